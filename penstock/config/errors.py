@@ -1,0 +1,82 @@
+"""Every error Penstock raises on purpose. A message names the value, what is allowed and the remedy."""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all deliberate errors; its text is written for the person who must act on it."""
+
+
+class ConfigError(PenstockError):
+    """An option, or a combination of options, that cannot be honoured."""
+
+
+class CheckpointError(PenstockError):
+    """A model file that is missing, damaged, hostile or of an unsupported kind."""
+
+
+class MemoryPlanError(ConfigError):
+    """The plan does not fit; the message names the missing bytes and one remedy."""
+
+
+class TemplateError(PenstockError):
+    """A chat template that is absent, unsafe, too slow or refuses the messages."""
+
+
+class EngineDeadError(PenstockError):
+    """The engine process ended (or was never there) while a request needed it."""
+
+
+class RequestError(PenstockError):
+    """A request that cannot be served as asked.
+
+    Attributes:
+        status: HTTP status that tells the client the same.
+        param: name of the offending field, as the client spelled it, or None.
+        code: short machine-readable reason (OpenAI's `error.code`), or None.
+    """
+
+    status = 400
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ParameterError(RequestError):
+    """A sampling or request parameter outside its allowed values."""
+
+    def __init__(self, param: str, value: object, allowed: str) -> None:
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(f"{param} is {shown}; allowed: {allowed}.", param=param, code="invalid_value")
+        self.value = value
+        self.allowed = allowed
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (self.param, self.value, self.allowed))
+
+
+class ContextLengthError(RequestError):
+    """Prompt plus requested output is longer than the context; both counts are in the message."""
+
+    def __init__(self, message: str, *, param: str = "messages") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class ModelNotFoundError(RequestError):
+    """The named model is not served here."""
+
+    status = 404
+
+
+class OverloadedError(RequestError):
+    """Queue limits are reached; retry after `retry_after` seconds."""
+
+    status = 503
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message, code="overloaded")
+        self.retry_after = retry_after

@@ -1,0 +1,88 @@
+"""Options as people give them. Frozen; `auto` (None) is resolved once, in `config.resolve`, never changed in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What an engine is asked to be.
+
+    Attributes:
+        model: a Hugging Face folder, a .gguf file, or "penstock-concierge" (the bundled model).
+        served_model_name: the name clients use; None takes the folder's or file's name.
+        device: "auto", "cpu" or "cuda".
+        dtype: "auto", "float32", "bfloat16" or "float16": compute and weights.
+        isa: "auto" or a native instruction set to force ("generic", "avx2", "avx512", "amx").
+        threads: threads of native and torch kernels; None takes the cores this process may use.
+        max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
+        max_num_seqs: most branches in one step; None derives it.
+        max_num_batched_tokens: token budget of one step; None derives it.
+        block_size: tokens in one KV block.
+        kv_cache_memory: bytes for the KV cache; None derives it from free memory.
+        kv_blocks: exact number of KV blocks (tests, benchmarks); overrides kv_cache_memory.
+        enable_prefix_caching: keep and reuse computed prefixes across requests.
+        policy: "fcfs" or "priority".
+        depth: plans in flight while the next is made (0 or 1).
+        seed: seed of requests that bring none.
+    """
+
+    model: str = "penstock-concierge"
+    served_model_name: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    isa: str = "auto"
+    threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    kv_cache_memory: int | None = None
+    kv_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    depth: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOptions:
+    """What the scheduler needs, all resolved.
+
+    Attributes:
+        max_num_seqs: rows of the batch.
+        max_num_batched_tokens: token budget of a step.
+        max_model_len: longest prompt plus output.
+        block_size: tokens in one block.
+        num_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
+        enable_prefix_caching, policy, depth: as in EngineOptions.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    block_size: int
+    num_blocks: tuple[int, ...]
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How the HTTP server listens.
+
+    Attributes:
+        host: address to bind; a public one needs an API key.
+        port: 0 lets the system choose.
+        api_keys: accepted keys; empty means open (loopback only).
+        drain_timeout: seconds given to running requests after SIGTERM.
+        allowed_origins: CORS origins; empty allows none.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    drain_timeout: float = 30.0
+    allowed_origins: tuple[str, ...] = ()

@@ -1,0 +1,71 @@
+"""What a layer needs kept between steps, and how layers with equal needs form one cache group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class CacheKind(str, Enum):
+    """The kinds of memory a layer may declare."""
+
+    FULL = "full"  # keys and values of every position
+    SLIDING = "sliding"  # keys and values of the last `window` positions
+    LATENT = "latent"  # one compressed vector a position (MLA), every position
+    STATE = "state"  # a recurrent state, one a branch, with checkpoints
+    CROSS = "cross"  # keys and values of encoder output, fixed once computed
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """One layer's cache declaration.
+
+    Attributes:
+        kind: what is kept.
+        num_kv_heads: KV heads.
+        key_dim: elements of one head's key.
+        value_dim: elements of one head's value.
+        window: for SLIDING, how many positions (the current one included) a query sees; else None.
+    """
+
+    kind: CacheKind
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind is CacheKind.SLIDING) != (self.window is not None):
+            raise ValueError(f"window is {self.window} for a {self.kind.value} cache; only sliding caches have one")
+
+    @property
+    def elements_per_token(self) -> int:
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share one block table: they keep the same positions.
+
+    Attributes:
+        kind, window: as in CacheSpec, equal for all layers of the group.
+        layers: indices of the model's layers, ascending.
+        elements_per_token: sum over the group's layers.
+    """
+
+    kind: CacheKind
+    window: int | None
+    layers: tuple[int, ...]
+    elements_per_token: int
+
+
+def group_layers(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:
+    """Groups layers by (kind, window), in order of first appearance."""
+    found: dict[tuple[CacheKind, int | None], list[int]] = {}
+    for index, spec in enumerate(specs):
+        found.setdefault((spec.kind, spec.window), []).append(index)
+    return tuple(
+        CacheGroup(kind, window, tuple(layers), sum(specs[i].elements_per_token for i in layers))
+        for (kind, window), layers in found.items()
+    )

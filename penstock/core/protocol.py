@@ -1,0 +1,178 @@
+"""The step protocol: one StepPlan of integers goes down to the runner, one StepResult comes back.
+
+Both are plain frozen dataclasses of ints, floats, strings and tuples, so that they can be encoded and cross a process
+or a network. A runner keeps, per row, what `NewRow` told it; every later step sends differences only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from penstock.core.sampling import SamplingParams
+
+NULL_BLOCK = 0  # block 0 of every group is never handed out: padding and dropped sliding blocks point at it
+
+
+def last_sample(row: int) -> int:
+    """Placeholder token id for "the token row `row` samples in the step before this one", not yet known here."""
+    return -1 - row
+
+
+class CacheOpKind(str, Enum):
+    """What a cache operation does; all run before the step's forward pass, in order."""
+
+    COPY = "copy"  # first num_tokens slots of block source → block target, in every layer of the group
+    LOAD = "load"  # from a lower tier into block target
+    SAVE = "save"  # block source into a lower tier
+    CHECKPOINT = "checkpoint"  # recurrent state of a row into slot target
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOp:
+    """One cache operation on blocks of one group."""
+
+    kind: CacheOpKind
+    group: int
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A branch enters the batch (first admission or resumption after preemption).
+
+    Attributes:
+        row: row number, below max_num_seqs; free until released.
+        request_id, branch: whose tokens these are.
+        prompt_ids: the prompt's token ids.
+        generated_ids: tokens already generated (non-empty when resumed).
+        computed: leading tokens whose cache entries the given blocks already hold.
+        blocks: per cache group, block ids from logical block 0 (NULL_BLOCK where a sliding window dropped one).
+        sampling: the request's parameters.
+        stop_ids: token ids that end the branch; the sampler masks them before min_tokens.
+        seed: 64-bit key of the branch's random stream (with branch and position).
+        adapter: adapter slot, 0 for none.
+    """
+
+    row: int
+    request_id: str
+    branch: int
+    prompt_ids: tuple[int, ...]
+    generated_ids: tuple[int, ...]
+    computed: int
+    blocks: tuple[tuple[int, ...], ...]
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+    adapter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """The tokens one row computes in this step.
+
+    Attributes:
+        row: the row.
+        start: absolute position of the first token (= tokens computed before this step).
+        tokens: token ids, or `last_sample(row)` for one not yet known.
+        prompt_tokens: how many leading tokens are of kind prompt; the rest are generated (or draft).
+        draft_tokens: how many trailing tokens are drafts to be verified.
+        sample: whether the last token's logits are sampled (the span reaches the last known token).
+        new_blocks: per cache group, block ids appended to the row's block table in this step.
+    """
+
+    row: int
+    start: int
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    draft_tokens: int
+    sample: bool
+    new_blocks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Applied in this order: released rows, new rows, cache operations, spans."""
+
+    step: int
+    released_rows: tuple[int, ...] = ()
+    new_rows: tuple[NewRow, ...] = ()
+    cache_ops: tuple[CacheOp, ...] = ()
+    spans: tuple[RowSpan, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(span.tokens) for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, natural logarithm, of the model's unmodified distribution.
+
+    Attributes:
+        token: the token taken (or, in a prompt, present).
+        logprob: its log-probability.
+        rank: 1 for the most probable token.
+        top: (token, logprob) of the most probable tokens, descending.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row produced.
+
+    Attributes:
+        row: the row.
+        tokens: accepted tokens, in order (empty when the span did not reach the last known token).
+        logprobs: one entry a token where the request asked, else empty.
+        prompt_logprobs: entries for prompt positions whose *next* prompt token was scored in this step, in order.
+        error: a sentence if this row alone failed (for example logits that are not finite); it then ends.
+    """
+
+    row: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Seconds spent in the parts of one step."""
+
+    build: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The answer to the StepPlan of the same number."""
+
+    step: int
+    rows: tuple[RowResult, ...] = ()
+    timings: StepTimings = field(default_factory=StepTimings)
+
+
+class Runner(Protocol):
+    """Executes plans in order. `submit` may return before the work is done; `sample` waits for it.
+
+    At most `depth` + 1 plans are outstanding between submit and sample.
+    """
+
+    def submit(self, plan: StepPlan) -> None:
+        """Starts the step: applies rows and cache operations and runs the model."""
+
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        """Finishes step number `step` (the oldest outstanding): draws tokens, under grammar `masks` if given."""
+
+    def close(self) -> None:
+        """Frees what the runner holds."""

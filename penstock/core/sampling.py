@@ -1,0 +1,159 @@
+"""Sampling parameters: what a request may ask of the sampler, checked once when they are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from penstock.config import limits
+from penstock.config.errors import ParameterError
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raises ParameterError unless value is a finite number in [low, high] ((low, high] with open_low)."""
+    bracket = "(" if open_low else "["
+    allowed = f"a finite number in {bracket}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ParameterError(name, value, allowed)
+    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
+        raise ParameterError(name, value, allowed)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    """Raises ParameterError unless value is an int (not bool) in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ParameterError(name, value, f"an integer from {low} to {high}")
+
+
+def _token_ids(name: str, ids: tuple[int, ...], most: int) -> None:
+    if len(ids) > most:
+        raise ParameterError(name, f"{len(ids)} entries", f"at most {most} token ids")
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+            raise ParameterError(name, token, "non-negative token ids")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a request ends. Defaults sample from the unmodified distribution.
+
+    The sampler is an ordered chain: logit_bias, allowed_token_ids, bad_words, min_tokens, repetition, presence and
+    frequency penalties, temperature, top_k, typical_p, top_p, min_p, draw. Log-probabilities are those of
+    the model before this chain.
+
+    Attributes:
+        n: independent continuations of one prompt; they share its KV cache.
+        max_tokens: most tokens to generate; None means up to the context length.
+        min_tokens: end-of-sequence, stop tokens and stop strings are ignored before this many tokens.
+        temperature: 0 is greedy; otherwise logits are divided by it.
+        top_k: keep the k most probable tokens; 0 or -1 keeps all.
+        top_p: keep the smallest set of tokens with this cumulated probability (Holtzman et al. 2019, 1904.09751).
+        min_p: drop tokens below min_p times the largest probability (Nguyen et al. 2024, 2407.01082).
+        typical_p: keep the locally typical set with this mass (Meister et al. 2022, 2202.00666).
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output
+            (Keskar et al. 2019, 1909.05858).
+        presence_penalty: subtracted once from logits of tokens already generated.
+        frequency_penalty: subtracted once per occurrence from logits of tokens already generated.
+        logit_bias: (token id, bias) pairs added to the logits; -100 or less bans nothing by itself but comes close.
+        allowed_token_ids: if given, every other token is impossible.
+        bad_words: strings that must not be generated; the frontend turns them into bad_words_ids.
+        bad_words_ids: token sequences whose last token is banned after the others were generated.
+        stop: strings that end the output (not included unless include_stop_str_in_output).
+        stop_token_ids: token ids that end the output besides the model's own end-of-sequence ids.
+        ignore_eos: go on past the model's end-of-sequence ids.
+        seed: start of the random stream; None lets the engine derive one from its own seed and the request.
+        logprobs: None for none, else the number of alternatives reported with each token (0: the token's own).
+        prompt_logprobs: the same for prompt tokens; the prompt is then computed in full (no prefix hit).
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        ParameterError: a value is outside its documented range.
+    """
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_lengths()
+        self._check_distribution()
+        self._check_tokens()
+        self._check_strings()
+
+    def _check_lengths(self) -> None:
+        _integer("n", self.n, 1, limits.MAX_N)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS)
+        _integer("min_tokens", self.min_tokens, 0, limits.MAX_TOKENS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.seed is not None:
+            _integer("seed", self.seed, limits.MIN_SEED, limits.MAX_SEED)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, limits.MAX_TOP_LOGPROBS)
+
+    def _check_distribution(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _integer("top_k", self.top_k, -1, limits.MAX_TOP_K)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+
+    def _check_tokens(self) -> None:
+        if len(self.logit_bias) > limits.MAX_LOGIT_BIAS:
+            raise ParameterError("logit_bias", f"{len(self.logit_bias)} entries", f"at most {limits.MAX_LOGIT_BIAS}")
+        _token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), limits.MAX_LOGIT_BIAS)
+        for _, bias in self.logit_bias:
+            _number("logit_bias", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise ParameterError("allowed_token_ids", [], "at least one token id, or leave the field out")
+            _token_ids("allowed_token_ids", self.allowed_token_ids, limits.MAX_ALLOWED_TOKEN_IDS)
+        _token_ids("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKEN_IDS)
+        if sum(map(len, self.bad_words_ids)) > limits.MAX_BAD_WORD_TOKENS:
+            raise ParameterError("bad_words", "too long", f"at most {limits.MAX_BAD_WORD_TOKENS} tokens in all")
+        for sequence in self.bad_words_ids:
+            if not sequence:
+                raise ParameterError("bad_words", "", "non-empty words")
+            _token_ids("bad_words", sequence, limits.MAX_BAD_WORD_TOKENS)
+
+    def _check_strings(self) -> None:
+        if len(self.stop) > limits.MAX_STOP_STRINGS:
+            raise ParameterError("stop", f"{len(self.stop)} strings", f"at most {limits.MAX_STOP_STRINGS}")
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= limits.MAX_STOP_CHARS:
+                raise ParameterError("stop", text, f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters")
+        if len(self.bad_words) > limits.MAX_BAD_WORDS:
+            raise ParameterError("bad_words", f"{len(self.bad_words)} words", f"at most {limits.MAX_BAD_WORDS}")
+        for word in self.bad_words:
+            if not isinstance(word, str) or not 0 < len(word) <= limits.MAX_STOP_CHARS:
+                raise ParameterError("bad_words", word, f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0

@@ -1,0 +1,66 @@
+"""Chooses, once per engine, the implementation of every op, and remembers why the others were refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class KernelContext:
+    """What a choice depends on.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        dtype: compute type, "float32", "bfloat16" or "float16".
+        isa: instruction set of the native library in use ("none" if it could not be loaded).
+        prefer_reference: take the plain reference everywhere (oracle runs).
+    """
+
+    device: str
+    dtype: str
+    isa: str = "none"
+    prefer_reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to run an op.
+
+    Attributes:
+        op: the op's name in `kernels.api`.
+        name: for people, for example "reference (torch)" or "native (avx512)".
+        function: the callable, with the op's signature.
+        refuse: returns why this one cannot serve a context, or None if it can.
+    """
+
+    op: str
+    name: str
+    function: Callable[..., Any]
+    refuse: Callable[[KernelContext], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The implementation an op got; `refused` lists (name, reason) of better ones that were not possible."""
+
+    op: str
+    chosen: Implementation
+    refused: tuple[tuple[str, str], ...]
+
+
+def choose(op: str, candidates: Iterable[Implementation], context: KernelContext) -> Choice:
+    """Takes the first candidate (best first, reference last) that does not refuse.
+
+    Raises:
+        LookupError: none is possible; the message lists every reason.
+    """
+    refused: list[tuple[str, str]] = []
+    for candidate in candidates:
+        reason = candidate.refuse(context)
+        if reason is None:
+            return Choice(op, candidate, tuple(refused))
+        refused.append((candidate.name, reason))
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in refused) or "no implementation is registered"
+    raise LookupError(f"no implementation of {op} for {context}: {reasons}")

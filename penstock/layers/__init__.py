@@ -1,0 +1,1 @@
+"""Layers: linear, embedding, norm, rotary, attention, experts; each declares its weights and its cache."""

@@ -1,0 +1,61 @@
+"""The ragged batch of one step, as layers see it: no padding of tokens, one block table a cache group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Where one cache group's entries lie.
+
+    Attributes:
+        block_table: [R, B] int32, block id of each row's logical blocks (0 where dropped or unused).
+        slot: [T] int64, flat cache slot (block id × block size + offset) each token of the step writes.
+    """
+
+    block_table: Tensor
+    slot: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens of R rows. Row r owns tokens query_start[r] … query_start[r + 1] - 1.
+
+    Attributes:
+        token_ids: [T] int64.
+        positions: [P, T] int64 absolute positions (P > 1 for multi-axis rotary).
+        query_start: [R + 1] int32.
+        context_len: [R] int32, tokens of the row in the cache once this step has written its own.
+        groups: one GroupTables a cache group.
+        prompt_tokens: [R] int32, how many leading tokens of a row's span are of kind prompt.
+        logit_rows: [L] int64, indices into T of the tokens whose logits are wanted.
+        query_lens, context_lens: the same facts as Python ints for planning without a device read.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    query_start: Tensor
+    context_len: Tensor
+    groups: tuple[GroupTables, ...]
+    prompt_tokens: Tensor
+    logit_rows: Tensor
+    query_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One attention layer's KV memory.
+
+    Attributes:
+        group: index of its cache group.
+        key: [num_blocks, block_size, num_kv_heads, key_dim].
+        value: [num_blocks, block_size, num_kv_heads, value_dim].
+    """
+
+    group: int
+    key: Tensor
+    value: Tensor

@@ -1,0 +1,78 @@
+"""Weight declarations: a layer says which checkpoint tensors it needs and where each goes; one loader walks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """One checkpoint tensor that fills (a slot of) a weight.
+
+    Attributes:
+        key: the checkpoint's tensor name, Hugging Face spelling.
+        shape: the shape it must have there.
+        offset: first index along `Weight.merge_axis` it fills (merge slot; 0 for an unmerged weight).
+        transform: applied to the decoded tensor before it is placed, for example a transpose; None for none.
+        aliases: other names under which checkpoints store the same tensor, tried in order.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    offset: int = 0
+    transform: Callable[[Tensor], Tensor] | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Weight:
+    """A tensor a layer computes with, filled by the loader.
+
+    Attributes:
+        shape: final shape.
+        parts: what fills it.
+        merge_axis: axis along which parts are laid side by side.
+        shard_axis: axis split among tensor-parallel ranks, or None if replicated.
+        keep_float32: stay in float32 whatever the compute dtype (norm scales, sinks, router bias).
+        tensor: the loaded tensor; None before loading.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[WeightPart, ...]
+    merge_axis: int = 0
+    shard_axis: int | None = None
+    keep_float32: bool = False
+    tensor: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def value(self) -> Tensor:
+        """The loaded tensor.
+
+        Raises:
+            RuntimeError: the loader has not filled it.
+        """
+        if self.tensor is None:
+            raise RuntimeError(f"weight {self.parts[0].key} was used before it was loaded")
+        return self.tensor
+
+
+class Layer:
+    """Base of all layers: weights and sub-layers are found among the attributes, in order of assignment."""
+
+    def weights(self) -> Iterator[Weight]:
+        """Every declared weight below this layer, each once, in order of assignment."""
+        seen: set[int] = set()
+        stack: list[object] = [self]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, Weight):
+                if id(item) not in seen:
+                    seen.add(id(item))
+                    yield item
+            elif isinstance(item, Layer):
+                stack.extend(reversed(list(vars(item).values())))
+            elif isinstance(item, (list, tuple)):
+                stack.extend(reversed(item))

@@ -1,0 +1,1 @@
+"""Stored tensors in any format, and their decoding to the canonical one."""
