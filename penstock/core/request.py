@@ -1,0 +1,141 @@
+"""What is asked of the engine and what it answers, at the two levels: text (edge) and tokens (engine)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from penstock.core.protocol import TokenLogprobs
+from penstock.core.sampling import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a branch ended."""
+
+    STOP = "stop"  # end-of-sequence, stop token or stop string
+    LENGTH = "length"  # max_tokens or the context length
+    CANCELLED = "cancelled"  # by the client
+    ERROR = "error"  # see the output's error
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given.
+
+    Attributes:
+        request_id: unique among live requests.
+        sampling: how to choose tokens.
+        prompt: raw text.
+        prompt_ids: token ids, taken as they are.
+        messages: a chat, rendered with the model's own template; OpenAI's message objects as plain dicts.
+        tools: function declarations for the template, as plain dicts.
+        add_generation_prompt, continue_final_message: as in Hugging Face's apply_chat_template.
+        template_kwargs: further variables for the template.
+        add_special_tokens: for `prompt`: whether the tokenizer adds its own (beginning of text …).
+        priority: lower is sooner, under the priority policy.
+        cache_salt: requests share cached prefixes only with requests of the same salt.
+    """
+
+    request_id: str
+    sampling: SamplingParams
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request in tokens, as it crosses to the engine process.
+
+    Attributes:
+        prompt_ids: at least one token id, all below the vocabulary size.
+        sampling: with max_tokens resolved (not None) and bad_words_ids filled in.
+        stop_ids: token ids that end a branch: end-of-sequence ids unless ignore_eos, plus stop_token_ids.
+        seed: 64-bit key of the random streams.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop_ids: tuple[int, ...] = ()
+    seed: int = 0
+    priority: int = 0
+    cache_salt: str = ""
+    adapter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """News of one branch.
+
+    Attributes:
+        request_id, branch: whose.
+        tokens: new tokens, in order; a stop token that ended the branch is the last one.
+        logprobs: one entry a new token where asked, else empty.
+        prompt_logprobs: entries of prompt positions 1 … n - 1, as they become known (branch 0 only).
+        finish_reason: set on the branch's last output.
+        error: a sentence for the client when finish_reason is ERROR.
+        cached_tokens: on the first output: prompt tokens taken from the prefix cache.
+        preemptions: times the branch was preempted so far.
+    """
+
+    request_id: str
+    branch: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    cached_tokens: int | None = None
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for metrics; counters grow since the engine started.
+
+    Attributes:
+        running, waiting: branches in the batch, branches queued.
+        waiting_tokens: prompt tokens queued.
+        blocks_used, blocks_cached, blocks_total: over all groups: referenced by branches, only by the prefix
+            tree, and all that exist.
+        slots_used, slots_allocated: token slots written and allocated by running branches (group 0).
+        steps, prompt_tokens, cached_tokens, generated_tokens, preemptions, finished, cancelled, failed: counters.
+        prefix_queries: prompt tokens looked up in the prefix tree; prefix_hits: of those, found.
+        miss_reasons: (reason, count) of lookups that found less than the whole prompt.
+        plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_total: int = 0
+    slots_used: int = 0
+    slots_allocated: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    miss_reasons: tuple[tuple[str, int], ...] = ()
+    plan_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    build_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
