@@ -1,1 +1,1 @@
-""""""
+"""The step loop, the engine process, its client, and the frontend that joins text and engine."""

@@ -1,0 +1,144 @@
+"""What the engine shows to those above it: its client's interface, its facts, and the pieces of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from penstock.core.protocol import TokenLogprobs
+from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+
+
+class EngineState(str, Enum):
+    """Where an engine is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A derived setting, or the implementation an op got, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts of a ready engine.
+
+    Attributes:
+        model: the name clients use.
+        model_path: folder or file it was loaded from (never shown to clients).
+        architecture: for example "Qwen3ForCausalLM".
+        max_model_len: longest prompt plus output, tokens.
+        vocab_size: logits a position.
+        block_size, num_blocks: KV cache geometry (num_blocks of the first group).
+        max_num_seqs, max_num_batched_tokens: batch limits.
+        dtype, device: compute type and device.
+        determinism: the level of "same request, same answer" the kernels in use guarantee, in a sentence.
+        settings: every derived setting and why.
+        kernels: per op, the implementation in use and why better ones were refused.
+    """
+
+    model: str
+    model_path: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    dtype: str
+    device: str
+    determinism: str
+    settings: tuple[Decision, ...] = ()
+    kernels: tuple[Decision, ...] = ()
+
+
+class EngineClient(Protocol):
+    """An engine, wherever it runs (a thread, a process; later a cluster). All methods belong to one event loop."""
+
+    async def start(self) -> EngineInfo:
+        """Starts the engine and returns once it can serve.
+
+        Raises:
+            PenstockError: it cannot start; the message is the engine's own.
+        """
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises EngineDeadError before the first successful start."""
+
+    def submit(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        """Queues a request; the iterator yields its outputs until every branch has finished.
+
+        Closing the iterator early (aclose) cancels the request. If the engine dies, each unfinished branch yields an
+        output with finish_reason ERROR. A refusal at admission is raised from the first iteration.
+
+        Raises:
+            RequestError: refused at admission.
+            OverloadedError: queue limits are reached.
+            EngineDeadError: no engine is there.
+        """
+
+    def cancel(self, request_id: str) -> None:
+        """Cancels a request; its branches end with finish_reason CANCELLED within one step. Unknown ids are ignored."""
+
+    async def stats(self) -> EngineStats:
+        """The newest snapshot."""
+
+    async def close(self) -> None:
+        """Ends the engine and frees everything it held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of one branch's answer, in text.
+
+    Attributes:
+        index: the branch (OpenAI's choice index).
+        text: new text; held back while it might be the start of a stop string or half a character.
+        token_ids: the tokens accounted for since the last delta (their text may still be held back).
+        logprobs: one entry a token where asked.
+        prompt_logprobs: on the first delta of branch 0 where asked: entries of prompt positions 1 … n - 1.
+        finish_reason: set on the branch's last delta.
+        stop_reason: the stop string or stop token id that ended it, None for end-of-sequence or length.
+        error: a sentence for the client when finish_reason is ERROR.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+class Generation(Protocol):
+    """A running answer: iterate it for deltas of all branches, in order of arrival.
+
+    Attributes:
+        prompt_ids: the prompt in tokens.
+        cached_tokens: prompt tokens that came from the prefix cache (0 until the first delta).
+    """
+
+    prompt_ids: tuple[int, ...]
+    cached_tokens: int
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def aclose(self) -> None:
+        """Cancels what still runs; safe to call twice and after the end."""
