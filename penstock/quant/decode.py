@@ -1,0 +1,149 @@
+"""Stored bytes → torch tensors: the torch half of the quantised formats."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.config.errors import CheckpointError
+from penstock.quant.formats import FORMATS, decode_to_float32, mxfp4
+from penstock.quant.formats.record import Bytes
+from penstock.quant.tensor import StoredTensor, TensorInfo
+
+_TORCH_TYPES: dict[str, torch.dtype] = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+    "f8_e4m3": torch.float8_e4m3fn,
+    "f8_e5m2": torch.float8_e5m2,
+    "bool": torch.bool,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+    "u16": torch.uint16,
+    "u32": torch.uint32,
+    "u64": torch.uint64,
+}
+_CHUNK_ELEMENTS = 2**20  # decoded at a time, so that temporaries stay in cache and small beside the tensor
+
+BlockDecoder = Callable[[str, Bytes, np.ndarray[Any, np.dtype[np.float32]]], None]
+
+
+def native_block_decoder() -> BlockDecoder | None:
+    """The native library's decoder (format, data, out), or None where the library cannot be loaded."""
+    try:
+        native = importlib.import_module("penstock.kernels.cpu.native")
+    except ImportError:
+        return None
+    available: bool = native.available()
+    decoder: BlockDecoder = native.dequantize_blocks
+    return decoder if available else None
+
+
+def _reference_decoder(name: str, data: Bytes, out: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    block = FORMATS[name]
+    step = _CHUNK_ELEMENTS // block.block_size
+    for start in range(0, data.size // block.block_bytes, step):
+        piece = data[start * block.block_bytes : (start + step) * block.block_bytes]
+        out[start * block.block_size : (start + step) * block.block_size] = decode_to_float32(name, piece)
+
+
+def _check(info: TensorInfo, data: Bytes) -> int:
+    """Number of elements; raises CheckpointError where format, shape and bytes do not agree."""
+    block = FORMATS.get(info.format)
+    if block is None:
+        raise CheckpointError(
+            f"tensor {info.name!r} is stored as {info.format}, which has no decoder; there are: {', '.join(FORMATS)}."
+        )
+    elements = 1
+    for size in info.shape:
+        elements *= size
+    if elements % block.block_size or elements // block.block_size * block.block_bytes != data.size:
+        raise CheckpointError(
+            f"tensor {info.name!r} of shape {info.shape} in {info.format} does not match its {data.size} bytes."
+        )
+    return elements
+
+
+def _decode_blocks(info: TensorInfo, data: Bytes, flat: Tensor) -> None:
+    decoder = native_block_decoder() or _reference_decoder
+    if flat.dtype == torch.float32:
+        decoder(info.format, data, flat.numpy())
+        return
+    block = FORMATS[info.format]
+    step = _CHUNK_ELEMENTS // block.block_size
+    buffer = torch.empty(min(flat.numel(), step * block.block_size), dtype=torch.float32)
+    for start in range(0, data.size // block.block_bytes, step):
+        piece = data[start * block.block_bytes : (start + step) * block.block_bytes]
+        elements = piece.size // block.block_bytes * block.block_size
+        decoder(info.format, piece, buffer[:elements].numpy())
+        first = start * block.block_size
+        flat[first : first + elements].copy_(buffer[:elements])
+
+
+def _decode_plain(info: TensorInfo, data: Bytes, flat: Tensor) -> None:
+    source = _TORCH_TYPES[info.format]
+    if source == flat.dtype:
+        flat.view(torch.uint8).numpy()[:] = data
+        return
+    size = FORMATS[info.format].block_bytes
+    buffer = torch.empty(min(flat.numel(), _CHUNK_ELEMENTS) * size, dtype=torch.uint8)
+    for start in range(0, flat.numel(), _CHUNK_ELEMENTS):
+        piece = data[start * size : (start + _CHUNK_ELEMENTS) * size]
+        buffer[: piece.size].numpy()[:] = piece
+        flat[start : start + piece.size // size].copy_(buffer[: piece.size].view(source))
+
+
+def dequantize(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """Decodes a stored tensor on the CPU.
+
+    Args:
+        stored: any format of `quant.formats.FORMATS`.
+        dtype: type of the result; values are rounded to it from float32 (or from the plain stored type).
+
+    Returns:
+        A contiguous tensor of stored.info.shape that owns its memory.
+
+    Raises:
+        CheckpointError: the format cannot be decoded, or bytes and shape disagree.
+    """
+    info = stored.info
+    flat = torch.empty(_check(info, stored.data), dtype=dtype)
+    if flat.numel():
+        (_decode_plain if info.format in _TORCH_TYPES else _decode_blocks)(info, stored.data, flat)
+    return flat.reshape(info.shape)
+
+
+def dequantize_mxfp4_pair(blocks: StoredTensor, scales: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """Decodes the `*_blocks` [..., G, 16] and `*_scales` [..., G] tensors of a GPT-OSS checkpoint.
+
+    Returns:
+        [..., G × 32] of type dtype.
+
+    Raises:
+        CheckpointError: the two are not uint8 or their shapes do not belong together.
+    """
+    shape = scales.info.shape
+    if (blocks.info.format, scales.info.format) != ("u8", "u8") or blocks.info.shape != (*shape, mxfp4.PACKED_BYTES):
+        raise CheckpointError(
+            f"{blocks.info.name!r} ({blocks.info.format}, {blocks.info.shape}) and {scales.info.name!r} "
+            f"({scales.info.format}, {shape}) are no MXFP4 pair: both must be u8, of shapes [..., G, 16] and [..., G]."
+        )
+    _check(blocks.info, blocks.data)
+    groups = _check(scales.info, scales.data)
+    flat = torch.empty(groups * mxfp4.BLOCK_VALUES, dtype=dtype)
+    packed, codes = blocks.data.reshape(groups, mxfp4.PACKED_BYTES), scales.data
+    step = _CHUNK_ELEMENTS // mxfp4.BLOCK_VALUES
+    for start in range(0, groups, step):
+        piece = mxfp4.to_gguf_blocks(packed[start : start + step], codes[start : start + step]).reshape(-1)
+        info = TensorInfo(blocks.info.name, (), "mxfp4", piece.size)
+        _decode_blocks(info, piece, flat[start * mxfp4.BLOCK_VALUES : (start + step) * mxfp4.BLOCK_VALUES])
+    return flat.reshape(*shape[:-1], -1)
