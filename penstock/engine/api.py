@@ -63,6 +63,13 @@ class EngineInfo:
     kernels: tuple[Decision, ...] = ()
 
 
+class Outputs(AsyncIterator[EngineOutput], Protocol):
+    """A request's outputs, for one reader."""
+
+    async def aclose(self) -> None:
+        """Cancels what still runs; safe to call twice and after the end."""
+
+
 class EngineClient(Protocol):
     """An engine, wherever it runs (a thread, a process; later a cluster). All methods belong to one event loop."""
 
@@ -80,9 +87,10 @@ class EngineClient(Protocol):
     def info(self) -> EngineInfo:
         """Raises EngineDeadError before the first successful start."""
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    def submit(self, request: EngineRequest) -> Outputs:
         """Queues a request; the iterator yields its outputs until every branch has finished.
 
+        The first output may be empty: it says that the engine admitted the request.
         Closing the iterator early (aclose) cancels the request. If the engine dies, each unfinished branch yields an
         output with finish_reason ERROR. A refusal at admission is raised from the first iteration.
 

@@ -1,0 +1,39 @@
+"""Penstock: one engine for running and serving large language models.
+
+>>> from penstock import LLM
+>>> with LLM() as llm:
+...     print(llm.chat([{"role": "user", "content": "Book a table for two."}])[0].text)
+
+Importing the package is cheap: torch and the engine load when an `LLM` is made.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.core.sampling import SamplingParams as SamplingParams
+    from penstock.engine.llm import LLM as LLM
+    from penstock.engine.llm import AsyncLLM as AsyncLLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+
+_HOMES = (
+    ("LLM", "penstock.engine.llm"),
+    ("AsyncLLM", "penstock.engine.llm"),
+    ("SamplingParams", "penstock.core.sampling"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Loads an exported name from its module at first use."""
+    for exported, module in _HOMES:
+        if name == exported:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}; it exports {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

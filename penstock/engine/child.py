@@ -1,0 +1,178 @@
+"""One engine process as its client sees it: started, spoken to, and surely gone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from penstock.config.errors import EngineDeadError
+from penstock.config.options import EngineOptions
+from penstock.engine import messages
+from penstock.engine.api import EngineInfo
+from penstock.engine.messages import MessageError
+
+TERMINATE_S = 5.0
+UNRESPONSIVE_S = 60.0
+_DRAIN_S = 0.05
+_log = logging.getLogger(__name__)
+
+
+class EngineChild:
+    """An engine process and its two sockets, inside a directory that only this user may enter.
+
+    The receiving side binds each socket, so that nobody who connects can take a message meant for another.
+    A process that sends no heartbeat for UNRESPONSIVE_S is killed.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        directory: Path,
+        context: zmq.Context[zmq.Socket[bytes]],
+        on_event: Callable[[messages.Event], None],
+    ) -> None:
+        """`on_event` gets every event but Ready, Fatal and Heartbeat."""
+        self._launch = messages.Launch(
+            options,
+            f"ipc://{directory / secrets.token_hex(8)}",
+            f"ipc://{directory / secrets.token_hex(8)}",
+            os.getpid(),
+        )
+        self._on_event = on_event
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._last_words: messages.Fatal | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._receiver: asyncio.Task[None] | None = None
+        self.last_heard = time.monotonic()
+        self._events: zmq.asyncio.Socket = zmq.asyncio.Socket(context, zmq.PULL)
+        self._events.set(zmq.RCVHWM, 0)
+        self._events.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
+        self._events.bind(self._launch.events)
+        self._commands = context.socket(zmq.PUSH)
+        self._commands.set(zmq.SNDHWM, 0)
+        self._commands.set(zmq.LINGER, 0)
+        self._commands.set(zmq.RECONNECT_IVL, 10)
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 before the start."""
+        return self._process.pid if self._process is not None else 0
+
+    async def start(self) -> EngineInfo:
+        """Starts the process and waits until it serves.
+
+        Raises:
+            PenstockError: it could not start; the error is the one raised there.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "penstock.engine.process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=sys.__stderr__,
+        )
+        self._receiver = asyncio.create_task(self._receive())
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(messages.encode(self._launch))
+            await self._process.stdin.drain()
+        self._process.stdin.close()
+        death = asyncio.create_task(self.wait())
+        try:
+            await asyncio.wait((self._ready, death), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            death.cancel()
+        if not self._ready.done():
+            raise messages.fatal_error(self._last_words or self._unexplained())
+        self._commands.connect(self._launch.commands)
+        return self._ready.result()
+
+    async def wait(self) -> None:
+        """Returns when the process has ended and everything it sent has been handled."""
+        assert self._process is not None
+        await self._process.wait()
+        await asyncio.sleep(_DRAIN_S)
+
+    def send(self, frame: bytes) -> None:
+        """Sends an encoded command; never blocks.
+
+        Raises:
+            EngineDeadError: the socket is closed.
+        """
+        try:
+            self._commands.send(frame, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            raise EngineDeadError("The engine process is gone.") from error
+
+    async def close(self) -> None:
+        """Ends the process (SIGTERM, after TERMINATE_S SIGKILL) and closes the sockets."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), TERMINATE_S)
+            except TimeoutError:
+                self._kill()
+                await self._process.wait()
+        if self._receiver is not None:
+            self._receiver.cancel()
+            await asyncio.gather(self._receiver, return_exceptions=True)
+        self._events.close(0)
+        self._commands.close(0)
+
+    async def _receive(self) -> None:
+        self._heard()
+        while True:
+            frame = await self._events.recv()
+            try:
+                event = messages.decode_event(frame)
+            except MessageError as error:
+                _log.warning("dropped: %s", error)
+                continue
+            try:
+                self._handle(event)
+            except Exception:
+                _log.exception("an event could not be handled")
+
+    def _handle(self, event: messages.Event) -> None:
+        match event:
+            case messages.Heartbeat():
+                self._heard()
+            case messages.Ready(info=info):
+                self._heard()
+                if not self._ready.done():
+                    self._ready.set_result(info)
+            case messages.Fatal(message=message):
+                _log.error("the engine process ends: %s", message)
+                self._last_words = event
+            case _:
+                self._on_event(event)
+
+    def _heard(self) -> None:
+        self.last_heard = time.monotonic()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        self._watchdog = self._loop.call_later(UNRESPONSIVE_S, self._kill)
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _unexplained(self) -> messages.Fatal:
+        code = self._process.returncode if self._process is not None else None
+        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+        hint = " Signal 9 often means that memory ran out." if code == -9 else ""
+        return messages.Fatal("EngineDeadError", f"The engine process {how} before it could serve.{hint}")

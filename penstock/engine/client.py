@@ -1,0 +1,210 @@
+"""Engine clients: an engine in its own process, supervised (`ProcessClient`), or in a thread (`ThreadClient`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.config.options import EngineOptions
+from penstock.core.request import EngineRequest, EngineStats
+from penstock.engine import messages
+from penstock.engine.api import EngineInfo, EngineState
+from penstock.engine.child import EngineChild
+from penstock.engine.messages import MessageError
+from penstock.engine.streams import OutputStream, StreamTable
+from penstock.engine.thread_client import ThreadClient as ThreadClient
+
+HEARTBEAT_TIMEOUT_S = 5.0
+STATS_TIMEOUT_S = 1.0
+FIRST_RESTART_DELAY_S = 0.5
+LAST_RESTART_DELAY_S = 30.0
+STABLE_S = 30.0
+MAX_START_FAILURES = 5
+_MAX_SOCKET_PATH = 100  # what a unix socket address holds, less some
+_log = logging.getLogger(__name__)
+
+__all__ = ["ProcessClient", "ThreadClient"]
+
+
+class ProcessClient:
+    """EngineClient over one engine process, restarted when it dies. Belongs to the event loop that awaited `start`.
+
+    While the process is down or silent (no heartbeat for HEARTBEAT_TIMEOUT_S) the state is RESTARTING and new
+    requests are refused; requests that ran end with finish_reason ERROR. Restarts wait 0.5 s, doubling to 30 s;
+    MAX_START_FAILURES failed starts in a row end in STOPPED.
+    """
+
+    def __init__(self, options: EngineOptions, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """`on_progress` is told (bytes loaded, bytes in all) while weights load."""
+        self._options = options
+        self._on_progress = on_progress
+        self._streams = StreamTable(self.cancel)
+        self._state = EngineState.STARTING
+        self._info: EngineInfo | None = None
+        self._latest = EngineStats()
+        self._stats_answer: asyncio.Future[None] | None = None
+        self._child: EngineChild | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._directory: Path | None = None
+        self._why_stopped = "The engine has not started."
+
+    async def start(self) -> EngineInfo:
+        if self._context is not None or self._state is EngineState.STOPPED:
+            raise EngineDeadError("This engine was started before; make a new one.")
+        self._directory = _private_directory()
+        self._context = zmq.Context()
+        try:
+            await self._launch()
+        except BaseException:
+            await self.close()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise())
+        return self.info
+
+    @property
+    def state(self) -> EngineState:
+        silent = self._child is not None and time.monotonic() - self._child.last_heard > HEARTBEAT_TIMEOUT_S
+        return EngineState.RESTARTING if silent and self._state is EngineState.READY else self._state
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineDeadError(self._why_stopped)
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """The engine's process id; 0 while there is none."""
+        return self._child.pid if self._child is not None else 0
+
+    def submit(self, request: EngineRequest) -> OutputStream:
+        if self.state is not EngineState.READY or self._child is None:
+            raise EngineDeadError(self._unavailable())
+        try:
+            frame = messages.encode(messages.Submit(request))
+        except MessageError as error:
+            raise RequestError(f"The request cannot be sent to the engine: {error}") from error
+        stream = self._streams.open(request)
+        self._child.send(frame)
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        if self._child is not None and self._state is EngineState.READY:
+            with contextlib.suppress(EngineDeadError, MessageError):
+                self._child.send(messages.encode(messages.Cancel(request_id)))
+
+    async def stats(self) -> EngineStats:
+        """The newest snapshot; the last known one if the engine does not answer within STATS_TIMEOUT_S."""
+        if self.state is EngineState.READY and self._child is not None:
+            if self._stats_answer is None:
+                self._stats_answer = asyncio.get_running_loop().create_future()
+                self._child.send(messages.encode(messages.StatsQuery()))
+            await asyncio.wait((self._stats_answer,), timeout=STATS_TIMEOUT_S)
+        return self._latest
+
+    async def close(self) -> None:
+        """Ends the process, the supervision and the socket directory; unfinished branches get an ERROR output."""
+        self._state, self._why_stopped = EngineState.STOPPED, "The engine was closed."
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._drop_child()
+        self._streams.fail_all(self._why_stopped)
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
+
+    async def _launch(self) -> None:
+        """Starts a process and waits until it serves; raises its error if it cannot."""
+        assert self._directory is not None and self._context is not None
+        self._child = EngineChild(self._options, self._directory, self._context, self._on_event)
+        try:
+            self._info = await self._child.start()
+        except PenstockError:
+            await self._drop_child()
+            raise
+        self._state = EngineState.READY
+
+    async def _drop_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            await child.close()
+        self._answer_stats()
+
+    async def _supervise(self) -> None:
+        delay, failures = FIRST_RESTART_DELAY_S, 0
+        while True:
+            if self._child is not None:
+                started = time.monotonic()
+                await self._child.wait()
+                self._state = EngineState.RESTARTING
+                _log.error("the engine process died; it is started again")
+                self._streams.fail_all(
+                    "The engine stopped unexpectedly while this request was running; it is being restarted. "
+                    "Send the request again."
+                )
+                await self._drop_child()
+                if time.monotonic() - started > STABLE_S:
+                    delay = FIRST_RESTART_DELAY_S
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LAST_RESTART_DELAY_S)
+            try:
+                await self._launch()
+                failures = 0
+            except PenstockError as error:
+                failures += 1
+                _log.error("start %d of %d failed: %s", failures, MAX_START_FAILURES, error)
+                if failures == MAX_START_FAILURES:
+                    self._state, self._why_stopped = EngineState.STOPPED, f"The engine cannot be restarted: {error}"
+                    return
+
+    def _on_event(self, event: messages.Event) -> None:
+        match event:
+            case messages.Outputs(outputs=outputs):
+                self._streams.deliver(outputs)
+            case messages.Refused(request_id=request_id):
+                self._streams.refuse(request_id, messages.refusal_error(event))
+            case messages.Stats(stats=stats):
+                self._latest = stats
+                self._answer_stats()
+            case messages.Progress(done=done, total=total) if self._on_progress is not None:
+                self._on_progress(done, total)
+
+    def _answer_stats(self) -> None:
+        answer, self._stats_answer = self._stats_answer, None
+        if answer is not None and not answer.done():
+            answer.set_result(None)
+
+    def _unavailable(self) -> str:
+        match self.state:
+            case EngineState.STARTING:
+                return "The engine is still starting; retry in a few seconds."
+            case EngineState.STOPPED:
+                return self._why_stopped
+            case _:
+                return "The engine is being restarted; retry in a few seconds."
+
+
+def _private_directory() -> Path:
+    """A new directory that only this user may enter, with a path short enough for sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-"))
+    if len(str(directory)) + 17 > _MAX_SOCKET_PATH:
+        directory.rmdir()
+        raise ConfigError(
+            f"the temporary directory's path, {directory.parent}, is too long for a socket ({_MAX_SOCKET_PATH} "
+            "characters with file names); set TMPDIR to a shorter one, for example /tmp."
+        )
+    return directory

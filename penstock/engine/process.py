@@ -1,0 +1,203 @@
+"""The engine process: `python -m penstock.engine.process`, started by ProcessClient with a Launch on standard input.
+
+It binds one socket for commands and connects one for events, both inside a directory only its user may enter. It
+ends on SIGTERM and when its parent ends; SIGINT is the parent's to judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import zmq
+
+from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.core.request import EngineOutput
+from penstock.engine import messages
+from penstock.engine.driver import EngineDriver
+from penstock.engine.messages import MessageError
+
+if TYPE_CHECKING:
+    from penstock.engine.api import EngineInfo
+    from penstock.engine.loop import Engine
+
+HEARTBEAT_S = 0.4
+_LINGER_MS = 1000
+_PROGRESS_S = 0.1
+_COMMANDS_A_STEP = 1024
+_PR_SET_PDEATHSIG = 1
+_log = logging.getLogger(__name__)
+
+
+class EventSocket:
+    """The driver's sink and the way of everything else to the client. Not thread-safe: one a thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.LINGER, _LINGER_MS)
+        self._socket.connect(endpoint)
+        self._last_progress = 0.0
+
+    def send(self, event: messages.Event) -> None:
+        self._socket.send(messages.encode(event))
+
+    def outputs(self, outputs: list[EngineOutput]) -> None:
+        self.send(messages.Outputs(outputs))
+
+    def refused(self, request_id: str, error: RequestError) -> None:
+        self.send(messages.refusal(request_id, error))
+
+    def progress(self, done: int, total: int) -> None:
+        """Reports loading, at most ten times a second, and its end."""
+        now = time.monotonic()
+        if done >= total or now - self._last_progress >= _PROGRESS_S:
+            self._last_progress = now
+            self.send(messages.Progress(done, total))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def watch(context: zmq.Context[zmq.Socket[bytes]], launch: messages.Launch, stop: threading.Event) -> None:
+    """Sends heartbeats until `stop`; ends the process at once when the parent is gone."""
+    events = EventSocket(context, launch.events)
+    try:
+        while not stop.wait(HEARTBEAT_S):
+            if os.getppid() != launch.parent:
+                os._exit(1)
+            events.send(messages.Heartbeat())
+    finally:
+        events.close()
+
+
+def die_with_parent(parent: int) -> None:
+    """Asks Linux for a SIGKILL when the parent ends; elsewhere the watching thread notices within HEARTBEAT_S."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def serve(driver: EngineDriver, commands: zmq.Socket[bytes], events: EventSocket, wake: socket.socket) -> None:
+    """Takes commands and steps until a signal makes `wake` readable; sleeps while there is nothing to do.
+
+    Raises:
+        EngineDeadError: the engine cannot go on.
+    """
+    poller = zmq.Poller()
+    poller.register(commands, zmq.POLLIN)
+    poller.register(wake.fileno(), zmq.POLLIN)
+    while True:
+        ready = dict(poller.poll(0 if driver.has_work else None))
+        if wake.fileno() in ready:
+            return
+        for _ in range(_COMMANDS_A_STEP):
+            try:
+                frame = commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            obey(driver, events, frame)
+        driver.step()
+
+
+def obey(driver: EngineDriver, events: EventSocket, frame: bytes) -> None:
+    """Carries out one command; a frame that is none is logged and dropped."""
+    try:
+        command = messages.decode_command(frame)
+    except MessageError as error:
+        _log.warning("dropped: %s", error)
+        return
+    match command:
+        case messages.Submit(request=request):
+            driver.submit(request)
+        case messages.Cancel(request_id=request_id):
+            driver.cancel(request_id)
+        case messages.StatsQuery():
+            events.send(messages.Stats(driver.stats()))
+
+
+@contextlib.contextmanager
+def wake_on_sigterm() -> Iterator[socket.socket]:
+    """Yields a socket that a SIGTERM makes readable; before this, while loading, the signal ends the process."""
+    wake, signalled = socket.socketpair()
+    signalled.setblocking(False)
+    signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    with wake, signalled:
+        yield wake
+        signal.set_wakeup_fd(-1)
+
+
+def build(launch: messages.Launch, events: EventSocket) -> tuple[Engine, EngineInfo]:
+    """Builds the engine, reporting progress."""
+    from penstock.engine.build import build_engine
+
+    return build_engine(launch.options, events.progress)
+
+
+def run(launch: messages.Launch) -> int:
+    """The process's life; returns its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    events = EventSocket(context, launch.events)
+    stop = threading.Event()
+    heart = threading.Thread(target=watch, args=(context, launch, stop), name="heartbeat", daemon=True)
+    heart.start()
+    commands = context.socket(zmq.PULL)
+    commands.set(zmq.RCVHWM, 0)
+    commands.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
+    try:
+        commands.bind(launch.commands)
+        engine, info = build(launch, events)
+        driver = EngineDriver(engine, events)
+        try:
+            with wake_on_sigterm() as wake:
+                events.send(messages.Ready(info))
+                serve(driver, commands, events, wake)
+        finally:
+            driver.close()
+    except Exception as error:
+        events.send(last_words(error))
+        return 1
+    finally:
+        stop.set()
+        heart.join()
+        events.close()
+        commands.close(0)
+        context.term()
+    return 0
+
+
+def last_words(error: Exception) -> messages.Fatal:
+    """What the client is told: a deliberate error's own text; of an unexpected one a line, the rest is logged."""
+    if isinstance(error, EngineDeadError) or not isinstance(error, PenstockError):
+        _log.error("the engine process ends", exc_info=error)
+    if isinstance(error, PenstockError):
+        return messages.Fatal(type(error).__name__, str(error))
+    return messages.Fatal("EngineDeadError", f"The engine failed: {type(error).__name__}: {error}")
+
+
+def main() -> int:
+    """Reads the Launch and runs."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        launch = messages.decode_launch(sys.stdin.buffer.read())
+    except MessageError as error:
+        raise ConfigError("this module is started by Penstock itself, with its options on standard input") from error
+    die_with_parent(launch.parent)
+    return run(launch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A client's live requests: bounded buffers between the engine's pace and each reader's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from penstock.config import limits
+from penstock.config.errors import OverloadedError, RequestError
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+
+
+def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
+    """Joins the outputs of each branch into one, in order of each branch's first."""
+    branches: dict[int, list[EngineOutput]] = {}
+    for output in outputs:
+        branches.setdefault(output.branch, []).append(output)
+    for group in branches.values():
+        cached = (output.cached_tokens for output in group if output.cached_tokens is not None)
+        yield replace(
+            group[-1],
+            tokens=tuple(token for output in group for token in output.tokens),
+            logprobs=tuple(entry for output in group for entry in output.logprobs),
+            prompt_logprobs=tuple(entry for output in group for entry in output.prompt_logprobs),
+            cached_tokens=next(cached, None),
+        )
+
+
+class OutputStream:
+    """The outputs of one request, for one reader. Ends after the last branch's last output."""
+
+    __slots__ = ("_close", "_error", "_events", "_waiter", "closed", "last_read", "open", "queued", "request")
+
+    def __init__(self, request: EngineRequest, close: Callable[[OutputStream], None]) -> None:
+        self.request = request
+        self.open = set(range(request.sampling.n))
+        self.queued = True
+        self.closed = False
+        self.last_read = time.monotonic()
+        self._close = close
+        self._error: Exception | None = None
+        self._events: deque[EngineOutput] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> OutputStream:
+        return self
+
+    async def __anext__(self) -> EngineOutput:
+        while not self._events:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self.closed or not self.open:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self.last_read = time.monotonic()
+        return self._events.popleft()
+
+    async def aclose(self) -> None:
+        """Cancels what still runs and drops what was not read; safe to call twice."""
+        if not self.closed:
+            self.closed = True
+            self._events.clear()
+            self._wake()
+            self._close(self)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether outputs lie unread for longer than a reader may take."""
+        return bool(self._events) and time.monotonic() - self.last_read > limits.STREAM_STALL_TIMEOUT_S
+
+    def push(self, output: EngineOutput) -> None:
+        """Buffers an output; a full buffer is compacted to one output a branch, so no token is lost."""
+        if output.finish_reason is not None:
+            self.open.discard(output.branch)
+        if self.closed:
+            return
+        if not self._events:
+            self.last_read = time.monotonic()
+        self._events.append(output)
+        if len(self._events) > limits.STREAM_BUFFER_EVENTS:
+            self._events = deque(merge(self._events))
+        self._wake()
+
+    def refuse(self, error: Exception) -> None:
+        """Ends the stream with an error, raised to the reader."""
+        self._error = error
+        self.open.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class StreamTable:
+    """Live requests by id, and the limits on how many may wait.
+
+    A request counts as waiting until its first output from a step. A stream closed by its reader stays listed until
+    the engine has confirmed its end, so that a late output never meets a new request of the same id.
+    """
+
+    def __init__(self, cancel: Callable[[str], None]) -> None:
+        """`cancel` tells the engine to end a request."""
+        self._cancel = cancel
+        self._live: dict[str, OutputStream] = {}
+        self.queued_requests = 0
+        self.queued_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def open(self, request: EngineRequest) -> OutputStream:
+        """Lists a request.
+
+        Raises:
+            OverloadedError: too many requests or prompt tokens wait already.
+            RequestError: a live request has the same id.
+        """
+        if request.request_id in self._live:
+            raise RequestError(
+                f"request_id {request.request_id[:80]!r} is in use by a running request; choose another, or none.",
+                param="request_id",
+                code="duplicate_request_id",
+            )
+        tokens = len(request.prompt_ids)
+        if self.queued_requests >= limits.MAX_QUEUED_REQUESTS:
+            raise OverloadedError(f"{self.queued_requests} requests wait already, the most allowed; retry later.")
+        if self.queued_tokens + tokens > limits.MAX_QUEUED_TOKENS:
+            raise OverloadedError(
+                f"{self.queued_tokens} prompt tokens wait already; {tokens} more would exceed the limit of "
+                f"{limits.MAX_QUEUED_TOKENS}; retry later."
+            )
+        stream = OutputStream(request, self._closed_by_reader)
+        self._live[request.request_id] = stream
+        self.queued_requests += 1
+        self.queued_tokens += tokens
+        return stream
+
+    def deliver(self, outputs: Iterable[EngineOutput]) -> None:
+        """Hands outputs to their streams; those of unknown requests are dropped. Cancels streams nobody reads."""
+        for output in outputs:
+            stream = self._live.get(output.request_id)
+            if stream is None or output.branch not in stream.open:
+                continue
+            if output.tokens or output.cached_tokens is not None:
+                self._dequeue(stream)
+            stream.push(output)
+            if not stream.open:
+                self._forget(stream)
+            elif stream.stalled:
+                self._cancel(output.request_id)
+
+    def refuse(self, request_id: str, error: Exception) -> None:
+        """Ends a request that was not admitted."""
+        stream = self._live.get(request_id)
+        if stream is not None:
+            stream.refuse(error)
+            self._forget(stream)
+
+    def fail_all(self, message: str) -> None:
+        """Ends every unfinished branch with finish_reason ERROR and this message."""
+        for stream in list(self._live.values()):
+            for branch in sorted(stream.open):
+                stream.push(
+                    EngineOutput(stream.request.request_id, branch, finish_reason=FinishReason.ERROR, error=message)
+                )
+            self._forget(stream)
+
+    def _closed_by_reader(self, stream: OutputStream) -> None:
+        if stream.open and self._live.get(stream.request.request_id) is stream:
+            self._cancel(stream.request.request_id)
+
+    def _dequeue(self, stream: OutputStream) -> None:
+        if stream.queued:
+            stream.queued = False
+            self.queued_requests -= 1
+            self.queued_tokens -= len(stream.request.prompt_ids)
+
+    def _forget(self, stream: OutputStream) -> None:
+        self._dequeue(stream)
+        self._live.pop(stream.request.request_id, None)

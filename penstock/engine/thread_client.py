@@ -1,0 +1,163 @@
+"""An engine in a thread of this process: what `LLM` and `penstock run` use. Needs neither sockets nor a codec."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.errors import EngineDeadError, RequestError
+from penstock.core.request import EngineOutput, EngineRequest, EngineStats
+from penstock.engine.api import EngineInfo, EngineState
+from penstock.engine.driver import EngineDriver
+from penstock.engine.streams import OutputStream, StreamTable
+
+if TYPE_CHECKING:
+    from penstock.engine.loop import Engine
+
+_log = logging.getLogger(__name__)
+_Item = EngineRequest | str | asyncio.Future[EngineStats] | None
+"""What the thread is told: a request to add, an id to cancel, a future to fill with statistics, or None to end."""
+
+
+class ThreadClient:
+    """EngineClient over one thread. All methods belong to the event loop that awaited `start`.
+
+    Example:
+        client = ThreadClient(functools.partial(build_engine, EngineOptions()))
+        info = await client.start()
+    """
+
+    def __init__(self, engine_factory: Callable[[], tuple[Engine, EngineInfo]]) -> None:
+        """`engine_factory` runs in the engine's thread: all tensor work happens there."""
+        self._factory = engine_factory
+        self._inbox: SimpleQueue[_Item] = SimpleQueue()
+        self._streams = StreamTable(self.cancel)
+        self._state = EngineState.STARTING
+        self._info: EngineInfo | None = None
+        self._latest = EngineStats()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> EngineInfo:
+        """Builds the engine in its thread; whatever that raises is raised here."""
+        if self._thread is not None:
+            raise EngineDeadError("This engine was started before; make a new one.")
+        self._loop = asyncio.get_running_loop()
+        ready: asyncio.Future[EngineInfo] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._main, args=(ready,), name="penstock-engine", daemon=True)
+        self._thread.start()
+        try:
+            self._info = await ready
+        except BaseException:
+            self._state = EngineState.STOPPED
+            self._inbox.put(None)
+            raise
+        if self._state is EngineState.STARTING:
+            self._state = EngineState.READY
+        return self._info
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineDeadError("The engine has not started yet.")
+        return self._info
+
+    def submit(self, request: EngineRequest) -> OutputStream:
+        if self._state is not EngineState.READY:
+            raise EngineDeadError(f"The engine is {self._state.value}, not ready.")
+        stream = self._streams.open(request)
+        self._inbox.put(request)
+        return stream
+
+    def cancel(self, request_id: str) -> None:
+        self._inbox.put(request_id)
+
+    async def stats(self) -> EngineStats:
+        if self._state is EngineState.READY and self._loop is not None:
+            answer: asyncio.Future[EngineStats] = self._loop.create_future()
+            self._inbox.put(answer)
+            self._latest = await answer
+        return self._latest
+
+    async def close(self) -> None:
+        """Ends the thread after the step it is in; unfinished branches get an ERROR output."""
+        self._inbox.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._ended("The engine was closed.")
+
+    # ---- below: the engine's thread
+
+    def outputs(self, outputs: list[EngineOutput]) -> None:
+        self._post(self._streams.deliver, outputs)
+
+    def refused(self, request_id: str, error: RequestError) -> None:
+        self._post(self._streams.refuse, request_id, error)
+
+    def _main(self, ready: asyncio.Future[EngineInfo]) -> None:
+        try:
+            engine, info = self._factory()
+        except BaseException as error:
+            self._post(_settle, ready, error)
+            return
+        driver = EngineDriver(engine, self)
+        self._post(_settle, ready, info)
+        message = "The engine was closed."
+        try:
+            while self._take(driver):
+                driver.step()
+        except Exception:
+            _log.exception("the engine stopped")
+            message = "The engine stopped after an internal error."
+        finally:
+            driver.close()
+            self._post(self._ended, message)
+
+    def _take(self, driver: EngineDriver) -> bool:
+        """Handles what lies in the inbox, waiting for it if there is nothing else to do; False at the end."""
+        while not (driver.has_work and self._inbox.empty()):
+            item = self._inbox.get()
+            if item is None:
+                return False
+            if isinstance(item, EngineRequest):
+                driver.submit(item)
+            elif isinstance(item, str):
+                driver.cancel(item)
+            else:
+                self._post(_settle, item, driver.stats())
+        return True
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        """Runs function in the client's event loop; a loop that was closed has nobody left to tell."""
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            self._inbox.put(None)
+
+    def _ended(self, message: str) -> None:
+        """In the event loop: nothing will come from the thread any more."""
+        self._state = EngineState.STOPPED
+        self._streams.fail_all(message)
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if isinstance(item, asyncio.Future):
+                _settle(item, self._latest)
+
+
+def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    """Gives a future its result or, for an exception, its error; one that was cancelled meanwhile is left alone."""
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
