@@ -1,0 +1,102 @@
+"""One continuation of a request: the tokens known, the tokens computed, and the cache blocks that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from penstock.core.radix_tree import Node
+from penstock.core.request import EngineRequest
+
+
+class BranchState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class CacheHold:
+    """What a branch holds of the KV cache.
+
+    Attributes:
+        tables: per group, block ids by logical block; NULL_BLOCK where a sliding window passed.
+        live_from: per group, first logical block not yet dropped.
+        cursor: tree node where the branch's computed whole blocks end.
+        tail: the node made for its partial last block, if any.
+        announced: nodes it promised to fill.
+        pins: (group, block) of nodes on its path whose content it holds in blocks of its own.
+    """
+
+    tables: list[list[int]]
+    live_from: list[int]
+    cursor: Node
+    tail: Node | None = None
+    announced: list[Node] = field(default_factory=list)
+    pins: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One branch. The one rule: a step gives it tokens until `computed` meets `known`.
+
+    Attributes:
+        request: what it belongs to.
+        index: 0 … n - 1.
+        order: arrival number of the request; smaller is older.
+        namespace: of the prefix tree.
+        tokens: prompt and generated tokens known here.
+        in_flight: sampled tokens of outstanding steps, not yet known here (0 or 1).
+        computed: tokens whose cache entries exist once all submitted steps have run.
+        committed: tokens whose cache entries certainly exist.
+        last_step: number of the last submitted step that touches its blocks.
+        row: its row in the batch while running, else -1.
+        introduced: whether the runner was told of the row.
+        hold: its cache blocks while running, else None.
+        cached_tokens: prompt tokens found in the cache at first admission; None before it.
+        reported: whether its first output, which carries cached_tokens, was sent.
+        awaits: the branch that is computing its prefix, and how many committed tokens it waits for.
+    """
+
+    request: EngineRequest
+    index: int
+    order: int
+    namespace: Hashable
+    tokens: list[int]
+    state: BranchState = BranchState.WAITING
+    in_flight: int = 0
+    computed: int = 0
+    committed: int = 0
+    last_step: int = -1
+    row: int = -1
+    introduced: bool = False
+    hold: CacheHold | None = None
+    preemptions: int = 0
+    cached_tokens: int | None = None
+    reported: bool = False
+    awaits: tuple[Branch, int] | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def known(self) -> int:
+        """Tokens known, those in flight included."""
+        return len(self.tokens) + self.in_flight
+
+    @property
+    def generated(self) -> int:
+        """Generated tokens, those in flight included."""
+        return self.known - self.num_prompt
+
+    @property
+    def max_tokens(self) -> int:
+        limit = self.request.sampling.max_tokens
+        return 1 if limit is None else limit  # requests reach the scheduler with the limit resolved
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to compute now; 0 while the last token allowed is in flight."""
+        return 0 if self.generated >= self.max_tokens else self.known - self.computed

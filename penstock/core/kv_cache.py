@@ -1,0 +1,255 @@
+"""The KV cache as the scheduler sees it: block tables of branches over pools and the prefix tree. Ids only, no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.core.block_pool import BlockPool
+from penstock.core.branch import Branch, CacheHold
+from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
+from penstock.core.radix_tree import Match, RadixTree
+
+_SERVED = (CacheKind.FULL, CacheKind.LATENT, CacheKind.SLIDING)
+
+
+class KVCache:
+    """Gives branches blocks, shares what is already computed, and takes blocks back no earlier than is safe.
+
+    A block is released only after the last step that touches it has committed: releases of a branch with a step in
+    flight wait in `_deferred`, keyed by that step.
+    """
+
+    def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int) -> None:
+        for group in groups:
+            if group.kind not in _SERVED:
+                raise ValueError(f"cache kind {group.kind.value} is not served; served: {[k.value for k in _SERVED]}")
+        self.block_size = block_size
+        self.windows = tuple(group.window for group in groups)
+        self.pools = tuple(BlockPool(count) for count in num_blocks)
+        self.tree = RadixTree(self.pools, self.windows, block_size)
+        self._deferred: dict[int, list[tuple[int, int]]] = {}
+        self.committed_step = -1
+
+    # -- arithmetic ---------------------------------------------------------------------------------------------------
+
+    def available(self, group: int) -> int:
+        """Blocks that can be had now, by eviction if need be."""
+        return self.pools[group].num_free + self.tree.idle[group]
+
+    def can_hold(self, tokens: int, chunk: int) -> bool:
+        """Whether a branch of that many tokens fits into empty pools."""
+        return all(self.peak_blocks(g, tokens, chunk) < pool.num_blocks for g, pool in enumerate(self.pools))
+
+    def will_fit(self, branch: Branch, tokens: int) -> bool:
+        """Whether `extend` can succeed once the steps in flight have committed."""
+        hold = branch.hold
+        assert hold is not None
+        for g, table in enumerate(hold.tables):
+            coming = {block for blocks in self._deferred.values() for group, block in blocks if group == g}
+            if -(-tokens // self.block_size) - len(table) > self.available(g) + len(coming):
+                return False
+        return True
+
+    def coming(self) -> int:
+        """References whose release waits for a step in flight."""
+        return sum(map(len, self._deferred.values()))
+
+    def admission_need(self, group: int, tokens: int, chunk: int, match: Match) -> int:
+        """Blocks of `available` that admitting a branch of that many tokens would take, by its end."""
+        shared = match.nodes
+        window = self.windows[group]
+        if window is not None:
+            shared = shared[max(0, match.tokens - window + 1) // self.block_size :]
+        in_use = sum(self.pools[group].refs[node.blocks[group]] > 1 for node in shared)
+        return max(0, self.peak_blocks(group, tokens, chunk) - in_use)
+
+    def growth(self, branch: Branch, chunk: int) -> tuple[int, ...]:
+        """Per group, blocks a running branch still needs for the tokens it knows."""
+        hold = branch.hold
+        assert hold is not None
+        return tuple(
+            max(0, self.peak_blocks(g, branch.known, chunk) - (len(table) - hold.live_from[g]))
+            for g, table in enumerate(hold.tables)
+        )
+
+    def peak_blocks(self, group: int, tokens: int, chunk: int) -> int:
+        """Most blocks a branch of that many tokens holds at once, when computed at most `chunk` tokens a step."""
+        total = -(-tokens // self.block_size)
+        window = self.windows[group]
+        if window is None:
+            return total
+        return min(total, -(-(window - 1 + chunk) // self.block_size) + 1)
+
+    # -- a branch's life ------------------------------------------------------------------------------------------------
+
+    def match(self, branch: Branch, limit: int) -> Match:
+        return self.tree.match(branch.namespace, branch.tokens, limit)
+
+    def attach(self, branch: Branch, match: Match) -> None:
+        """Pins the matched blocks and starts the branch's tables with them; announces what it will compute."""
+        cursor = self.tree.enter(branch.namespace)
+        if match.nodes:
+            self.tree.move(cursor, match.nodes[-1])
+            cursor = match.nodes[-1]
+        tables: list[list[int]] = []
+        live_from: list[int] = []
+        for g, window in enumerate(self.windows):
+            first = 0 if window is None else max(0, match.tokens - window + 1) // self.block_size
+            first = min(first, len(match.nodes))
+            table = [NULL_BLOCK] * first + [node.blocks[g] for node in match.nodes[first:]]
+            for block in table[first:]:
+                self.tree.retain(g, block)
+            tables.append(table)
+            live_from.append(first)
+        for node in match.nodes:
+            node.uses += 1
+        hold = branch.hold = CacheHold(tables, live_from, cursor)
+        for g, block in enumerate(match.tail.blocks if match.tail else ()):
+            if block != NULL_BLOCK:
+                self.tree.retain(g, block)
+                hold.pins.append((g, block))
+        branch.computed = branch.committed = len(match.nodes) * self.block_size
+
+    def copy_tail(self, branch: Branch, match: Match, step: int) -> list[CacheOp]:
+        """Copies the matched part of a partial block into the branch's own last block, in every group.
+
+        The source, pinned since `attach`, stays so until `step`, which runs the copy, has committed. `extend` must have
+        covered the copied tokens.
+        """
+        hold = branch.hold
+        assert hold is not None
+        if match.tail is None:
+            return []
+        index = len(match.nodes)
+        ops = [
+            CacheOp(CacheOpKind.COPY, g, source, hold.tables[g][index], match.tail_tokens) for g, source in hold.pins
+        ]
+        self._deferred.setdefault(step, []).extend(hold.pins)
+        hold.pins = []
+        match.tail.uses += 1
+        branch.computed = branch.committed = match.tokens
+        return ops
+
+    def announce(self, branch: Branch) -> None:
+        """Tells the tree which prefix the branch is about to compute, so that others can wait for it."""
+        hold = branch.hold
+        assert hold is not None
+        if branch.computed < branch.num_prompt:
+            hold.announced = self.tree.announce(hold.cursor, branch.tokens[: branch.num_prompt], branch)
+
+    def extend(self, branch: Branch, tokens: int) -> tuple[tuple[int, ...], ...] | None:
+        """Grows the tables to hold that many tokens; returns the new blocks per group, or None (and changes nothing)."""
+        hold = branch.hold
+        assert hold is not None
+        needs = [max(0, -(-tokens // self.block_size) - len(table)) for table in hold.tables]
+        if any(need > self.available(g) for g, need in enumerate(needs)):
+            return None
+        added = tuple(tuple(self._allocate(g) for _ in range(need)) for g, need in enumerate(needs))
+        for table, blocks in zip(hold.tables, added, strict=True):
+            table.extend(blocks)
+        return added
+
+    def _allocate(self, group: int) -> int:
+        pool = self.pools[group]
+        while not pool.num_free and self.tree.evict(group):
+            pass
+        return pool.allocate()
+
+    def commit(self, branch: Branch, committed: int) -> None:
+        """Entries up to `committed` tokens now exist: whole blocks go into the tree, passed windows are dropped."""
+        hold = branch.hold
+        assert hold is not None
+        size = self.block_size
+        reached_prompt_end = branch.committed < branch.num_prompt <= committed
+        branch.committed = committed
+        if hold.cursor.depth + size <= committed:
+            self._drop_tail(hold)
+        while hold.cursor.depth + size <= committed:
+            start = hold.cursor.depth
+            self._fill(hold, tuple(branch.tokens[start : start + size]), start // size)
+        if reached_prompt_end:
+            if committed > hold.cursor.depth:
+                self._fill_tail(branch, committed)
+            self.tree.withdraw(hold.announced, branch)  # whatever is not filled by now never will be
+            hold.announced = []
+        for g, window in enumerate(self.windows):
+            if window is not None:
+                self._drop_passed(g, hold, max(0, committed - window + 1) // size)
+
+    def _fill(self, hold: CacheHold, key: tuple[int, ...], index: int) -> None:
+        node, taken = self.tree.fill(hold.cursor, key, [table[index] for table in hold.tables])
+        if not taken:  # somebody computed the same block: hold theirs too, so that the path stays pinned
+            for g, block in enumerate(node.blocks):
+                if block != NULL_BLOCK:
+                    self.tree.retain(g, block)
+                    hold.pins.append((g, block))
+        self.tree.move(hold.cursor, node)
+        hold.cursor = node
+
+    def _fill_tail(self, branch: Branch, committed: int) -> None:
+        """Offers the entries of a partial last block: those written so far never change."""
+        hold = branch.hold
+        assert hold is not None
+        start = hold.cursor.depth
+        key = tuple(branch.tokens[start:committed])
+        if not key or self.tree.has_longer(hold.cursor, key):
+            return
+        index = start // self.block_size
+        self._drop_tail(hold)
+        node, taken = self.tree.fill(hold.cursor, key, [table[index] for table in hold.tables])
+        hold.tail = node if taken else None
+
+    def _drop_tail(self, hold: CacheHold) -> None:
+        if hold.tail is not None:
+            self.tree.discard(hold.tail)
+            hold.tail = None
+
+    def _drop_passed(self, group: int, hold: CacheHold, first: int) -> None:
+        table = hold.tables[group]
+        for index in range(hold.live_from[group], min(first, len(table))):
+            self.tree.release(group, table[index])
+            table[index] = NULL_BLOCK
+        hold.live_from[group] = max(hold.live_from[group], min(first, len(table)))
+
+    def release(self, branch: Branch, *, keep: bool) -> None:
+        """Ends the branch's hold; with `keep`, its partial last block stays in the tree as well."""
+        hold = branch.hold
+        assert hold is not None
+        self.tree.withdraw(hold.announced, branch)
+        if keep and branch.committed > hold.cursor.depth:
+            self._fill_tail(branch, branch.committed)
+        held = [(g, block) for g, table in enumerate(hold.tables) for block in table if block != NULL_BLOCK]
+        held += hold.pins
+        self.tree.move(hold.cursor, None)
+        branch.hold = None
+        if branch.last_step > self.committed_step:
+            self._deferred.setdefault(branch.last_step, []).extend(held)
+        else:
+            self._release_all(held)
+
+    def step_committed(self, step: int) -> None:
+        """The step is over: what waited for it is released."""
+        self.committed_step = step
+        self._release_all(self._deferred.pop(step, []))
+
+    def _release_all(self, held: list[tuple[int, int]]) -> None:
+        for g, block in reversed(held):  # deepest first, so that leaves are offered for eviction before their parents
+            self.tree.release(g, block)
+
+    def check_integrity(self, branches: Sequence[Branch]) -> None:
+        """Raises AssertionError unless every reference is accounted for."""
+        self.tree.check_integrity()
+        for g, pool in enumerate(self.pools):
+            pool.check_integrity()
+            expected = [0] * pool.num_blocks
+            references = list(self.tree.held(g))
+            for branch in branches:
+                if branch.hold is not None:
+                    references += [block for block in branch.hold.tables[g] if block != NULL_BLOCK]
+                    references += [block for group, block in branch.hold.pins if group == g]
+            for held in self._deferred.values():
+                references += [block for group, block in held if group == g]
+            for block in references:
+                expected[block] += 1
+            assert expected == pool.refs, f"group {g}: reference counts are wrong"

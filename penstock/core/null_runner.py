@@ -1,0 +1,135 @@
+"""A runner without a model: the next token is a hash of all tokens before it, read through the block tables.
+
+Every cache slot holds the hash of the prefix that ends there, so a block that was shared, copied, evicted or reused
+wrongly changes the answer; with `check`, every slot a real attention would read is compared as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.cache_spec import CacheGroup
+from penstock.core.protocol import (
+    NULL_BLOCK, CacheOpKind, NewRow, RowResult, RowSpan, StepPlan, StepResult, TokenLogprobs,
+)  # fmt: skip
+
+_MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): 64 well mixed bits."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def next_token(prefix: int, new: NewRow, generated: int, vocab_size: int) -> int:
+    """The token after a prefix with that hash; greedy requests ignore seed and branch."""
+    key = prefix if new.sampling.greedy else mix(prefix ^ mix(new.seed * 1_000_003 + new.branch))
+    token = mix(key) % vocab_size
+    while generated < new.sampling.min_tokens and token in new.stop_ids:
+        token = (token + 1) % vocab_size
+    return token
+
+
+@dataclass(slots=True)
+class _Row:
+    new: NewRow
+    tables: list[list[int]]
+    tokens: list[int] = field(default_factory=list)  # only with `check`
+
+
+class NullRunner:
+    """Implements `core.protocol.Runner` for any cache groups; deterministic, in memory, no dependencies."""
+
+    def __init__(
+        self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int, vocab_size: int, *, check: bool
+    ) -> None:
+        self._windows = [group.window for group in groups]
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._check = check
+        self._slots = [[0] * (count * block_size) for count in num_blocks]
+        self._rows: dict[int, _Row] = {}
+        self._last: dict[int, int] = {}
+        self._queue: deque[StepPlan] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        self._queue.append(plan)
+
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        plan = self._queue.popleft()
+        if plan.step != step:
+            raise ValueError(f"step {step} was asked for while step {plan.step} is the oldest outstanding")
+        for row in plan.released_rows:
+            del self._rows[row]
+        for new in plan.new_rows:
+            if new.row in self._rows:
+                raise ValueError(f"row {new.row} was handed out twice")
+            known = list(new.prompt_ids + new.generated_ids)[: new.computed] if self._check else []
+            self._rows[new.row] = _Row(new, [list(table) for table in new.blocks], known)
+        for op in plan.cache_ops:
+            if op.kind is not CacheOpKind.COPY:
+                raise ValueError(f"cache operation {op.kind.value} is not served by the null runner")
+            slots, size = self._slots[op.group], self._block_size
+            source, target = op.source * size, op.target * size
+            slots[target : target + op.num_tokens] = slots[source : source + op.num_tokens]
+        return StepResult(step, tuple(self._run(span) for span in plan.spans))
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _run(self, span: RowSpan) -> RowResult:
+        row = self._rows[span.row]
+        for table, blocks in zip(row.tables, span.new_blocks, strict=False):
+            table.extend(blocks)
+        tokens = [self._last[-1 - token] if token < 0 else token for token in span.tokens]
+        prefix = self._slots[0][self._slot(row, 0, span.start - 1)] if span.start else 0
+        for position, token in enumerate(tokens, span.start):
+            prefix = mix(prefix ^ (token + 1))
+            for g in range(len(self._slots)):
+                self._slots[g][self._slot(row, g, position)] = prefix
+        if self._check:
+            self._verify(row, span, tokens)
+        scored = self._score_prompt(row.new, span)
+        if not span.sample:
+            return RowResult(span.row, prompt_logprobs=scored)
+        end = span.start + len(tokens)
+        token = next_token(prefix, row.new, end - len(row.new.prompt_ids), self._vocab_size)
+        self._last[span.row] = token
+        wanted = row.new.sampling.logprobs is not None
+        return RowResult(span.row, (token,), (self._logprob(token),) if wanted else (), scored)
+
+    def _slot(self, row: _Row, group: int, position: int) -> int:
+        block = row.tables[group][position // self._block_size]
+        if block == NULL_BLOCK:
+            raise ValueError(f"row {row.new.row} reads or writes position {position}, which has no block")
+        return block * self._block_size + position % self._block_size
+
+    def _verify(self, row: _Row, span: RowSpan, tokens: list[int]) -> None:
+        """Compares every slot the span's queries see with the truth."""
+        if len(row.tokens) != span.start:
+            raise ValueError(f"row {row.new.row} starts at {span.start} but {len(row.tokens)} tokens are computed")
+        row.tokens += tokens
+        prefix, truth = 0, []
+        for token in row.tokens:
+            prefix = mix(prefix ^ (token + 1))
+            truth.append(prefix)
+        for g, window in enumerate(self._windows):
+            first = 0 if window is None else max(0, span.start - window + 1)
+            for position in range(first, len(truth)):
+                if self._slots[g][self._slot(row, g, position)] != truth[position]:
+                    raise ValueError(f"row {row.new.row}, group {g}: position {position} holds another prefix")
+
+    def _score_prompt(self, new: NewRow, span: RowSpan) -> tuple[TokenLogprobs, ...]:
+        if new.sampling.prompt_logprobs is None or new.branch:
+            return ()
+        end = min(span.start + len(span.tokens), len(new.prompt_ids) - 1)
+        return tuple(self._logprob(new.prompt_ids[position + 1]) for position in range(span.start, end))
+
+    def _logprob(self, token: int) -> TokenLogprobs:
+        return TokenLogprobs(token, -float(token), token + 1)

@@ -1,0 +1,426 @@
+"""One prefix tree over all cache groups: token-exact matching, nodes in flight, eviction, miss reasons.
+
+A node stands for one block of tokens (fewer for the last block of a finished branch) and holds, per cache group, the
+block with their entries. Keys are the tokens themselves, compared exactly, never hashes of them, so that no two
+prefixes can be confused. Prefix sharing as a tree: Zheng et al., SGLang, 2312.07104 (RadixAttention). Eviction weighs
+cost to recompute × uses with ageing: Cherkasova, GreedyDual-Size-Frequency, HPL-98-69R1.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.block_pool import BlockPool
+from penstock.core.protocol import NULL_BLOCK
+
+Key = tuple[int, ...]
+
+_ATTENTION_COST_TOKENS = 4096  # depth at which attention costs about as much as the rest of a token
+_GHOSTS = 65_536  # evicted prefixes remembered to explain misses
+
+
+class Node:
+    """A block of a prefix.
+
+    Attributes:
+        parent, key, children: the tree; `key` are this block's tokens.
+        depth: tokens up to and with this block.
+        path: hash of the whole prefix; explains misses, proves nothing.
+        order: keys of filled children, sorted.
+        blocks: block id per cache group, NULL_BLOCK where evicted.
+        owner: the branch that announced it and has not yet filled it, else None.
+        filled: whether its entries are computed.
+        users: branches whose computed tokens end here; it stays in the tree until they move on.
+        uses: how often it was matched, plus one.
+        stamps: per group, number of its newest entry in the eviction queue.
+    """
+
+    __slots__ = (
+        "blocks", "children", "depth", "filled", "key", "order", "owner", "parent", "path", "stamps", "users", "uses",
+    )  # fmt: skip
+
+    def __init__(self, parent: Node | None, key: Key, groups: int, owner: Any = None) -> None:
+        self.parent = parent
+        self.key = key
+        self.depth: int = 0 if parent is None else parent.depth + len(key)
+        self.path: int = 0 if parent is None else hash((parent.path, key))
+        self.children: dict[Key, Node] = {}
+        self.order: list[Key] = []
+        self.blocks: list[int] = [NULL_BLOCK] * groups
+        self.owner = owner
+        self.filled = False
+        self.users = 0
+        self.uses = 1
+        self.stamps = [0] * groups
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the tree holds of a token sequence.
+
+    Attributes:
+        nodes: whole blocks that can be shared, from the start.
+        tail, tail_tokens: a node whose first tail_tokens entries continue the match and must be copied, or None, 0.
+        pending, owner: tokens that would match once branches now computing them are done, and the branch that computes
+            the last of them; 0, None if nobody does.
+        reason: why not more matched; "" if all did.
+    """
+
+    nodes: tuple[Node, ...]
+    tail: Node | None
+    tail_tokens: int
+    pending: int
+    owner: Any
+    reason: str
+
+    @property
+    def tokens(self) -> int:
+        return (self.nodes[-1].depth if self.nodes else 0) + self.tail_tokens
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    n = min(len(a), len(b))
+    for i in range(n):
+        if a[i] != b[i]:
+            return i
+    return n
+
+
+class RadixTree:
+    """Prefixes of all namespaces. `windows` gives each group's sliding window, None where every position is kept."""
+
+    def __init__(self, pools: Sequence[BlockPool], windows: Sequence[int | None], block_size: int) -> None:
+        self._pools = pools
+        self._windows = tuple(windows)
+        self._sliding = tuple(g for g, window in enumerate(windows) if window is not None)
+        self._essential = tuple(g for g, window in enumerate(windows) if window is None)
+        self._block_size = block_size
+        self._roots: dict[Hashable, Node] = {}
+        self._namespaces: dict[int, Hashable] = {}  # of each root, by identity
+        self._holder: list[dict[int, Node]] = [{} for _ in pools]
+        self._heaps: list[list[tuple[float, int, Node]]] = [[] for _ in pools]
+        self._clock = [0.0] * len(pools)
+        self._ghosts: OrderedDict[int, None] = OrderedDict()
+        self._stamp = 0
+        self.idle = [0] * len(pools)  # per group: blocks only the tree refers to, all of which eviction can free
+
+    # -- matching ---------------------------------------------------------------------------------------------------
+
+    def enter(self, namespace: Hashable) -> Node:
+        """The root of a namespace, with one more user; the user moves on with `move`."""
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(None, (), len(self._pools))
+            root.path = hash(namespace)
+            self._namespaces[id(root)] = namespace
+        root.users += 1
+        return root
+
+    def move(self, user_at: Node, to: Node | None) -> None:
+        """A user of one node goes on to another, or leaves."""
+        if to is not None:
+            to.users += 1
+        user_at.users -= 1
+        self._unlink_if_empty(user_at)
+
+    def match(self, namespace: Hashable, tokens: Sequence[int], limit: int) -> Match:
+        """Finds the longest prefix, at most `limit` tokens long, that every cache group can serve."""
+        root = self._roots.get(namespace)
+        if root is None:
+            return Match((), None, 0, 0, None, "first_seen" if limit else "")
+        size = self._block_size
+        node, position = root, 0
+        nodes: list[Node] = []
+        while position + size <= limit:
+            child = node.children.get(tuple(tokens[position : position + size]))
+            if child is None or not child.filled:
+                break
+            nodes.append(child)
+            node, position = child, position + size
+        found = position
+        valid = self._servable(nodes)
+        tail, tail_tokens = None, 0
+        if valid == len(nodes):
+            tail, tail_tokens = self._best_tail(node, nodes, tokens, position, limit)
+            found += tail_tokens
+        total = (nodes[valid - 1].depth if valid else 0) + tail_tokens
+        pending, owner = self._pending(node, tokens, position)
+        reason = "" if total >= limit else self._miss_reason(node, tokens, position, found > total, pending > found)
+        return Match(tuple(nodes[:valid]), tail, tail_tokens, pending, owner, reason)
+
+    def _servable(self, nodes: list[Node]) -> int:
+        """How many leading nodes form a prefix whose last window is present in every sliding group."""
+        if not self._sliding:
+            return len(nodes)
+        best = 0
+        missing_until = dict.fromkeys(self._sliding, 0)  # tokens before this position have a gap
+        for count, node in enumerate(nodes, 1):
+            for g in self._sliding:
+                if node.blocks[g] == NULL_BLOCK:
+                    missing_until[g] = node.depth
+            if self._window_present(missing_until, node.depth):
+                best = count
+        return best
+
+    def _window_present(self, missing_until: dict[int, int], length: int) -> bool:
+        return all(until == 0 or until <= length - (self._windows[g] or 0) + 1 for g, until in missing_until.items())
+
+    def _best_tail(
+        self, node: Node, nodes: list[Node], tokens: Sequence[int], position: int, limit: int
+    ) -> tuple[Node | None, int]:
+        """The child of `node` that shares most of the tokens after `position`; neighbours in key order suffice."""
+        rest = tuple(tokens[position : min(limit, position + self._block_size)])
+        if not rest or not node.order:
+            return None, 0
+        at = bisect_left(node.order, rest)
+        best: tuple[Node | None, int] = (None, 0)
+        for index in (at - 1, at):
+            if 0 <= index < len(node.order):
+                child = node.children[node.order[index]]
+                shared = _common(child.key, rest)
+                if shared > best[1] and self._tail_servable(nodes, child, position + shared):
+                    best = (child, shared)
+        return best
+
+    def _tail_servable(self, nodes: list[Node], child: Node, length: int) -> bool:
+        missing_until: dict[int, int] = {}
+        for g in self._sliding:
+            if child.blocks[g] == NULL_BLOCK:
+                return False
+            missing_until[g] = next((n.depth for n in reversed(nodes) if n.blocks[g] == NULL_BLOCK), 0)
+        return self._window_present(missing_until, length)
+
+    def _pending(self, node: Node, tokens: Sequence[int], position: int) -> tuple[int, Any]:
+        """Where the last block that another branch is now computing for this prefix ends, and that branch; 0, None.
+
+        A partial last block must be equal as a whole.
+        """
+        size = self._block_size
+        end, owner = 0, None
+        while position < len(tokens):
+            child = node.children.get(tuple(tokens[position : position + size]))
+            if child is None or not (child.filled or child.owner is not None):
+                break
+            node, position = child, child.depth
+            if not child.filled:
+                end, owner = position, child.owner
+        return end, owner
+
+    def _miss_reason(self, node: Node, tokens: Sequence[int], position: int, window: bool, pending: bool) -> str:
+        if window:
+            return "window_evicted"
+        if pending:
+            return "in_flight"
+        key = tuple(tokens[position : position + self._block_size])
+        if hash((node.path, key)) in self._ghosts:
+            return "evicted"
+        return "first_seen" if node.parent is None else "diverged"
+
+    # -- growing ----------------------------------------------------------------------------------------------------
+
+    def announce(self, node: Node, tokens: Sequence[int], owner: Any) -> list[Node]:
+        """Adds nodes, without blocks, for tokens after `node` that `owner` is about to compute."""
+        announced = []
+        size = self._block_size
+        for position in range(node.depth, len(tokens), size):
+            key = tuple(tokens[position : position + size])
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = Node(node, key, len(self._pools), owner)
+                announced.append(child)
+            node = child
+        return announced
+
+    def withdraw(self, nodes: Sequence[Node], owner: Any) -> None:
+        """Removes announced nodes that are still unfilled, deepest first."""
+        for node in reversed(nodes):
+            if node.owner is owner:
+                node.owner = None
+                self._unlink_if_empty(node)
+
+    def fill(self, parent: Node, key: Key, blocks: Sequence[int]) -> tuple[Node, bool]:
+        """Puts computed blocks under `parent`; returns the node and whether the blocks were taken.
+
+        They are not taken if the node is already filled and in use; then the caller keeps its own copy. Idle blocks
+        with the same content are freed in favour of the caller's.
+        """
+        node = parent.children.get(key)
+        if node is not None and node.filled:
+            if not self._all_idle(node):
+                return node, False
+            self._drop_blocks(node)
+            self._unfill(node)
+        if node is None:
+            node = parent.children[key] = Node(parent, key, len(self._pools))
+        node.owner, node.filled = None, True
+        at = bisect_left(parent.order, key)
+        if at and len(parent.order[at - 1]) < len(key) and key[: len(parent.order[at - 1])] == parent.order[at - 1]:
+            self._drop_subsumed(parent.children[parent.order[at - 1]])
+        insort(parent.order, key)
+        for g, block in enumerate(blocks):
+            if block != NULL_BLOCK:
+                self._pools[g].retain(block)
+                node.blocks[g] = block
+                self._holder[g][block] = node
+        return node, True
+
+    def has_longer(self, parent: Node, key: Key) -> bool:
+        """Whether a filled child of `parent` starts with `key`."""
+        at = bisect_left(parent.order, key)
+        return at < len(parent.order) and parent.order[at][: len(key)] == key
+
+    def discard(self, node: Node) -> None:
+        """Takes a leaf out of the tree; branches that hold its blocks keep them."""
+        if node.parent is not None and not node.children:
+            self._remove(node)
+
+    def _drop_subsumed(self, node: Node) -> None:
+        if self._all_idle(node):
+            self.discard(node)
+
+    def _all_idle(self, node: Node) -> bool:
+        return all(block == NULL_BLOCK or self._pools[g].refs[block] == 1 for g, block in enumerate(node.blocks))
+
+    # -- references and eviction --------------------------------------------------------------------------------------
+
+    def retain(self, group: int, block: int) -> None:
+        """A branch takes a block that may be idle in the tree."""
+        if self._pools[group].refs[block] == 1 and block in self._holder[group]:
+            self.idle[group] -= 1
+        self._pools[group].retain(block)
+
+    def release(self, group: int, block: int) -> None:
+        """A branch lets go of a block; if only the tree holds it now, it becomes a candidate for eviction."""
+        if self._pools[group].release(block) == 1 and block in self._holder[group]:
+            self.idle[group] += 1
+            self._offer(group, self._holder[group][block])
+
+    def _offer(self, group: int, node: Node) -> None:
+        """Queues a node for eviction from a group, if it may be evicted now."""
+        if not self._evictable(group, node):
+            return
+        cost = len(node.key) / self._block_size * (1.0 + node.depth / _ATTENTION_COST_TOKENS)
+        self._stamp += 1
+        node.stamps[group] = self._stamp
+        heap = self._heaps[group]
+        heapq.heappush(heap, (self._clock[group] + node.uses * cost, self._stamp, node))
+        if len(heap) > 4 * self._pools[group].num_blocks + 64:  # forget entries that were superseded
+            heap[:] = [e for e in heap if e[1] == e[2].stamps[group] and self._evictable(group, e[2])]
+            heapq.heapify(heap)
+
+    def _evictable(self, group: int, node: Node) -> bool:
+        """Whether only the tree holds the node's block and no longer prefix depends on it."""
+        block = node.blocks[group]
+        if block == NULL_BLOCK or self._pools[group].refs[block] != 1:
+            return False
+        return self._windows[group] is not None or not node.order
+
+    def evict(self, group: int) -> bool:
+        """Frees an idle block of a group, and what becomes useless with it; False if there is none."""
+        heap = self._heaps[group]
+        while heap:
+            priority, stamp, node = heapq.heappop(heap)
+            if stamp != node.stamps[group] or not self._evictable(group, node):
+                continue
+            self._clock[group] = max(self._clock[group], priority)
+            self._remember(node)
+            if self._windows[group] is None:
+                self._remove(node)
+            else:
+                self._drop_block(group, node)
+                self._unlink_if_empty(node)
+            return True
+        return False
+
+    def _remember(self, node: Node) -> None:
+        self._ghosts[node.path] = None
+        if len(self._ghosts) > _GHOSTS:
+            self._ghosts.popitem(last=False)
+
+    def _drop_block(self, group: int, node: Node) -> None:
+        """Ends the tree's reference to one block of a node."""
+        block = node.blocks[group]
+        node.blocks[group] = NULL_BLOCK
+        del self._holder[group][block]
+        if self._pools[group].release(block) == 0:
+            self.idle[group] -= 1
+
+    def _remove(self, node: Node) -> None:
+        """Takes a node's blocks away, and the node itself once nothing needs it."""
+        self._drop_blocks(node)
+        self._unfill(node)
+        self._unlink_if_empty(node)
+
+    def _drop_blocks(self, node: Node) -> None:
+        for g, block in enumerate(node.blocks):
+            if block != NULL_BLOCK:
+                self._drop_block(g, node)
+
+    def _unfill(self, node: Node) -> None:
+        """Stops offering a node for matches; its parent may become a leaf by that."""
+        parent = node.parent
+        if node.filled and parent is not None:
+            node.filled = False
+            del parent.order[bisect_left(parent.order, node.key)]
+            for g in self._essential:
+                self._offer(g, parent)
+
+    def _unlink_if_empty(self, node: Node) -> None:
+        """Takes a node that holds nothing, leads to nothing and has no user out of the tree; then its parent."""
+        while not (node.children or node.users or node.owner is not None or any(node.blocks)):
+            parent = node.parent
+            if parent is None:
+                namespace = self._namespaces.pop(id(node), None)
+                if self._roots.get(namespace) is node:
+                    del self._roots[namespace]
+                return
+            self._unfill(node)
+            del parent.children[node.key]
+            node.parent = None
+            node = parent
+
+    def drop_namespace(self, namespace: Hashable) -> None:
+        """Forgets a namespace; blocks still used by branches live on with them."""
+        for node in reversed(list(self._walk(self._roots.get(namespace)))):
+            self._remove(node)
+
+    def clear(self) -> None:
+        """Forgets every prefix."""
+        for namespace in list(self._roots):
+            self.drop_namespace(namespace)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if counts, links or orders disagree."""
+        held: list[dict[int, Node]] = [{} for _ in self._pools]
+        for namespace, root in self._roots.items():
+            assert self._namespaces[id(root)] == namespace
+            for node in self._walk(root):
+                assert node.order == sorted(key for key, child in node.children.items() if child.filled)
+                assert node is root or node.filled or node.owner is not None or node.children or node.users
+                assert not (self._essential and node.filled) or all(node.blocks[g] for g in self._essential)
+                for child in node.children.values():
+                    assert child.parent is node and child.depth == node.depth + len(child.key)
+                for g, block in enumerate(node.blocks):
+                    if block != NULL_BLOCK:
+                        assert block not in held[g], f"block {block} of group {g} is in two nodes"
+                        held[g][block] = node
+        assert len(self._roots) == len(self._namespaces)
+        for g, pool in enumerate(self._pools):
+            assert held[g] == self._holder[g], f"group {g}: the block index disagrees with the tree"
+            assert self.idle[g] == sum(pool.refs[block] == 1 for block in held[g]), f"group {g}: idle count"
+
+    def held(self, group: int) -> frozenset[int]:
+        """Blocks of a group the tree refers to."""
+        return frozenset(self._holder[group])
+
+    def _walk(self, root: Node | None) -> Iterator[Node]:
+        stack = [root] if root else []
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())

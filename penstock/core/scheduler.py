@@ -1,0 +1,479 @@
+"""The scheduler: one rule, no phases. A step gives every branch tokens until computed meets known.
+
+Iteration-level scheduling: Yu et al., Orca (OSDI 2022). Paged blocks: Kwon et al., 2309.06180. Prompts in chunks beside
+decoding rows: Agrawal et al., Sarathi-Serve, 2403.02310. Integers only; the runner does the rest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.config.errors import ContextLengthError, RequestError
+from penstock.config.options import SchedulerOptions
+from penstock.core.branch import Branch, BranchState
+from penstock.core.cache_spec import CacheGroup
+from penstock.core.kv_cache import KVCache
+from penstock.core.policies import Admission, Gate, Policy, default_gates, policy_named
+from penstock.core.protocol import CacheOp, NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
+from penstock.core.radix_tree import Match
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan being made."""
+
+    step: int
+    budget: int
+    spans: dict[Branch, RowSpan] = field(default_factory=dict)
+    cache_ops: dict[Branch, list[CacheOp]] = field(default_factory=dict)
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One row of an outstanding plan: whose it is, and up to where its entries exist once it has run."""
+
+    branch: Branch
+    row: int
+    end: int
+    sample: bool
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the scheduler counts since it started; see EngineStats for meanings."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    miss_reasons: Counter[str] = field(default_factory=Counter)
+    held_back: Counter[str] = field(default_factory=Counter)
+
+
+class Scheduler:
+    """Decides what every step computes. Not thread-safe; `plan` and `commit` alternate, `depth` plans ahead at most."""
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        groups: Sequence[CacheGroup],
+        *,
+        policy: Policy | None = None,
+        gates: Sequence[Gate] | None = None,
+    ) -> None:
+        self.options = options
+        self.cache = KVCache(groups, options.num_blocks, options.block_size)
+        self.counters = Counters()
+        self.running: list[Branch] = []  # in policy order
+        self.waiting: list[Branch] = []  # in policy order
+        self._policy = policy or policy_named(options.policy)
+        self._gates = tuple(default_gates() if gates is None else gates)
+        self._requests: dict[str, list[Branch]] = {}
+        self._free_rows = list(range(options.max_num_seqs - 1, -1, -1))
+        self._leaving_rows: dict[int, list[int]] = {}  # by the step after which they may be reused
+        self._released_rows: list[int] = []  # to be told to the runner
+        self._outstanding: OrderedDict[int, list[_Sent]] = OrderedDict()
+        self._outputs: list[EngineOutput] = []
+        self._next_step = 0
+        self._arrivals = 0
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._outputs)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def outstanding(self) -> int:
+        return len(self._outstanding)
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: its id is taken, its prompt is empty, or it can never fit into the context or the KV cache.
+        """
+        if request.request_id in self._requests:
+            raise RequestError(f"request id {request.request_id!r} is in use; ids of live requests must differ.")
+        self._check_fits(request)
+        namespace: Hashable = (request.adapter, request.cache_salt)
+        if not self.options.enable_prefix_caching:
+            namespace = request.request_id  # its branches still share the prompt
+        branches = [
+            Branch(request, index, self._arrivals, namespace, list(request.prompt_ids))
+            for index in range(request.sampling.n)
+        ]
+        self._arrivals += 1
+        self._requests[request.request_id] = branches
+        for branch in branches:
+            insort(self.waiting, branch, key=self._policy.key)
+
+    def _check_fits(self, request: EngineRequest) -> None:
+        prompt, most = len(request.prompt_ids), request.sampling.max_tokens
+        if not prompt:
+            raise RequestError("the prompt is empty; it needs at least one token.", param="prompt")
+        if most is None:
+            raise RequestError("max_tokens is not resolved; the frontend sets it.", param="max_tokens")
+        if prompt + most > self.options.max_model_len:
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and {most} more are asked for: {prompt + most} in all, but the context "
+                f"holds {self.options.max_model_len}. Shorten the prompt or lower max_tokens.",
+                param="max_tokens",
+            )
+        if not self.cache.can_hold(prompt + most - 1, self.options.max_num_batched_tokens):
+            capacity = (min(pool.num_blocks for pool in self.cache.pools) - 1) * self.options.block_size
+            raise RequestError(
+                f"the prompt has {prompt} tokens and {most} more are asked for, but the KV cache holds {capacity} "
+                "tokens in all. Lower max_tokens, or start with a larger --kv-cache-memory.",
+                param="max_tokens",
+                code="kv_cache_too_small",
+            )
+
+    def cancel(self, request_id: str) -> None:
+        """Ends all branches of a request now; unknown ids are ignored."""
+        for branch in list(self._requests.get(request_id, ())):
+            if branch.state is not BranchState.FINISHED:
+                self._finish(branch, FinishReason.CANCELLED)
+
+    def take_outputs(self) -> list[EngineOutput]:
+        """Everything that became known since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
+        draft = _Draft(self._next_step, self.options.max_num_batched_tokens)
+        for branch in [b for b in self.running if b.remaining == 1]:  # decoding rows are never starved by prompts
+            self._continue(branch, draft)
+        for branch in [b for b in self.running if b.remaining > 1]:
+            self._continue(branch, draft)
+        if not draft.preempted:
+            self._admit(draft)
+        if not draft.spans:
+            return None
+        return self._seal(draft)
+
+    def _continue(self, branch: Branch, draft: _Draft) -> None:
+        """Gives a running branch its tokens, preempting later ones if blocks run out."""
+        length = min(branch.remaining, draft.budget)
+        if branch.state is not BranchState.RUNNING or length <= 0:
+            return
+        target = branch.computed + length
+        while (added := self.cache.extend(branch, target)) is None:
+            if draft.preempted and self.cache.will_fit(branch, target):
+                return  # what the victims held is free once the step in flight has committed
+            later = self.running[self._position(self.running, branch) + 1 :]
+            if later:
+                self._preempt(self._policy.victim(later, self.cache), draft)
+            elif self.running[0] is branch and not self._outstanding:
+                self._preempt(branch, draft)  # it holds duplicates of cached blocks; it starts again on those
+                return
+            else:
+                return
+        self._span(branch, length, added, draft)
+
+    def _span(self, branch: Branch, length: int, added: tuple[tuple[int, ...], ...], draft: _Draft) -> None:
+        start, end = branch.computed, branch.computed + length
+        tokens = tuple(branch.tokens[start:end])
+        if len(tokens) < length:
+            tokens += (last_sample(branch.row),)
+        draft.spans[branch] = RowSpan(
+            row=branch.row,
+            start=start,
+            tokens=tokens,
+            prompt_tokens=max(0, min(end, branch.num_prompt) - start),
+            draft_tokens=0,
+            sample=end == branch.known,
+            new_blocks=added,
+        )
+        branch.computed = end
+        draft.budget -= length
+
+    def _admit(self, draft: _Draft) -> None:
+        """Admits waiting branches in order as long as rows, tokens and gates allow."""
+        if not self.waiting or draft.budget <= 0:
+            return
+        reserved = [0] * len(self.cache.pools)
+        for branch in self.running:
+            self._reserve(branch, reserved)
+        index = 0
+        while index < len(self.waiting) and draft.budget > 0:
+            branch = self.waiting[index]
+            if branch.last_step > self.cache.committed_step or self._still_waits(branch):
+                index += 1
+                continue
+            match = self._match(branch)
+            gate = self._held_by(branch, match, reserved)
+            if gate is not None:
+                self.counters.held_back[gate.name] += 1
+                branch.awaits = (match.owner, match.pending) if match.pending > match.tokens else None
+                if not gate.passable:
+                    break
+                index += 1
+                continue
+            if not self._start(branch, match, draft):
+                break
+            self._reserve(branch, reserved)
+            self.waiting.pop(index)
+
+    def _reserve(self, branch: Branch, reserved: list[int]) -> None:
+        """Adds what a running branch will still need, one block of growth included."""
+        for g, blocks in enumerate(self.cache.growth(branch, self.options.max_num_batched_tokens)):
+            reserved[g] += blocks + 1
+
+    def _held_by(self, branch: Branch, match: Match, reserved: Sequence[int]) -> Gate | None:
+        admission = Admission(
+            branch=branch,
+            match=match,
+            reserved=reserved,
+            idle_engine=not self.running and not self.cache.coming(),
+            free_rows=len(self._free_rows),
+            chunk=self.options.max_num_batched_tokens,
+            cache=self.cache,
+        )
+        return next((gate for gate in self._gates if gate.holds(admission)), None)
+
+    def _still_waits(self, branch: Branch) -> bool:
+        """Whether the prefix the branch waits for is still being computed (saves matching again in every step)."""
+        if branch.awaits is None:
+            return False
+        owner, until = branch.awaits
+        if owner.state is BranchState.RUNNING and owner.committed < until:
+            return True
+        branch.awaits = None
+        return False
+
+    def _match(self, branch: Branch) -> Match:
+        whole = branch.request.sampling.prompt_logprobs is not None and branch.index == 0
+        return self.cache.match(branch, 0 if whole else len(branch.tokens) - 1)
+
+    def _start(self, branch: Branch, match: Match, draft: _Draft) -> bool:
+        """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
+        length = min(branch.known - match.tokens, draft.budget)
+        self.cache.attach(branch, match)
+        added = self.cache.extend(branch, match.tokens + length)
+        if added is None and match.tail is not None:  # the block to copy from is pinned too: do without it
+            self.cache.release(branch, keep=False)
+            match = Match(match.nodes, None, 0, 0, None, match.reason)
+            length = min(branch.known - match.tokens, draft.budget)
+            self.cache.attach(branch, match)
+            added = self.cache.extend(branch, match.tokens + length)
+        if added is None:
+            self.cache.release(branch, keep=False)
+            return False
+        draft.cache_ops[branch] = self.cache.copy_tail(branch, match, draft.step)
+        self.cache.announce(branch)
+        branch.row = self._free_rows.pop()
+        branch.state = BranchState.RUNNING
+        insort(self.running, branch, key=self._policy.key)
+        self._count_admission(branch, match)
+        self._span(branch, length, added, draft)
+        return True
+
+    def _count_admission(self, branch: Branch, match: Match) -> None:
+        if branch.cached_tokens is not None:
+            return  # resumed
+        branch.cached_tokens = match.tokens
+        self.counters.cached_tokens += match.tokens
+        self.counters.prompt_tokens += branch.num_prompt
+        if branch.index == 0:
+            self.counters.prefix_queries += branch.num_prompt - 1
+            self.counters.prefix_hits += match.tokens
+            if match.reason:
+                self.counters.miss_reasons[match.reason] += 1
+
+    def _preempt(self, branch: Branch, draft: _Draft) -> None:
+        """Sends a running branch back to the queue; what it computed stays in the tree as long as memory allows."""
+        span = draft.spans.pop(branch, None)
+        if span is not None:
+            draft.budget += len(span.tokens)
+        draft.cache_ops.pop(branch, None)
+        draft.preempted = True
+        branch.preemptions += 1
+        self.counters.preemptions += 1
+        self._leave_batch(branch, keep=True)
+        branch.state = BranchState.WAITING
+        branch.computed = branch.committed = 0
+        insort(self.waiting, branch, key=self._policy.key)
+
+    def _leave_batch(self, branch: Branch, *, keep: bool) -> None:
+        del self.running[self._position(self.running, branch)]
+        self.cache.release(branch, keep=keep)
+        if branch.last_step > self.cache.committed_step:
+            self._leaving_rows.setdefault(branch.last_step, []).append(branch.row)
+        else:
+            self._free_rows.append(branch.row)
+        if branch.introduced:
+            self._released_rows.append(branch.row)
+        branch.row, branch.introduced = -1, False
+
+    def _position(self, queue: list[Branch], branch: Branch) -> int:
+        return bisect_left(queue, self._policy.key(branch), key=self._policy.key)
+
+    def _seal(self, draft: _Draft) -> StepPlan:
+        """Turns the draft into a plan and marks it outstanding."""
+        new_rows, spans, cache_ops, sent = [], [], [], []
+        for branch, span in draft.spans.items():
+            if not branch.introduced:
+                branch.introduced = True
+                new_rows.append(self._new_row(branch, span))
+                span = RowSpan(span.row, span.start, span.tokens, span.prompt_tokens, 0, span.sample, ())
+            cache_ops += draft.cache_ops.get(branch, ())
+            spans.append(span)
+            branch.last_step = draft.step
+            branch.in_flight += span.sample
+            sent.append(_Sent(branch, span.row, span.start + len(span.tokens), span.sample))
+        released, self._released_rows = tuple(self._released_rows), []
+        self._outstanding[draft.step] = sent
+        self._next_step += 1
+        return StepPlan(draft.step, released, tuple(new_rows), tuple(cache_ops), tuple(spans))
+
+    def _new_row(self, branch: Branch, span: RowSpan) -> NewRow:
+        hold, request = branch.hold, branch.request
+        assert hold is not None
+        return NewRow(
+            row=span.row,
+            request_id=request.request_id,
+            branch=branch.index,
+            prompt_ids=request.prompt_ids,
+            generated_ids=tuple(branch.tokens[branch.num_prompt :]),
+            computed=span.start,
+            blocks=tuple(map(tuple, hold.tables)),
+            sampling=request.sampling,
+            stop_ids=request.stop_ids,
+            seed=request.seed,
+            adapter=request.adapter,
+        )
+
+    # -- committing -----------------------------------------------------------------------------------------------------
+
+    def commit(self, result: StepResult) -> None:
+        """Takes the answer to the oldest outstanding plan."""
+        step, sent = self._outstanding.popitem(last=False)
+        if step != result.step:
+            raise ValueError(f"the result of step {result.step} came while step {step} was due")
+        self._step_over(step)
+        rows = {row.row: row for row in result.rows}
+        for entry in sent:
+            branch = entry.branch
+            if branch.state is BranchState.FINISHED:
+                continue
+            branch.in_flight -= entry.sample
+            if branch.hold is not None:
+                self.cache.commit(branch, entry.end)
+            row = rows.get(entry.row) or RowResult(entry.row)
+            if entry.sample and not row.tokens and row.error is None:
+                row = RowResult(entry.row, error="the runner returned no token for this request.")
+            self._accept(branch, row)
+
+    def fail_outstanding(self, error: str) -> None:
+        """Ends every branch that has a step in flight with an error: what those steps did is unknown."""
+        while self._outstanding:
+            step, sent = self._outstanding.popitem(last=False)
+            self._step_over(step)
+            for entry in sent:
+                if entry.branch.state is not BranchState.FINISHED:
+                    self._finish(entry.branch, FinishReason.ERROR, error=error)
+
+    def _step_over(self, step: int) -> None:
+        self.cache.step_committed(step)
+        self._free_rows += self._leaving_rows.pop(step, [])
+
+    def _accept(self, branch: Branch, row: RowResult) -> None:
+        """Appends sampled tokens and ends the branch where they say so."""
+        if row.error is not None:
+            self._finish(branch, FinishReason.ERROR, error=row.error)
+            return
+        reason: FinishReason | None = None
+        count = 0
+        for token in row.tokens:
+            branch.tokens.append(token)
+            count += 1
+            if token in branch.request.stop_ids:
+                reason = FinishReason.STOP
+            elif len(branch.tokens) - branch.num_prompt >= branch.max_tokens:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                break
+        self.counters.generated_tokens += count
+        if reason is not None:
+            self._finish(branch, reason, row=row, count=count)
+        elif count or row.prompt_logprobs:
+            self._emit(branch, row, count, None)
+
+    def _emit(
+        self, branch: Branch, row: RowResult | None, count: int, reason: FinishReason | None, error: str | None = None
+    ) -> None:
+        self._outputs.append(
+            EngineOutput(
+                request_id=branch.request.request_id,
+                branch=branch.index,
+                tokens=row.tokens[:count] if row else (),
+                logprobs=row.logprobs[:count] if row else (),
+                prompt_logprobs=row.prompt_logprobs if row else (),
+                finish_reason=reason,
+                error=error,
+                cached_tokens=None if branch.reported else branch.cached_tokens,
+                preemptions=branch.preemptions,
+            )
+        )
+        branch.reported = branch.cached_tokens is not None
+
+    def _finish(
+        self,
+        branch: Branch,
+        reason: FinishReason,
+        *,
+        row: RowResult | None = None,
+        count: int = 0,
+        error: str | None = None,
+    ) -> None:
+        if branch.state is BranchState.RUNNING:
+            self._leave_batch(branch, keep=reason is not FinishReason.ERROR)
+        else:
+            del self.waiting[self._position(self.waiting, branch)]
+        branch.state = BranchState.FINISHED
+        branch.awaits = None
+        self._emit(branch, row, count, reason, error)
+        request_id = branch.request.request_id
+        if all(other.state is BranchState.FINISHED for other in self._requests[request_id]):
+            del self._requests[request_id]
+            if not self.options.enable_prefix_caching:
+                self.cache.tree.drop_namespace(branch.namespace)
+            if reason is FinishReason.CANCELLED:
+                self.counters.cancelled += 1
+            elif reason is FinishReason.ERROR:
+                self.counters.failed += 1
+            else:
+                self.counters.finished += 1
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError if any count, queue or row disagrees with another. For tests and idle moments."""
+        live = [b for branches in self._requests.values() for b in branches if b.state is not BranchState.FINISHED]
+        assert sorted(map(id, live)) == sorted(map(id, self.running + self.waiting)), "a branch is lost or doubled"
+        assert self.running == sorted(self.running, key=self._policy.key)
+        assert self.waiting == sorted(self.waiting, key=self._policy.key)
+        assert all(b.hold is not None and b.row >= 0 for b in self.running)
+        assert all(b.hold is None and b.row < 0 for b in self.waiting)
+        rows = [b.row for b in self.running] + self._free_rows + sum(self._leaving_rows.values(), [])
+        assert sorted(rows) == list(range(self.options.max_num_seqs)), "a row is lost or doubled"
+        for branch in self.running:
+            assert branch.committed <= branch.computed <= branch.known
+            assert 0 <= branch.in_flight <= len(self._outstanding)
+        self.cache.check_integrity(live)

@@ -1,0 +1,115 @@
+"""The step loop: scheduler and runner joined, nothing else. Synchronous, single-threaded, no I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from time import perf_counter
+
+from penstock.core.protocol import Runner
+from penstock.core.request import EngineOutput, EngineRequest, EngineStats
+from penstock.core.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests step by step. Up to `depth` plans are made ahead of the oldest unanswered one."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._depth = scheduler.options.depth
+        self._submitted: list[int] = []
+        self._steps = 0
+        self._seconds: Counter[str] = Counter()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: EngineRequest) -> None:
+        """Queues a request.
+
+        Raises:
+            RequestError: it can never be served; see Scheduler.add.
+        """
+        self.scheduler.add(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Cancels a request; its last outputs come with the next step."""
+        self.scheduler.cancel(request_id)
+
+    def step(self) -> list[EngineOutput]:
+        """Plans, runs and commits one step; returns what became known.
+
+        An exception in the runner ends the requests in the outstanding steps with an error; the others go on.
+        """
+        try:
+            self._advance()
+        except Exception:
+            log.exception("step failed")
+            self._submitted.clear()
+            self.scheduler.fail_outstanding("the engine failed while computing this request; send it again.")
+        return self.scheduler.take_outputs()
+
+    def _advance(self) -> None:
+        while len(self._submitted) <= self._depth:
+            started = perf_counter()
+            plan = self.scheduler.plan()
+            self._seconds["plan"] += perf_counter() - started
+            if plan is None:
+                break
+            self._submitted.append(plan.step)
+            self.runner.submit(plan)
+        if not self._submitted:
+            return
+        result = self.runner.sample(self._submitted[0])
+        self._submitted.pop(0)
+        started = perf_counter()
+        self.scheduler.commit(result)
+        self._steps += 1
+        self._seconds["commit"] += perf_counter() - started
+        self._seconds["build"] += result.timings.build
+        self._seconds["forward"] += result.timings.forward
+        self._seconds["sample"] += result.timings.sample
+
+    def stats(self) -> EngineStats:
+        """A snapshot of counters and gauges."""
+        scheduler = self.scheduler
+        cache, counters = scheduler.cache, scheduler.counters
+        idle = sum(cache.tree.idle)
+        total = sum(pool.num_blocks - 1 for pool in cache.pools)
+        free = sum(pool.num_free for pool in cache.pools)
+        size = cache.block_size
+        holds = [(b.computed, b.hold) for b in scheduler.running if b.hold is not None]
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            waiting_tokens=sum(len(branch.tokens) for branch in scheduler.waiting),
+            blocks_used=total - free - idle,
+            blocks_cached=idle,
+            blocks_total=total,
+            slots_used=sum(computed - hold.live_from[0] * size for computed, hold in holds),
+            slots_allocated=sum((len(hold.tables[0]) - hold.live_from[0]) * size for _, hold in holds),
+            steps=self._steps,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=counters.preemptions,
+            finished=counters.finished,
+            cancelled=counters.cancelled,
+            failed=counters.failed,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            miss_reasons=tuple(counters.miss_reasons.items()),
+            plan_seconds=self._seconds["plan"],
+            commit_seconds=self._seconds["commit"],
+            build_seconds=self._seconds["build"],
+            forward_seconds=self._seconds["forward"],
+            sample_seconds=self._seconds["sample"],
+        )
+
+    def close(self) -> None:
+        """Frees what the runner holds."""
+        self.runner.close()
