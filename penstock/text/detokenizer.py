@@ -1,0 +1,151 @@
+"""Text from tokens as they come: whole characters only, cut at stop strings, in linear time."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What can be said after some tokens.
+
+    Attributes:
+        text: new text, safe to show: whole characters, and no beginning of a stop string.
+        stopped: the stop string that ended the output, else None.
+        tokens_used: how many of the pushed tokens were consumed; all of them unless a stop string was found.
+    """
+
+    text: str
+    stopped: str | None = None
+    tokens_used: int = 0
+
+
+@dataclass(slots=True)
+class _Node:
+    """A state of the automaton: a text that begins some stop string."""
+
+    depth: int
+    children: dict[str, _Node] = field(default_factory=dict)
+    fallback: _Node | None = None  # the longest proper suffix that also begins a stop string
+    match: str | None = None  # the longest stop string that ends here
+
+
+def _automaton(stops: Sequence[str]) -> _Node:
+    """Aho and Corasick's automaton over all stop strings (Communications of the ACM 18(6), 1975)."""
+    root = _Node(0)
+    for stop in stops:
+        node = root
+        for char in stop:
+            node = node.children.setdefault(char, _Node(node.depth + 1))
+        node.match = stop
+    queue = deque([root])
+    while queue:
+        node = queue.popleft()
+        for char, child in node.children.items():
+            fallback = node.fallback
+            while fallback is not None and char not in fallback.children:
+                fallback = fallback.fallback
+            child.fallback = root if fallback is None else fallback.children[char]
+            child.match = child.match or child.fallback.match
+            queue.append(child)
+    return root
+
+
+class IncrementalDetokenizer:
+    """Turns one branch's tokens into text. The pieces joined equal `tokenizer.decode` of all tokens, up to a stop.
+
+    Args:
+        tokenizer: whose tokens these are.
+        stop: strings that end the output. The one completed first wins; of several completed by the same character,
+            the longest. The result does not depend on how tokens are grouped into pushes.
+        include_stop: leave the stop string in the text.
+        skip_special_tokens: leave control tokens out of the text.
+        min_tokens: a stop string completed before this many tokens is ordinary text.
+        after_prompt: the text continues other text, so a leading space is kept (SentencePiece drops the first one).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+        after_prompt: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._strip_next = tokenizer.strip_first and not after_prompt
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._root = _automaton([text for text in stop if text])
+        self._state = self._root
+        self._held = ""  # text not yet given away; it ends with the state's text
+        self._seen = 0
+        self._stopped: str | None = None
+
+    def push(self, tokens: Sequence[int]) -> Piece:
+        """Takes further tokens. After a stop string nothing more is consumed."""
+        if self._stopped is not None:
+            return Piece("", self._stopped, 0)
+        if not self._root.children:
+            self._seen += len(tokens)
+            return Piece(self._decoder.decode(self._bytes(tokens)), None, len(tokens))
+        given: list[str] = []
+        for index, token in enumerate(tokens):
+            self._seen += 1
+            given.append(self._advance(self._decoder.decode(self._bytes((token,)))))
+            if self._stopped is not None:
+                return Piece("".join(given), self._stopped, index + 1)
+        return Piece("".join(given), None, len(tokens))
+
+    def finish(self) -> Piece:
+        """Gives what was held back; an unfinished character becomes U+FFFD. Call once, after the last token."""
+        if self._stopped is not None:
+            return Piece("", self._stopped, 0)
+        text = self._advance(self._decoder.decode(b"", True))
+        if self._stopped is None:
+            text += self._held
+            self._held = ""
+        return Piece(text, self._stopped, 0)
+
+    def _bytes(self, tokens: Sequence[int]) -> bytes:
+        skipped, spell = self._skipped, self._tokenizer.token_bytes
+        data = b"".join([spell(token) for token in tokens if token not in skipped])
+        if self._strip_next and data:
+            self._strip_next = False
+            data = data.removeprefix(b" ")
+        return data
+
+    def _advance(self, text: str) -> str:
+        """Runs new text through the automaton; returns what is safe now, up to a stop string if one is complete."""
+        if not text:
+            return ""
+        state = self._state
+        looking = self._seen >= self._min_tokens
+        for index, char in enumerate(text):
+            while char not in state.children and state.fallback is not None:
+                state = state.fallback
+            state = state.children.get(char, state)
+            if looking and state.match is not None:
+                return self._stop(state.match, text[: index + 1])
+        while not state.children and state.fallback is not None:
+            state = state.fallback  # a match that was too early to count cannot grow
+        self._state = state
+        whole = self._held + text
+        safe = len(whole) - state.depth
+        self._held = whole[safe:]
+        return whole[:safe]
+
+    def _stop(self, match: str, text: str) -> str:
+        self._stopped = match
+        whole = self._held + text
+        self._held = ""
+        return whole if self._include_stop else whole[: len(whole) - len(match)]
