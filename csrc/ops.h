@@ -1,0 +1,82 @@
+// What the ops take and give, shared by every instruction set: plain structs of pointers and numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace penstock {
+
+enum class RowError : std::uint8_t {
+    none = 0,
+    not_finite = 1,       // a logit is NaN or +infinity, or all are -infinity
+    nothing_allowed = 2,  // every token is banned by the row's masks
+};
+
+// One row to sample: its logits and what was asked of it. All token ids are below the vocabulary size.
+struct RowView {
+    const float* logits;
+    const std::int32_t* bias_ids;
+    const double* bias_values;
+    std::int64_t num_biases;
+    const std::uint32_t* allowed;  // bit t % 32 of word t / 32; null allows all
+    const std::uint32_t* grammar;  // the same, of this step alone
+    const std::int32_t* banned;
+    std::int64_t num_banned;
+    const std::int32_t* stop_ids;  // banned too, while the row is below its min_tokens
+    std::int64_t num_stop_ids;
+    const std::int32_t* seen_ids;     // distinct tokens of prompt and output
+    const std::int64_t* seen_counts;  // how often each was generated
+    std::int64_t num_seen;
+    double repetition_penalty, presence_penalty, frequency_penalty;
+    double temperature, typical_p, top_p, min_p;
+    std::int64_t top_k;
+    double uniform;  // in [0, 1)
+};
+
+// Work space of one thread for a vocabulary of V tokens.
+struct Scratch {
+    float* logits;         // [V]
+    float* values;         // [V]
+    double* weights;       // [V], and room for the sums of all blocks
+    std::uint64_t* keys;   // [V]
+    std::uint32_t* ids;    // [V]
+    std::uint32_t* index;  // [V]
+};
+
+struct Logprobs {
+    double logprob;
+    std::int64_t rank;           // 1 is the most probable; equal logits rank by token id
+    std::int32_t* top_ids;       // [top]
+    double* top_logprobs;        // [top]
+};
+
+struct SampledRow {
+    std::int64_t token;
+    RowError error;
+};
+
+enum class BlockFormat : int { f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, mxfp4, count };
+
+struct BlockLayout {
+    const char* name;
+    std::int64_t elements;  // values in one block
+    std::int64_t bytes;     // bytes of one block
+};
+
+inline constexpr BlockLayout block_layouts[] = {
+    {"f16", 1, 2},      {"bf16", 1, 2},     {"q4_0", 32, 18},   {"q4_1", 32, 20},   {"q5_0", 32, 22},
+    {"q5_1", 32, 24},   {"q8_0", 32, 34},   {"q2_k", 256, 84},  {"q3_k", 256, 110}, {"q4_k", 256, 144},
+    {"q5_k", 256, 176}, {"q6_k", 256, 210}, {"mxfp4", 32, 17},
+};
+static_assert(sizeof(block_layouts) / sizeof(block_layouts[0]) == static_cast<std::size_t>(BlockFormat::count));
+
+// The ops of one instruction set.
+struct OpTable {
+    const char* isa;
+    SampledRow (*sample_row)(const RowView& row, std::int64_t vocab, const Scratch& scratch);
+    RowError (*logprobs_row)(const float* logits, std::int64_t vocab, std::int64_t target, std::int64_t top,
+                             const Scratch& scratch, Logprobs& out);
+    void (*dequantize)(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, float* out);
+};
+
+}  // namespace penstock
