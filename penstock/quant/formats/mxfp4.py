@@ -43,10 +43,7 @@ def to_gguf_blocks(blocks: Bytes, scales: Bytes) -> Bytes:
     Raises:
         ValueError: the shapes do not belong together.
     """
-    if blocks.ndim == 0 or blocks.shape[-1] != PACKED_BYTES or blocks.shape[:-1] != scales.shape:
-        raise ValueError(
-            f"MXFP4 blocks {blocks.shape} do not belong to scales {scales.shape}: need [..., G, 16] and [..., G]"
-        )
+    _check_pair(blocks, scales)
     low, high = blocks & 0x0F, blocks >> 4  # values 2i, 2i + 1
     out = np.empty((*scales.shape, 1 + PACKED_BYTES), dtype=np.uint8)
     out[..., 0] = scales
@@ -77,10 +74,7 @@ def decode_pair(blocks: Bytes, scales: Bytes) -> Floats:
     Raises:
         ValueError: the shapes do not belong together.
     """
-    if blocks.shape[:-1] != scales.shape or blocks.shape[-1] != PACKED_BYTES:
-        raise ValueError(
-            f"MXFP4 blocks {blocks.shape} do not belong to scales {scales.shape}: need [..., G, 16] and [..., G]"
-        )
+    _check_pair(blocks, scales)
     nibbles = np.stack([blocks & 0x0F, blocks >> 4], axis=-1).reshape(*scales.shape, BLOCK_VALUES)
     with np.errstate(over="ignore"):
         values = E2M1_DOUBLED[nibbles] * half_scale(scales)[..., None]

@@ -1,0 +1,1 @@
+"""Readers of checkpoint files: bytes, names and metadata only. No torch here."""

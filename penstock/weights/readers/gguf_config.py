@@ -1,0 +1,350 @@
+"""GGUF metadata → the dicts a Hugging Face folder of the same model has in config.json and its companions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.config.errors import CheckpointError
+from penstock.quant.formats import FORMATS, decode_to_float32
+from penstock.weights.readers.files import shown
+from penstock.weights.readers.gguf_file import GgufTensor
+
+_MAX_LAYERS = 4096
+_MAX_SIZE = 2**31 - 1
+_MAX_NUMBER = 1e30
+_MAX_EXPERTS = 4096
+_DTYPES = {"f32": "float32", "f64": "float32", "f16": "float16"}  # everything else is kept best in bfloat16
+_LLAMA3_ORIGINAL_LENGTHS = (8192, 4096, 2048, 16384, 32768, 1024, 512, 256, 128, 64)
+_GEMMA3_27B_LAYERS = 62
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss")
+
+
+class _Keys:
+    """Checked access to one architecture's metadata keys."""
+
+    __slots__ = ("arch", "values")
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.values = metadata
+        arch = metadata.get("general.architecture")
+        if arch not in ARCHITECTURES:
+            raise CheckpointError(
+                f"general.architecture is {shown(str(arch))}; supported in GGUF files: {', '.join(ARCHITECTURES)}."
+            )
+        self.arch: str = arch
+
+    def _find(self, key: str) -> tuple[str, Any]:
+        full = f"{self.arch}.{key}"
+        value = self.values.get(full)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]  # one entry a layer, all equal
+        return full, value
+
+    def integer(self, key: str, default: int | None = None, *, most: int = _MAX_SIZE, least: int = 1) -> int:
+        full, value = self._find(key)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not least <= value <= most:
+            state = "missing" if value is None else shown(str(value), 40)
+            raise CheckpointError(f"metadata key {full} is {state}; an integer from {least} to {most} is needed.")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        full, value = self._find(key)
+        if value is None and default is not None:
+            return default
+        if type(value) not in (int, float) or not 0 < value <= _MAX_NUMBER:
+            state = "missing" if value is None else shown(str(value), 40)
+            raise CheckpointError(f"metadata key {full} is {state}; a number above 0 is needed.")
+        return _shortest(value)
+
+    def has(self, key: str) -> bool:
+        return self._find(key)[1] is not None
+
+
+def _shortest(value: float) -> float:
+    """The decimal a float32 was written from (1e-06, not 9.99999997e-07), so that configs equal their twins."""
+    return float(str(np.float32(value)))
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not -1 <= value < max(vocab_size, 2**32):
+        raise CheckpointError(f"metadata key {key} is {shown(str(value), 40)}; a token id is needed.")
+    return value if 0 <= value < vocab_size else None  # writers put -1 or 2^32 - 1 where a model has none
+
+
+def _rope_scaling(keys: _Keys, head_dim: int, theta: float, tensors: Mapping[str, GgufTensor]) -> dict[str, Any] | None:
+    kind = keys.values.get(f"{keys.arch}.rope.scaling.type", "none")
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling: dict[str, Any] = {
+            "rope_type": "yarn",
+            "factor": keys.number("rope.scaling.factor"),
+            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+            "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        }
+        if keys.has("rope.scaling.attn_factor"):
+            scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+        return scaling
+    if kind != "none":
+        raise CheckpointError(
+            f"rope scaling of type {shown(str(kind))} is not supported in GGUF; there are linear, yarn."
+        )
+    if keys.has("rope.scale_linear") and keys.number("rope.scale_linear") != 1.0:  # written before 2023-10
+        return {"rope_type": "linear", "factor": keys.number("rope.scale_linear")}
+    return _llama3_scaling(tensors.get("rope_freqs.weight"), head_dim, theta)
+
+
+def _llama3_factors(head_dim: int, theta: float, factor: float, original: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Divisors of the rotary frequencies under Llama 3.1's scaling with its low and high factors 1 and 4."""
+    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    smooth = np.clip((original / wavelength - 1.0) / 3.0, 0.0, 1.0)
+    return 1.0 / ((1.0 - smooth) / factor + smooth)
+
+
+def _llama3_scaling(freqs: GgufTensor | None, head_dim: int, theta: float) -> dict[str, Any] | None:
+    """Recovers Llama 3.1's parameters from the per-frequency divisors a converter stored; None if there are none.
+
+    Divisors that fit no such parameters leave the tensor among the others, where the loader names it as unused.
+    """
+    if freqs is None or freqs.format != "f32" or freqs.shape != (head_dim // 2,):
+        return None
+    found = decode_to_float32("f32", freqs.data).astype(np.float64)
+    factor = float(found.max())
+    if not np.isfinite(found).all() or found.min() < 1.0 or factor == 1.0:
+        return None
+    for original in _LLAMA3_ORIGINAL_LENGTHS:
+        if np.allclose(_llama3_factors(head_dim, theta, factor, original), found, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": _shortest(factor),
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": original,
+            }
+    return None
+
+
+def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
+    """The type that loses nothing that matters: that of the format holding most bytes."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors.values():
+        sizes[tensor.format] = sizes.get(tensor.format, 0) + tensor.data.size
+    return _DTYPES.get(max(sizes, key=lambda fmt: sizes[fmt]), "bfloat16")
+
+
+def _base(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError("the file holds no embedding matrix token_embd.weight: it is a vocabulary, not a model.")
+    vocab_size = embedding.shape[0]
+    heads = keys.integer("attention.head_count", most=2**16)
+    hidden = keys.integer("embedding_length")
+    head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))
+    theta = keys.number("rope.freq_base", 10000.0)
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": keys.integer("block_count", most=_MAX_LAYERS),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads, most=2**16),
+        "head_dim": head_dim,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        "rope_scaling": _rope_scaling(keys, head_dim, theta, tensors),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "bos_token_id": _token_id(keys.values, "bos", vocab_size),
+        "eos_token_id": _token_id(keys.values, "eos", vocab_size),
+        "pad_token_id": _token_id(keys.values, "padding", vocab_size),
+        "torch_dtype": _compute_dtype(tensors),
+    }
+
+
+def _llama(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+    }
+    if keys.has("expert_count") and keys.integer("expert_count", most=_MAX_EXPERTS, least=0):
+        own["num_local_experts"] = keys.integer("expert_count")
+        own["num_experts_per_tok"] = keys.integer("expert_used_count", most=own["num_local_experts"])
+        own["sliding_window"] = None
+        return {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **own}
+    if keys.has("attention.sliding_window"):
+        own["sliding_window"] = keys.integer("attention.sliding_window")
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **own}
+    return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **own}
+
+
+def _qwen2(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "use_sliding_window": False,
+        "sliding_window": None,
+    }
+
+
+def _qwen3(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    bias = "blk.0.attn_q.bias" in tensors
+    return _qwen2(keys, tensors) | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": bias,
+    }
+
+
+def _qwen3moe(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    experts = keys.integer("expert_count", most=_MAX_EXPERTS)
+    width = keys.integer("expert_feed_forward_length")
+    return {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "intermediate_size": keys.integer("feed_forward_length", width),
+        "moe_intermediate_size": width,
+        "num_experts": experts,
+        "num_experts_per_tok": keys.integer("expert_used_count", most=experts),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "use_sliding_window": False,
+        "sliding_window": None,
+    }
+
+
+def _layer_types(count: int, period: int) -> list[str]:
+    """Every period-th layer attends to everything, the others to a window."""
+    return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)]
+
+
+def _gemma3(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    layers = keys.integer("block_count", most=_MAX_LAYERS)
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count", most=2**16)
+    # The key exists for every size, but only the 27B model scales queries by the hidden size instead of the head's.
+    scale = hidden // heads if layers == _GEMMA3_27B_LAYERS else keys.integer("attention.key_length", 256)
+    period = keys.integer("attention.sliding_window_pattern", 6, most=_MAX_LAYERS)
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": keys.integer("attention.key_length", 256),
+        "rope_theta": keys.number("rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+        "query_pre_attn_scalar": scale,
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "sliding_window_pattern": period,
+        "layer_types": _layer_types(layers, period),
+        "attention_bias": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": (
+            keys.number("final_logit_softcapping") if keys.has("final_logit_softcapping") else None
+        ),
+    }
+
+
+def _gpt_oss(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    layers = keys.integer("block_count", most=_MAX_LAYERS)
+    experts = keys.integer("expert_count", most=_MAX_EXPERTS)
+    own: dict[str, Any] = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "num_local_experts": experts,
+        "num_experts_per_tok": keys.integer("expert_used_count", most=experts),
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": _layer_types(layers, 2),
+        "attention_bias": True,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
+    down = tensors.get("blk.0.ffn_down_exps.weight")
+    if down is not None and down.format == "mxfp4":
+        own["quantization_config"] = {"quant_method": "mxfp4"}
+    return own
+
+
+_BUILDERS = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "gemma3": _gemma3,
+    "gpt-oss": _gpt_oss,
+}
+
+
+def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """The model's config.json, derived from metadata and tensor shapes.
+
+    Raises:
+        CheckpointError: an unsupported architecture, or a key that is missing or out of range.
+    """
+    keys = _Keys(metadata)
+    config = _base(keys, tensors) | _BUILDERS[keys.arch](keys, tensors)
+    if keys.arch == "gpt-oss" and config["rope_scaling"] is not None:
+        config["rope_scaling"]["truncate"] = False
+    return config
+
+
+def gguf_generation_config(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json: the end-of-sequence ids and the sampling defaults a converter recorded."""
+    vocab_size = config["vocab_size"]
+    ends = [_token_id(metadata, name, vocab_size) for name in ("eos", "eot")]
+    found: dict[str, Any] = {}
+    if any(end is not None for end in ends):
+        found["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None))
+    for ours, key in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p")):
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_NUMBER:
+            found[ours] = _shortest(value) if isinstance(value, float) else value
+    if config["bos_token_id"] is not None:
+        found["bos_token_id"] = config["bos_token_id"]
+    return found
+
+
+def gguf_tokenizer_config(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """tokenizer_config.json: special tokens as text, and the chat template (`chat_templates` holds named others)."""
+    tokens: Sequence[Any] = metadata.get("tokenizer.ggml.tokens", ())
+    found: dict[str, Any] = {}
+    names = (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding"), ("unk_token", "unknown"))
+    for ours, name in names:
+        token = _token_id(metadata, name, vocab_size)
+        if token is not None and isinstance(tokens, list) and token < len(tokens) and isinstance(tokens[token], str):
+            found[ours] = tokens[token]
+    for name in ("add_bos_token", "add_eos_token"):
+        if type(metadata.get(f"tokenizer.ggml.{name}")) is bool:
+            found[name] = metadata[f"tokenizer.ggml.{name}"]
+    prefix = "tokenizer.chat_template"
+    if isinstance(metadata.get(prefix), str):
+        found["chat_template"] = metadata[prefix]
+    named = {key[len(prefix) + 1 :]: text for key, text in metadata.items() if key.startswith(prefix + ".")}
+    if named:
+        found["chat_templates"] = {name: text for name, text in named.items() if isinstance(text, str)}
+    return found
+
+
+def undecodable_reason(fmt: str) -> str | None:
+    """Why a known ggml type cannot be decoded, with the nearest one that can; None if it can be."""
+    if fmt in FORMATS:
+        return None
+    prefixes = (("iq1", "Q2_K"), ("iq2", "Q2_K"), ("tq", "Q2_K"), ("q1", "Q2_K"), ("iq3", "Q3_K"), ("iq4", "Q4_K"))
+    nearest = next((near for prefix, near in prefixes if fmt.startswith(prefix)), "Q8_0")
+    nearest = "MXFP4" if fmt == "nvfp4" else nearest
+    return f"{fmt.upper()} is not supported; take a file in {nearest}, the nearest that is"

@@ -1,0 +1,262 @@
+"""GGUF tensors under their Hugging Face names and layouts.
+
+Converters to GGUF rename tensors and, for some families, also change them: Llama's query and key rows are permuted for
+interleaved rotary embedding, Gemma's norm weights have 1 added, experts are stacked, and GPT-OSS's joint gate and up
+projection is split. Each is undone here when a tensor is read; what needs no change stays a view of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.config.errors import CheckpointError
+from penstock.quant.formats import decode_to_float32, mxfp4
+from penstock.quant.formats.record import Bytes
+from penstock.quant.tensor import TensorInfo
+from penstock.weights.readers.files import shown
+from penstock.weights.readers.gguf_config import undecodable_reason
+from penstock.weights.readers.gguf_file import GgufTensor
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualTensor:
+    """A tensor as Hugging Face would store it; `load` makes its bytes from the file's."""
+
+    info: TensorInfo
+    load: Callable[[], Bytes]
+
+
+_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OWN: Mapping[str, Mapping[str, str]] = {
+    "gemma3": {
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    },
+    "mixtral": {"ffn_gate_inp": "block_sparse_moe.gate"},
+    "qwen3moe": {"ffn_gate_inp": "mlp.gate"},
+    "gpt-oss": {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
+}
+_EXPERTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "down": "w2", "up": "w3"}),
+    "qwen3moe": ("mlp.experts", {"gate": "gate_proj", "down": "down_proj", "up": "up_proj"}),
+}
+_MAX_TENSORS = 2**18  # each costs some memory, and a small file can claim many experts
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+)\.(weight|bias)")
+_STACKED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)_exps\.(weight|bias)")
+_SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)\.(0|[1-9]\d{0,4})\.weight")
+
+
+def load_raw(tensor: GgufTensor) -> Bytes:
+    """The tensor's bytes in the file.
+
+    Raises:
+        CheckpointError: its format cannot be decoded.
+    """
+    reason = undecodable_reason(tensor.format)
+    if reason is not None:
+        raise CheckpointError(f"tensor {shown(tensor.name)}: {reason}.")
+    return tensor.data
+
+
+def _plain(name: str, tensor: GgufTensor) -> VirtualTensor:
+    info = TensorInfo(name, tensor.shape, tensor.format, tensor.data.size)
+    return VirtualTensor(info, lambda: load_raw(tensor))
+
+
+def _unpermuted(name: str, tensor: GgufTensor, heads: int) -> VirtualTensor:
+    """Rows of each head back from (pair, half) to (half, pair) order. Rows are whole blocks, so raw bytes move."""
+    rows = tensor.shape[0]
+    if rows % (2 * heads):
+        raise CheckpointError(f"tensor {shown(tensor.name)} has {rows} rows, no multiple of 2 × {heads} heads.")
+
+    def load() -> Bytes:
+        split = load_raw(tensor).reshape(heads, rows // heads // 2, 2, -1)
+        return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(-1)
+
+    return replace(_plain(name, tensor), load=load)
+
+
+def _minus_one(name: str, tensor: GgufTensor) -> VirtualTensor:
+    def load() -> Bytes:
+        return (decode_to_float32(tensor.format, load_raw(tensor)) - np.float32(1)).view(np.uint8)
+
+    elements = int(np.prod(tensor.shape))
+    return VirtualTensor(TensorInfo(name, tensor.shape, "f32", 4 * elements), load)
+
+
+def _expert(name: str, tensor: GgufTensor, index: int) -> VirtualTensor:
+    experts = tensor.shape[0]
+    size = tensor.data.size // experts
+    info = TensorInfo(name, tensor.shape[1:], tensor.format, size)
+    return VirtualTensor(info, lambda: load_raw(tensor)[index * size : (index + 1) * size])
+
+
+def _experts(
+    arch: str, layer: str, which: str, tensor: GgufTensor, config: Mapping[str, Any]
+) -> Iterator[VirtualTensor]:
+    count = config["num_local_experts" if arch == "mixtral" else "num_experts"]
+    if len(tensor.shape) != 3 or tensor.shape[0] != count:
+        raise CheckpointError(f"tensor {shown(tensor.name)} has shape {tensor.shape}; [{count}, out, in] is needed.")
+    prefix, names = _EXPERTS[arch]
+    for index in range(count):
+        yield _expert(f"model.layers.{layer}.{prefix}.{index}.{names[which]}.weight", tensor, index)
+
+
+def _interleaved(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Axis 1 of the parts taken in turn; one part stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.stack(parts, axis=2).reshape(parts[0].shape[0], -1, *parts[0].shape[2:])
+
+
+def _mxfp4_pair(name: str, parts: list[GgufTensor]) -> Iterator[VirtualTensor]:
+    experts, rows, columns = parts[0].shape
+    rows *= len(parts)
+    groups = columns // mxfp4.BLOCK_VALUES
+
+    def blocks() -> npt.NDArray[np.uint8]:
+        return _interleaved([load_raw(part).reshape(experts, -1, groups, 1 + mxfp4.PACKED_BYTES) for part in parts])
+
+    shape = (experts, rows, groups)
+    packed = TensorInfo(f"{name}_blocks", (*shape, mxfp4.PACKED_BYTES), "u8", experts * rows * columns // 2)
+    scales = TensorInfo(f"{name}_scales", shape, "u8", experts * rows * groups)
+    yield VirtualTensor(packed, lambda: mxfp4.from_gguf_blocks(blocks())[0].reshape(-1))
+    yield VirtualTensor(scales, lambda: np.ascontiguousarray(blocks()[..., 0]).reshape(-1))
+
+
+def _transposed(name: str, parts: list[GgufTensor]) -> VirtualTensor:
+    """[E, out, in] parts → [E, in, out × parts]; 16- and 32-bit floats keep their format, others become f32."""
+    fmt = parts[0].format if {part.format for part in parts} in ({"f32"}, {"f16"}, {"bf16"}) else "f32"
+    item = np.dtype(np.uint32 if fmt == "f32" else np.uint16)
+    experts, rows, columns = parts[0].shape
+
+    def items(part: GgufTensor) -> npt.NDArray[Any]:
+        data = load_raw(part) if part.format == fmt else decode_to_float32(part.format, load_raw(part)).view(np.uint8)
+        return np.ascontiguousarray(data).view(item).reshape(part.shape)
+
+    def load() -> Bytes:
+        joined = _interleaved([items(part) for part in parts])
+        return np.ascontiguousarray(joined.swapaxes(1, 2)).reshape(-1).view(np.uint8)
+
+    shape = (experts, columns, rows * len(parts))
+    return VirtualTensor(TensorInfo(name, shape, fmt, experts * rows * columns * len(parts) * item.itemsize), load)
+
+
+def _joined_bias(name: str, parts: list[GgufTensor]) -> VirtualTensor:
+    def load() -> Bytes:
+        decoded = [decode_to_float32(part.format, load_raw(part)).reshape(part.shape) for part in parts]
+        return np.ascontiguousarray(_interleaved(decoded)).reshape(-1).view(np.uint8)
+
+    experts, width = parts[0].shape
+    return VirtualTensor(TensorInfo(name, (experts, width * len(parts)), "f32", 4 * experts * width * len(parts)), load)
+
+
+def _gpt_oss_experts(layer: str, stacks: Mapping[tuple[str, str], GgufTensor]) -> Iterator[VirtualTensor]:
+    """Gate and up interleaved row by row in `gate_up_proj`, as GPT-OSS keeps them; MXFP4 stays MXFP4."""
+    for joint, members in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+        for suffix, rank in (("weight", 3), ("bias", 2)):
+            parts = [stacks[which, suffix] for which in members if (which, suffix) in stacks]
+            if not parts:
+                continue
+            shapes = [part.shape for part in parts]
+            if len(parts) != len(members) or len(set(shapes)) != 1 or len(shapes[0]) != rank:
+                raise CheckpointError(
+                    f"layer {layer}: the experts' {' and '.join(members)} {suffix} have shapes {shapes}; "
+                    f"{len(members)} equal ones of {rank} axes are needed."
+                )
+            name = f"model.layers.{layer}.mlp.experts.{joint}"
+            if suffix == "bias":
+                yield _joined_bias(f"{name}_bias", parts)
+            elif all(part.format == "mxfp4" for part in parts):
+                yield from _mxfp4_pair(name, parts)
+            else:
+                yield _transposed(name, parts)
+
+
+def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> VirtualTensor:
+    """Everything that is one tensor on both sides. A name nobody knows is kept, so that the loader reports it."""
+    name, stem = _TOP.get(tensor.name, tensor.name), ""
+    if match := _BLOCK.fullmatch(tensor.name):
+        layer, stem, suffix = match.groups()
+        known = _OWN.get(arch, {}).get(stem) or _LAYER.get(stem)
+        if known is not None:
+            name = f"model.layers.{layer}.{known}.{suffix}"
+        if (arch, stem, suffix) == ("gpt-oss", "attn_sinks", "weight"):
+            name = f"model.layers.{layer}.self_attn.sinks"
+    if arch in ("llama", "mixtral") and stem in ("attn_q", "attn_k"):
+        heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
+        return _unpermuted(name, tensor, heads)
+    if arch == "gemma3" and name.endswith("norm.weight"):
+        return _minus_one(name, tensor)
+    return _plain(name, tensor)
+
+
+def hugging_face_tensors(
+    arch: str, tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]
+) -> dict[str, VirtualTensor]:
+    """All tensors of a GGUF model by Hugging Face name.
+
+    Args:
+        arch: general.architecture.
+        tensors: the file's (or all shards') tensor table.
+        config: what `gguf_config` made of the same file.
+
+    Raises:
+        CheckpointError: shapes that do not fit the layout of the family, or two tensors for one name.
+    """
+    arch = "mixtral" if config["model_type"] == "mixtral" else arch
+    found: list[VirtualTensor] = []
+    stacks: dict[str, dict[tuple[str, str], GgufTensor]] = {}
+    for tensor in tensors.values():
+        if len(found) > _MAX_TENSORS:
+            raise CheckpointError(f"with each expert on its own the file holds more than {_MAX_TENSORS} tensors.")
+        stacked, single = _STACKED.fullmatch(tensor.name), _SINGLE_EXPERT.fullmatch(tensor.name)
+        if tensor.name == "rope_freqs.weight" and _explained(tensor, config):
+            continue
+        if stacked and arch == "gpt-oss":
+            stacks.setdefault(stacked[1], {})[stacked[2], stacked[3]] = tensor
+        elif stacked and arch in _EXPERTS and stacked[3] == "weight":
+            found.extend(_experts(arch, stacked[1], stacked[2], tensor, config))
+        elif single and arch in _EXPERTS:
+            prefix, names = _EXPERTS[arch]
+            found.append(_plain(f"model.layers.{single[1]}.{prefix}.{single[3]}.{names[single[2]]}.weight", tensor))
+        else:
+            found.append(_simple(arch, tensor, config))
+    for layer, members in stacks.items():
+        found.extend(_gpt_oss_experts(layer, members))
+    by_name = {virtual.info.name: virtual for virtual in found}
+    if len(by_name) != len(found):
+        raise CheckpointError(f"{len(found) - len(by_name)} tensors of the file have the name of another one.")
+    return by_name
+
+
+def _explained(freqs: GgufTensor, config: Mapping[str, Any]) -> bool:
+    """Whether the config already says what the stored rotary divisors do (nothing, or Llama 3.1's scaling)."""
+    scaling = config["rope_scaling"]
+    if scaling is not None:
+        return bool(scaling["rope_type"] == "llama3")
+    return freqs.format == "f32" and bool((decode_to_float32("f32", freqs.data) == 1).all())

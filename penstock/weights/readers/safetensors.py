@@ -1,0 +1,221 @@
+"""Hugging Face folders with safetensors files: one `model.safetensors`, or shards under an index.
+
+A file is: header length u64, header JSON (name → dtype, shape, data_offsets), tensor data. The safetensors library
+validates the header; the views are made here, so that bfloat16 and 8-bit floats need no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+from safetensors import SafetensorError, safe_open
+
+from penstock.config import limits
+from penstock.config.errors import CheckpointError
+from penstock.quant.formats import FORMATS
+from penstock.quant.formats.record import Bytes
+from penstock.quant.tensor import StoredTensor, TensorInfo
+from penstock.weights.readers.files import map_file, parse_object, read_object, shown
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_FORMAT_NAMES = {"F8_E4M3": "f8_e4m3", "F8_E5M2": "f8_e5m2", "BOOL": "bool"}
+_LISTED = 20
+
+
+@dataclass(slots=True)
+class SafetensorsCheckpoint:
+    """Implements `weights.checkpoint.Checkpoint`."""
+
+    path: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    tokenizer_config: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    _data: Mapping[str, Bytes] = field(repr=False)
+
+    def read(self, name: str) -> StoredTensor:
+        """The tensor's bytes, a view of the file.
+
+        Raises:
+            CheckpointError: no such tensor, or its dtype cannot be decoded.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            raise CheckpointError(f"{self.path} has no tensor {shown(name)}.")
+        if info.format not in FORMATS:
+            raise CheckpointError(
+                f"tensor {shown(name)} is stored as {info.format.upper()}, which has no decoder; "
+                f"there are: {', '.join(FORMATS)}."
+            )
+        return StoredTensor(info, self._data[name])
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(shown(name) for name in names[:_LISTED]) + more
+
+
+def _validate(path: Path) -> None:
+    try:
+        with safe_open(path, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is no sound safetensors file: {error}. Download it again.") from error
+
+
+def _whole(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _entry(path: Path, name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int, int]:
+    """One header entry, checked independently of the library: (info, first byte, last byte) within the data."""
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"{path}: the header of tensor {shown(name)} lacks dtype, shape or data_offsets.")
+    if len(shape) > limits.MAX_TENSOR_DIMS:
+        raise CheckpointError(
+            f"{path}: tensor {shown(name)} has {len(shape)} dimensions; at most {limits.MAX_TENSOR_DIMS} are allowed."
+        )
+    fmt = _FORMAT_NAMES.get(dtype, dtype.lower())
+    elements = 1
+    for size in shape:
+        elements *= size
+    first, last = offsets
+    if not first <= last <= data_size:
+        raise CheckpointError(f"{path}: tensor {shown(name)} lies at {first} to {last} of {data_size} data bytes.")
+    if fmt in FORMATS and elements * FORMATS[fmt].block_bytes != last - first:
+        raise CheckpointError(f"{path}: tensor {shown(name)}, {dtype} of shape {shape}, has {last - first} bytes.")
+    return TensorInfo(name, tuple(shape), fmt, last - first), first, last
+
+
+def read_safetensors_file(path: Path) -> dict[str, StoredTensor]:
+    """All tensors of one file, as views of its memory map.
+
+    Raises:
+        CheckpointError: the file is damaged; the message names the tensor and the numbers.
+    """
+    _, data = map_file(path)
+    header_size = struct.unpack("<Q", data[:8].tobytes())[0] if data.size >= 8 else data.size
+    if header_size > min(data.size - 8, limits.MAX_HEADER_JSON_BYTES):
+        raise CheckpointError(
+            f"{path} claims a header of {header_size} bytes; the file has {data.size}, "
+            f"and at most {limits.MAX_HEADER_JSON_BYTES} are read. Download it again."
+        )
+    _validate(path)
+    start = 8 + header_size
+    header = parse_object(data[8:start].tobytes(), f"the header of {path}")
+    header.pop("__metadata__", None)
+    if len(header) > limits.MAX_TENSORS:
+        raise CheckpointError(f"{path} holds {len(header)} tensors; at most {limits.MAX_TENSORS} are allowed.")
+    found: dict[str, StoredTensor] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        info, first, last = _entry(path, name, entry, data.size - start)
+        found[name] = StoredTensor(info, data[start + first : start + last])
+        spans.append((first, last, name))
+    spans.sort()
+    for (_, last, before), (first, _, after) in itertools.pairwise(spans):
+        if last > first:
+            raise CheckpointError(f"{path}: tensors {shown(before)} and {shown(after)} overlap at byte {first}.")
+    return found
+
+
+def _read_shards(folder: Path) -> dict[str, StoredTensor]:
+    index = folder / _INDEX
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map from tensor names to files.")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file or "\\" in file:
+            raise CheckpointError(
+                f"{index} maps {shown(name)} to {shown(str(file))}; a .safetensors file name without folders is needed."
+            )
+    files = sorted(set(weight_map.values()))
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise CheckpointError(f"{index} names files that are not there: {_listed(missing)}. Download them as well.")
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        shard = read_safetensors_file(folder / file)
+        twice = [name for name in shard if name in found]
+        if twice:
+            raise CheckpointError(f"{folder / file} holds tensors another shard holds as well: {_listed(twice)}.")
+        absent = [name for name, where in weight_map.items() if where == file and name not in shard]
+        if absent:
+            raise CheckpointError(f"{folder / file} lacks tensors the index promises: {_listed(absent)}.")
+        found.update(shard)
+    return found
+
+
+def _weight_files(folder: Path) -> dict[str, StoredTensor]:
+    if (folder / _SINGLE).is_file():
+        return read_safetensors_file(folder / _SINGLE)
+    if (folder / _INDEX).is_file():
+        return _read_shards(folder)
+    others = sorted(folder.glob("*.safetensors"))
+    if len(others) == 1:
+        return read_safetensors_file(others[0])
+    if others:
+        raise CheckpointError(f"{folder} holds {len(others)} safetensors files but no {_INDEX}; download it as well.")
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{folder} holds only pickled weights ({_listed(pickles)}), which can run code when they are read. "
+            'Convert them once, in a sandbox: python -c "from transformers import AutoModelForCausalLM as M; '
+            "M.from_pretrained('FOLDER').save_pretrained('NEW_FOLDER')\""
+        )
+    raise CheckpointError(f"{folder} holds no weights; looked for {_SINGLE}, {_INDEX} and other .safetensors files.")
+
+
+def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> None:
+    """Fills `chat_template` with the default template; named ones go to `chat_templates`. The separate file wins."""
+    template = tokenizer_config.get("chat_template")
+    if isinstance(template, list):
+        pairs = [(one.get("name"), one.get("template")) for one in template if isinstance(one, dict)]
+        named = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+        template = named.get("default")
+        tokenizer_config["chat_templates"] = named
+    template = read_object(folder / "chat_template.json", missing_ok=True).get("chat_template", template)
+    separate = folder / "chat_template.jinja"
+    if separate.is_file():
+        try:
+            if separate.stat().st_size > 4 * limits.MAX_TEMPLATE_SOURCE_CHARS:
+                raise CheckpointError(f"{separate} has more than {limits.MAX_TEMPLATE_SOURCE_CHARS} characters.")
+            template = separate.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{separate} cannot be read as UTF-8 text: {error}.") from error
+    tokenizer_config.pop("chat_template", None)
+    if isinstance(template, str):
+        tokenizer_config["chat_template"] = template
+
+
+def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
+    """Opens a Hugging Face folder.
+
+    Raises:
+        CheckpointError: no config.json, no safetensors weights, or any of the files is damaged.
+    """
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder} has no config.json, which says what model it is. Download it as well.")
+    config = read_object(folder / "config.json")
+    tokenizer_config = read_object(folder / "tokenizer_config.json", missing_ok=True)
+    _chat_templates(folder, tokenizer_config)
+    stored = _weight_files(folder)
+    return SafetensorsCheckpoint(
+        path=folder,
+        config=config,
+        generation_config=read_object(folder / "generation_config.json", missing_ok=True),
+        tokenizer_config=tokenizer_config,
+        metadata=MappingProxyType({}),
+        tensors=MappingProxyType({name: tensor.info for name, tensor in stored.items()}),
+        _data={name: tensor.data for name, tensor in stored.items()},
+    )
