@@ -80,6 +80,9 @@ class NullRunner:
             slots[target : target + op.num_tokens] = slots[source : source + op.num_tokens]
         return StepResult(step, tuple(self._run(span) for span in plan.spans))
 
+    def abort(self) -> None:
+        self._queue.clear()
+
     def close(self) -> None:
         self._rows.clear()
 

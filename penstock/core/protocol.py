@@ -174,5 +174,8 @@ class Runner(Protocol):
     def sample(self, step: int, masks: Any = None) -> StepResult:
         """Finishes step number `step` (the oldest outstanding): draws tokens, under grammar `masks` if given."""
 
+    def abort(self) -> None:
+        """Forgets outstanding plans after one of them failed; rows they introduced may be released or overwritten."""
+
     def close(self) -> None:
         """Frees what the runner holds."""

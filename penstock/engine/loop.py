@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
-from penstock.core.protocol import Runner
+from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
 
@@ -23,6 +25,7 @@ class Engine:
         self._submitted: list[int] = []
         self._steps = 0
         self._seconds: Counter[str] = Counter()
+        self._result = StepResult(-1)
 
     @property
     def has_work(self) -> bool:
@@ -45,27 +48,37 @@ class Engine:
 
         An exception in the runner ends the requests in the outstanding steps with an error; the others go on.
         """
-        try:
-            self._advance()
-        except Exception:
-            log.exception("step failed")
-            self._submitted.clear()
-            self.scheduler.fail_outstanding("the engine failed while computing this request; send it again.")
+        while len(self._submitted) <= self._depth and (plan := self._plan()) is not None:
+            self._submitted.append(plan.step)
+            if not self._guarded(self.runner.submit, plan):
+                return self.scheduler.take_outputs()
+        if self._submitted and self._guarded(self._sample, self._submitted[0]):
+            self._submitted.pop(0)
+            self._commit(self._result)
         return self.scheduler.take_outputs()
 
-    def _advance(self) -> None:
-        while len(self._submitted) <= self._depth:
-            started = perf_counter()
-            plan = self.scheduler.plan()
-            self._seconds["plan"] += perf_counter() - started
-            if plan is None:
-                break
-            self._submitted.append(plan.step)
-            self.runner.submit(plan)
-        if not self._submitted:
-            return
-        result = self.runner.sample(self._submitted[0])
-        self._submitted.pop(0)
+    def _plan(self) -> StepPlan | None:
+        started = perf_counter()
+        plan = self.scheduler.plan()
+        self._seconds["plan"] += perf_counter() - started
+        return plan
+
+    def _guarded(self, call: Callable[[Any], Any], argument: Any) -> bool:
+        """Calls into the runner; if it raises, everything outstanding fails and the engine can go on."""
+        try:
+            call(argument)
+            return True
+        except Exception:
+            log.exception("a step failed")
+            self.runner.abort()
+            self._submitted.clear()
+            self.scheduler.fail_outstanding("the engine failed while computing this request; send it again.")
+            return False
+
+    def _sample(self, step: int) -> None:
+        self._result = self.runner.sample(step)
+
+    def _commit(self, result: StepResult) -> None:
         started = perf_counter()
         self.scheduler.commit(result)
         self._steps += 1

@@ -1,0 +1,82 @@
+"""Builds the ragged batch of a step from its plan, with work proportional to the step's tokens, not to contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from penstock.core.protocol import NewRow, RowSpan
+from penstock.layers.batch import Batch, GroupTables
+
+
+class BatchBuilder:
+    """Keeps every row's block tables and the last token each row sampled."""
+
+    def __init__(self, num_groups: int, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
+        self._used = [[0] * max_rows for _ in range(num_groups)]
+        self._last: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
+
+    def add_row(self, new: NewRow) -> None:
+        """Starts a row's tables with the blocks it was admitted with."""
+        for g, blocks in enumerate(new.blocks):
+            self._tables[g][new.row, : len(blocks)] = blocks
+            self._used[g][new.row] = len(blocks)
+
+    def note_sample(self, row: int, token: int) -> None:
+        """Remembers what `last_sample(row)` stands for in later plans."""
+        self._last[row] = token
+
+    def build(self, spans: Sequence[RowSpan], logit_rows: Sequence[int]) -> Batch:
+        """The batch of these spans, in their order."""
+        count = len(spans)
+        for span in spans:
+            self._append_blocks(span)
+        rows = np.fromiter((span.row for span in spans), np.int64, count)
+        starts = np.fromiter((span.start for span in spans), np.int64, count)
+        lens = np.fromiter((len(span.tokens) for span in spans), np.int64, count)
+        ends = np.cumsum(lens)
+        query_start = np.zeros(count + 1, np.int32)
+        query_start[1:] = ends
+        total = int(ends[-1])
+        token_ids = np.fromiter((token for span in spans for token in span.tokens), np.int64, total)
+        if (unknown := token_ids < 0).any():
+            token_ids[unknown] = self._last[-1 - token_ids[unknown]]
+        positions = np.arange(total) + np.repeat(starts - (ends - lens), lens)
+        contexts = starts + lens
+        widest = -(-int(contexts.max()) // self._block_size)
+        token_rows = np.repeat(rows, lens)
+        logical, offset = np.divmod(positions, self._block_size)
+        groups = tuple(
+            GroupTables(
+                self._tensor(table[rows, :widest]),
+                self._tensor(table[token_rows, logical].astype(np.int64) * self._block_size + offset),
+            )
+            for table in self._tables
+        )
+        return Batch(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions[None]),
+            query_start=self._tensor(query_start),
+            context_len=self._tensor(contexts.astype(np.int32)),
+            groups=groups,
+            prompt_tokens=self._tensor(np.fromiter((span.prompt_tokens for span in spans), np.int32, count)),
+            logit_rows=self._tensor(np.asarray(logit_rows, np.int64)),
+            query_lens=tuple(lens.tolist()),
+            context_lens=tuple(contexts.tolist()),
+        )
+
+    def _append_blocks(self, span: RowSpan) -> None:
+        for g, blocks in enumerate(span.new_blocks):
+            if blocks:
+                used = self._used[g][span.row]
+                self._tables[g][span.row, used : used + len(blocks)] = blocks
+                self._used[g][span.row] = used + len(blocks)
+
+    def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
