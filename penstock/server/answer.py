@@ -1,0 +1,293 @@
+"""Running a request for a client who may leave: opening generations, measuring, streaming, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.config import limits
+from penstock.config.errors import EngineDeadError, RequestError
+from penstock.core.request import FinishReason, GenerationRequest
+from penstock.engine.api import Delta, EngineState, Generation
+from penstock.server.errors import ClientGone, HttpError, describe, encode_json, not_ready
+from penstock.server.lifecycle import Lifecycle
+from penstock.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from penstock.engine.frontend import Frontend
+
+_Result = TypeVar("_Result")
+_BUFFERED_EVENTS = 256
+_KEEPALIVE = b": keep-alive\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What request handlers work with."""
+
+    frontend: Frontend
+    lifecycle: Lifecycle
+    metrics: Metrics
+
+    @property
+    def model(self) -> str:
+        """The name clients use."""
+        return self.frontend.served_name
+
+    def max_model_len(self) -> int | None:
+        """Longest prompt plus output, tokens; None before the engine has told."""
+        with suppress(EngineDeadError):
+            return self.frontend.info.max_model_len
+        return None
+
+    def require_ready(self) -> None:
+        """Raises HttpError 503 with Retry-After when new work cannot be taken."""
+        state = self.frontend.client.state
+        if self.lifecycle.draining:
+            raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
+        if state is EngineState.STARTING:
+            raise not_ready("The model is still loading; retry shortly.", "not_ready", 2)
+        if state is not EngineState.READY:
+            raise not_ready("The engine is restarting; retry shortly.", "engine_unavailable", 2)
+
+
+class GenerationError(HttpError):
+    """A branch failed after it was admitted."""
+
+    def __init__(self, message: str | None) -> None:
+        super().__init__(500, message or "The generation was ended before it was complete.", code="generation_failed")
+
+
+@dataclass(slots=True)
+class _Timing:
+    """One branch's clock."""
+
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Answer:
+    """The running generations of one call, in the order of its prompts."""
+
+    requests: Sequence[GenerationRequest]
+    generations: Sequence[Generation]
+    metrics: Metrics
+    started: float
+    _timings: dict[tuple[int, int], _Timing] = field(default_factory=dict)
+    _tasks: list[asyncio.Future[None]] = field(default_factory=list)
+
+    @classmethod
+    async def open(cls, service: Service, requests: Sequence[GenerationRequest]) -> Answer:
+        """Starts all; if one is refused, none runs and the first refusal is raised."""
+        started = time.monotonic()
+        tasks = [asyncio.ensure_future(service.frontend.generate(request)) for request in requests]
+        try:
+            generations = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if not isinstance(result, BaseException):
+                    await result.aclose()
+            raise
+        return cls(requests, generations, service.metrics, started)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(generation.prompt_ids) for generation in self.generations)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(generation.cached_tokens for generation in self.generations)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(number of the prompt, delta) as they arrive.
+
+        Raises:
+            GenerationError: a branch failed.
+        """
+        if len(self.generations) == 1:
+            async for delta in self.generations[0]:
+                self._observe(0, delta)
+                yield 0, delta
+            return
+        buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue(_BUFFERED_EVENTS)
+        self._tasks = [asyncio.ensure_future(_forward(i, item, buffer)) for i, item in enumerate(self.generations)]
+        running = len(self._tasks)
+        while running:
+            item = await buffer.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                self._observe(*item)
+                yield item
+
+    def _observe(self, index: int, delta: Delta) -> None:
+        now, metrics = time.monotonic(), self.metrics
+        timing = self._timings.setdefault((index, delta.index), _Timing())
+        if delta.token_ids:
+            if timing.tokens:
+                metrics.inter_token.observe(now - timing.last)
+            else:
+                metrics.first_token.observe(now - self.started)
+                timing.first = now
+            timing.last = now
+            timing.tokens += len(delta.token_ids)
+        if delta.finish_reason is None:
+            return
+        metrics.finished(delta.finish_reason.value)
+        if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            raise GenerationError(delta.error)
+        if timing.tokens > 1:
+            metrics.per_token.observe((timing.last - timing.first) / (timing.tokens - 1))
+
+    async def aclose(self) -> None:
+        """Cancels what still runs and counts the call; safe after the end."""
+        await _end(self._tasks)
+        for generation in self.generations:
+            await generation.aclose()
+        if self._timings:
+            self.metrics.request.observe(time.monotonic() - self.started)
+        for index, (request, generation) in enumerate(zip(self.requests, self.generations, strict=True)):
+            generated = sum(timing.tokens for (prompt, _), timing in self._timings.items() if prompt == index)
+            self.metrics.request_prompt.observe(len(generation.prompt_ids))
+            self.metrics.request_generation.observe(generated)
+            self.metrics.params_n.observe(request.sampling.n)
+            if request.sampling.max_tokens is not None:
+                self.metrics.params_max_tokens.observe(request.sampling.max_tokens)
+
+
+async def _forward(
+    index: int, generation: Generation, buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None]
+) -> None:
+    try:
+        async for delta in generation:
+            await buffer.put((index, delta))
+        await buffer.put(None)
+    except Exception as error:
+        await buffer.put(error)
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, lifecycle: Lifecycle) -> _Result:
+    """The result of `work`, which is cancelled when the client leaves or the server aborts.
+
+    Raises:
+        ClientGone: the client left first.
+        HttpError: 503, the server is aborting.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(receive))
+    aborted = asyncio.ensure_future(lifecycle.aborted.wait())
+    try:
+        await asyncio.wait((task, gone, aborted), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientGone
+        raise not_ready("The server is shutting down.", "shutting_down")
+    finally:
+        await _end((task, gone, aborted))
+
+
+class EventStream(Response):
+    """Server-sent events, written as they come, several in one piece when they come faster than they are sent.
+
+    Sends a comment when nothing happened for `limits.SSE_KEEPALIVE_S`; ends with an error event when the generation
+    fails or the server aborts; cancels the generation when the client leaves, or reads nothing for
+    `limits.STREAM_STALL_TIMEOUT_S`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncIterator[bytes], close: Callable[[], Awaitable[None]], lifecycle: Lifecycle
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._close, self._lifecycle = events, close, lifecycle
+        self._buffer: asyncio.Queue[bytes | None] = asyncio.Queue(_BUFFERED_EVENTS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tasks: tuple[asyncio.Future[Any], ...] = ()
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            produce = asyncio.ensure_future(self._produce())
+            write = asyncio.ensure_future(self._write(send))
+            gone = asyncio.ensure_future(_disconnected(receive))
+            aborted = asyncio.ensure_future(self._lifecycle.aborted.wait())
+            tasks = (produce, write, gone, aborted)
+            await asyncio.wait((write, gone, aborted), return_when=asyncio.FIRST_COMPLETED)
+            if write.done():
+                write.result()
+            elif gone.done():
+                raise ClientGone
+            else:
+                await _end((write,))
+                last = error_event(not_ready("The server is shutting down.", "shutting_down"))
+                await send({"type": "http.response.body", "body": last})
+        finally:
+            await _end(tasks)
+            await self._close()
+
+    async def _produce(self) -> None:
+        try:
+            async for event in self._events:
+                await self._buffer.put(event)
+        except Exception as error:
+            if not isinstance(error, RequestError):
+                logging.getLogger("penstock.server").exception("a stream failed")
+            await self._buffer.put(error_event(error))
+        await self._buffer.put(None)
+
+    async def _write(self, send: Send) -> None:
+        more = True
+        while more:
+            pieces: list[bytes | None]
+            try:
+                async with asyncio.timeout(limits.SSE_KEEPALIVE_S):
+                    pieces = [await self._buffer.get()]
+            except TimeoutError:
+                pieces = [_KEEPALIVE]
+            with suppress(asyncio.QueueEmpty):
+                while True:
+                    pieces.append(self._buffer.get_nowait())
+            more = pieces[-1] is not None
+            body = b"".join(piece for piece in pieces if piece is not None)
+            try:
+                async with asyncio.timeout(limits.STREAM_STALL_TIMEOUT_S):
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
+            except TimeoutError:
+                raise ClientGone from None
+
+
+def event(body: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode_json(body) + b"\n\n"
+
+
+def error_event(error: BaseException) -> bytes:
+    """An OpenAI error object as the last event of a stream that failed."""
+    return event(describe(error)[1])

@@ -1,0 +1,150 @@
+"""The HTTP application: routes for operators, the dialects, and the middleware in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse, Response
+
+from penstock import __version__
+from penstock.config.errors import PenstockError
+from penstock.config.options import ServerOptions
+from penstock.core.request import EngineStats
+from penstock.engine.api import EngineState
+from penstock.server import document
+from penstock.server.answer import Service
+from penstock.server.auth import ApiKeys, HostRule
+from penstock.server.dialects.openai.routes import openai_router
+from penstock.server.dialects.openai.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ErrorBody,
+    StreamOptions,
+    TokenizeBody,
+)
+from penstock.server.errors import HttpError, error_response, json_response, shown
+from penstock.server.gate import Gate
+from penstock.server.lifecycle import Lifecycle
+from penstock.server.metrics import Metrics, log_throughput
+
+if TYPE_CHECKING:
+    from penstock.engine.frontend import Frontend
+
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle | None = None) -> FastAPI:
+    """The application over an engine that may still be loading.
+
+    Args:
+        frontend: joins text and the engine's client; its client is started and closed by the caller.
+        options: keys, bound host and CORS origins.
+        lifecycle: shared with whoever drains the server; by default its own.
+
+    Raises:
+        ConfigError: an API key is empty.
+    """
+    lifecycle = lifecycle or Lifecycle()
+    metrics = Metrics(frontend.served_name)
+    service = Service(frontend, lifecycle, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        log = asyncio.ensure_future(log_throughput(frontend.client))
+        yield
+        log.cancel()
+        await asyncio.gather(log, return_exceptions=True)
+
+    app = FastAPI(
+        title="Penstock",
+        version=__version__,
+        description="Large language models over the APIs that clients already use.",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        default_response_class=Response,
+    )
+    app.include_router(openai_router(service))
+    app.include_router(_operator_router(service, app))
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    keys, hosts = ApiKeys(options.api_keys), HostRule(options.host)
+    app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics)
+    if options.allowed_origins:
+        origins = list(options.allowed_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    models: list[type[BaseModel]] = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, StreamOptions]
+
+    def openapi() -> dict[str, Any]:
+        app.openapi_schema = app.openapi_schema or document.openapi(
+            app, models, ErrorBody, secured=bool(options.api_keys)
+        )
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """The router's own refusals: no such route, no such method."""
+    status = getattr(error, "status_code", 500)
+    if status == 404:
+        message = f"There is no route {request.method} {shown(request.url.path)}; GET /docs lists the routes."
+        error = HttpError(404, message, code="unknown_route")
+    elif status == 405:
+        allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
+        message = f"The method {shown(request.method)} is not available here; allowed: {allowed or 'see /docs'}."
+        error = HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed} if allowed else {})
+    return error_response(error)
+
+
+def _operator_router(service: Service, app: FastAPI) -> APIRouter:
+    router, frontend, lifecycle = APIRouter(), service.frontend, service.lifecycle
+
+    def state() -> str:
+        return "draining" if lifecycle.draining else frontend.client.state.value
+
+    @router.get("/livez", summary="Whether the process is worth keeping")
+    async def livez() -> Response:
+        dead = frontend.client.state is EngineState.STOPPED and not lifecycle.draining
+        return json_response({"status": "stopped" if dead else "alive"}, 503 if dead else 200)
+
+    @router.get("/readyz", summary="Whether requests are taken")
+    async def readyz() -> Response:
+        ready = state() == EngineState.READY.value
+        return json_response({"status": state()}, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
+
+    @router.get("/health", summary="As /readyz, without a body")
+    async def health() -> Response:
+        return Response(status_code=200 if state() == EngineState.READY.value else 503)
+
+    @router.get("/version", summary="The version of this server")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
+    @router.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        stats, cache = EngineStats(), {}
+        with suppress(PenstockError):  # figures of the server itself are worth having while the engine is away
+            stats, info = await frontend.client.stats(), frontend.info
+            cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+        return Response(service.metrics.render(stats, cache), media_type=_PROMETHEUS)
+
+    @router.get("/openapi.json", summary="This API as an OpenAPI document")
+    async def openapi_json() -> Response:
+        return json_response(app.openapi())
+
+    @router.get("/docs", summary="This API as a page")
+    async def docs() -> Response:
+        return HTMLResponse(document.page(app.openapi()))
+
+    return router

@@ -1,0 +1,100 @@
+"""Who may ask: API keys, and the Host header of a server that listens on loopback only."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import ServerOptions
+from penstock.server.errors import HttpError, shown
+
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::\d{1,5})?")
+
+
+class ApiKeys:
+    """The accepted keys, kept and compared as SHA-256 digests in time that does not depend on them."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        keys = tuple(keys)
+        if any(not key.strip() for key in keys):
+            raise ConfigError("An API key is empty; leave it out or give a non-empty one.")
+        self._digests = tuple(_digest(key) for key in keys)
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Raises HttpError 401 unless the routed path is public, no keys are set, or the request carries one."""
+        if not self._digests or path in PUBLIC_PATHS:
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        presented = token.strip() if scheme.lower() == "bearer" and token else headers.get("x-api-key", "")
+        digest = _digest(presented)
+        # Every key is compared, so that the time taken does not tell which one came close.
+        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
+            given = "The API key is not valid." if presented else "This server needs an API key."
+            message = f"{given} Send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
+            raise HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class HostRule:
+    """Which Host headers are answered.
+
+    A server on loopback answers loopback names only, so that a web page whose name was re-bound to 127.0.0.1 cannot
+    use a visitor's browser to reach it. Elsewhere the header must just be well formed.
+    """
+
+    def __init__(self, bound_host: str) -> None:
+        self._bound = bound_host.strip("[]").lower()
+        self._loopback = is_loopback(bound_host)
+
+    def check(self, http_version: str, hosts: list[str]) -> None:
+        """Raises HttpError 400 for a missing, repeated or malformed header, 403 for a name that is not ours."""
+        if not hosts and http_version == "1.0":
+            return
+        match = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
+        if match is None:
+            raise HttpError(400, "The request needs exactly one well-formed Host header.", code="invalid_host")
+        name = (match["v6"] or match["name"]).lower().rstrip(".")
+        if self._loopback and name != self._bound and not _names_loopback(name):
+            message = f"The Host header is {shown(name)}; allowed: localhost and loopback addresses."
+            raise HttpError(403, message, code="host_not_allowed")
+
+
+def _names_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of a host to bind is a loopback address."""
+    host = host.strip("[]")
+    if _names_loopback(host.lower()):
+        return True
+    try:
+        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return bool(host) and all(ipaddress.ip_address(str(item[4][0]).split("%")[0]).is_loopback for item in found)
+
+
+def check_exposure(options: ServerOptions) -> None:
+    """Raises ConfigError when others could reach the server without a key."""
+    if not options.api_keys and not is_loopback(options.host):
+        raise ConfigError(
+            f"host {options.host!r} can be reached from other machines, and no API key is set. "
+            "Set one (--api-key, or PENSTOCK_API_KEY), or bind to 127.0.0.1."
+        )

@@ -1,0 +1,190 @@
+"""Request bodies: read under limits, parsed strictly, validated with messages that name field, value and remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.types import Message, Receive
+
+from penstock.config import limits
+from penstock.config.errors import RequestError
+from penstock.server.errors import HttpError, shown
+
+_SLOWEST_BYTES_PER_S = 64 * 2**10
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def limited(receive: Receive, declared: int | None) -> Receive:
+    """An ASGI `receive` that refuses a body which is too large (413) or comes too slowly (408).
+
+    Args:
+        receive: the server's own.
+        declared: the Content-Length, or None for a chunked body, which is counted as it comes in.
+    """
+    loop = asyncio.get_running_loop()
+    started, received, complete = loop.time(), 0, False
+
+    def refuse() -> NoReturn:
+        limit = limits.MAX_BODY_BYTES
+        raise HttpError(413, f"The request body is larger than {limit} bytes; send less.", code="body_too_large")
+
+    async def bounded() -> Message:
+        nonlocal received, complete
+        if complete:
+            return await receive()
+        if declared is not None and declared > limits.MAX_BODY_BYTES:
+            refuse()
+        try:
+            async with asyncio.timeout_at(started + limits.BODY_TIMEOUT_S + received / _SLOWEST_BYTES_PER_S):
+                message = await receive()
+        except TimeoutError:
+            raise HttpError(408, "The request body came in too slowly; send it in one go.", code="timeout") from None
+        received += len(message.get("body", b""))
+        complete = not message.get("more_body", False)
+        if received > limits.MAX_BODY_BYTES:
+            refuse()
+        return message
+
+    return bounded
+
+
+async def read_json(request: Request) -> dict[str, Any]:
+    """The JSON object in the body.
+
+    Raises:
+        HttpError: 415 for a content type other than JSON or a compressed body, 413, 408.
+        RequestError: not UTF-8, not JSON, not an object, nested too deeply, or with values JSON does not have.
+    """
+    _check_type(request)
+    return parse_json(await request.body())
+
+
+def _check_type(request: Request) -> None:
+    kind, _, options = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != "application/json":
+        message = f"Content-Type is {shown(kind.strip())}; allowed: application/json."
+        raise HttpError(415, message, code="unsupported_media_type")
+    charset = re.search(r'charset\s*=\s*"?([^\s";]+)', options, re.IGNORECASE)
+    if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
+        message = f"The charset is {shown(charset[1])}; allowed: utf-8."
+        raise HttpError(415, message, code="unsupported_media_type")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        message = f"Content-Encoding is {shown(encoding)}; allowed: identity. Send the body uncompressed."
+        raise HttpError(415, message, code="unsupported_media_type")
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """Parses strictly: no NaN or Infinity, no number a double cannot hold, no repeated key, no lone surrogate."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _malformed(f"byte {error.start} is not valid UTF-8") from None
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError:
+        raise _malformed(f"it is nested deeper than {limits.MAX_JSON_DEPTH} levels") from None
+    except json.JSONDecodeError as error:
+        raise _malformed(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    except ValueError as error:
+        long_number = "digits" in str(error)
+        raise _malformed("a number has too many digits" if long_number else str(error)[:100]) from None
+    if text.count("[") + text.count("{") > limits.MAX_JSON_DEPTH or "\\u" in text:
+        _check_tree(value)
+    if not isinstance(value, dict):
+        raise _malformed(f"it is {shown(value)}; allowed: an object")
+    return value
+
+
+def _malformed(reason: str) -> RequestError:
+    return RequestError(f"The request body is not acceptable JSON: {reason}.", code="invalid_json")
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {digits[:40]} is too large")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for index, key in enumerate(keys) if key in keys[:index])
+        raise ValueError(f"the key {shown(repeated)} appears twice in one object")
+    return result
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant, strict=True)
+
+
+def _check_tree(root: object) -> None:
+    """Depth and surrogates, level by level, without recursion."""
+    level: list[object] = [root]
+    for _ in range(limits.MAX_JSON_DEPTH + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.keys()
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+            elif isinstance(item, str) and _SURROGATE.search(item):
+                raise _malformed("it contains half of a surrogate pair")
+        if not inner:
+            return
+        level = inner
+    raise _malformed(f"it is nested deeper than {limits.MAX_JSON_DEPTH} levels")
+
+
+def validate(model: type[_Model], data: dict[str, Any]) -> _Model:
+    """Checks a body against its schema.
+
+    Raises:
+        RequestError: naming the first offending field, its value and what is allowed.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _from_validation(error, list(model.model_fields)) from None
+
+
+def _from_validation(error: ValidationError, known: Sequence[str]) -> RequestError:
+    found = error.errors(include_url=False, include_context=False)
+    first = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
+    field = str(first["loc"][0])
+    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+        near = difflib.get_close_matches(field[:64], known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return RequestError(f"Unknown parameter: {shown(field)}.{hint}", param=field[:64], code="unknown_parameter")
+    param = _spell(first["loc"], known)
+    if first["type"] == "missing":
+        return RequestError(f"{param} is required.", param=param, code="missing_required_parameter")
+    same = [item for item in found if item["loc"][0] == field]
+    allowed = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ")[:120] for item in same[:4]))
+    return RequestError(f"{param} is {shown(first['input'])}; allowed: {allowed}.", param=param, code="invalid_value")
+
+
+def _spell(loc: tuple[int | str, ...], known: Sequence[str]) -> str:
+    """`stop[2]` for ("stop", "list[str]", 2); the names of union members are no part of what the client wrote."""
+    text = str(loc[0])[:64]
+    for part in loc[1:]:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "bool", "float"):
+            text += f".{part[:64]}"
+    return text

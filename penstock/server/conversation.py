@@ -1,0 +1,83 @@
+"""Chats as clients send them, checked and made fit for a model's template; shared by the dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from penstock.config.errors import RequestError
+from penstock.server.body import parse_json
+from penstock.server.errors import bad_value
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, Any], ...] | None:
+    """Function declarations, or None where there are none.
+
+    Raises:
+        RequestError: an entry is not a function declaration.
+    """
+    for index, tool in enumerate(tools or ()):
+        function = tool.get("function")
+        named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if tool.get("type") != "function" or not named:
+            raise bad_value(f"tools[{index}]", tool, "an object of type 'function' with function.name")
+    return tuple(tools) if tools else None
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Messages with text content, system roles under the name templates know, and tool arguments as objects.
+
+    Raises:
+        RequestError: a message has an unknown role, no content, or content other than text.
+    """
+    return tuple(_message(f"messages[{index}]", message) for index, message in enumerate(messages))
+
+
+def _message(where: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    result = dict(message)
+    role = result.get("role")
+    if role not in _ROLES:
+        raise bad_value(f"{where}.role", role, ", ".join(_ROLES[:-1]))
+    if role == "developer":  # OpenAI's newer name of the system role; templates know the older one
+        result["role"] = "system"
+    content = result.get("content")
+    if isinstance(content, list):
+        result["content"] = "\n".join(_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
+    elif content is not None and not isinstance(content, str):
+        raise bad_value(f"{where}.content", content, "a string or a list of text parts")
+    elif content is None and not (role == "assistant" and ("content" in result or result.get("tool_calls"))):
+        raise bad_value(f"{where}.content", None, "a string or a list of text parts")
+    if result.get("tool_calls") is not None:
+        result["tool_calls"] = _tool_calls(f"{where}.tool_calls", result["tool_calls"])
+    return result
+
+
+def _part(where: str, part: object) -> str:
+    if isinstance(part, dict):
+        for kind in ("text", "refusal"):
+            if part.get("type") == kind and isinstance(part.get(kind), str):
+                return str(part[kind])
+        if part.get("type") not in ("text", "refusal"):
+            allowed = "'text' (media are not available yet)"
+            raise bad_value(f"{where}.type", part.get("type"), allowed, "unsupported_content")
+    raise bad_value(where, part, "an object with type 'text' and a text")
+
+
+def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:
+    """The assistant's earlier tool calls; arguments become objects, which is what templates write out."""
+    if not isinstance(calls, list):
+        raise bad_value(where, calls, "a list of tool calls")
+    result = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_value(f"{where}[{index}]", call, "an object with function.name and function.arguments")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(RequestError):  # what is not a JSON object stays the text it is
+                function = {**function, "arguments": parse_json(arguments.encode()) if arguments.strip() else {}}
+        result.append({**call, "function": function})
+    return result

@@ -1,0 +1,1 @@
+"""One package a client dialect; each only translates to the internal request and back."""

@@ -1,0 +1,217 @@
+"""Answers of the engine to OpenAI's objects: whole, or as chunks of a stream."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.protocol import TokenLogprobs
+from penstock.engine.api import Delta
+from penstock.server.answer import Answer, event
+from penstock.server.dialects.openai.translate import Call
+
+if TYPE_CHECKING:
+    from penstock.engine.frontend import Frontend
+
+_LEAST_LOGPROB = -9999.0  # JSON has no -Infinity
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What is known of one choice so far; `offset` counts the characters its logprobs account for."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    offset: int = 0
+    begun: bool = False
+
+
+class Reply:
+    """The answer to one call, built from deltas."""
+
+    def __init__(self, call: Call, answer: Answer, frontend: Frontend) -> None:
+        self._call, self._answer, self._frontend = call, answer, frontend
+        self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
+        self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in call.requests]
+        self._completion_tokens = 0
+        kind = "chat.completion" if call.chat else "text_completion"
+        self._head: dict[str, Any] = {
+            "id": call.id,
+            "object": f"{kind}.chunk" if call.chat and call.stream else kind,
+            "created": int(time.time()),
+            "model": frontend.served_name,
+            "system_fingerprint": fingerprint(frontend),
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete object."""
+        async for index, delta in self._answer.deltas():
+            self._take(index, delta)
+        choices = [self._finished(number, choice) for number, choice in enumerate(self._choices)]
+        body = {**self._head, "choices": choices, "usage": self.usage()}
+        if self._call.chat and self._call.return_token_ids:
+            body["prompt_token_ids"] = list(self._answer.generations[0].prompt_ids)
+        if self._call.chat and self._call.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._vllm_prompt_logprobs(0)
+        return body
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The chunks of a stream, each a server-sent event, with the closing ones."""
+        async for index, delta in self._answer.deltas():
+            number, choice = self._take(index, delta)
+            for body in self._chunk_choices(index, number, choice, delta):
+                yield self._chunk([body], self._call.continuous_usage)
+        if self._call.include_usage:
+            yield self._chunk([], True)
+        yield b"data: [DONE]\n\n"
+
+    def usage(self) -> dict[str, Any]:
+        prompt = self._answer.prompt_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": prompt + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._answer.cached_tokens},
+        }
+
+    def _take(self, index: int, delta: Delta) -> tuple[int, _Choice]:
+        """Adds a delta to its choice; a stream keeps counts only."""
+        call = self._call
+        number = index * call.n + delta.index
+        choice = self._choices[number]
+        if delta.prompt_logprobs:
+            self._prompt_logprobs[index] += delta.prompt_logprobs
+        if not call.no_output:
+            self._completion_tokens += len(delta.token_ids)
+            if not call.stream:
+                choice.text.append(delta.text)
+                choice.token_ids += delta.token_ids
+                choice.logprobs += delta.logprobs
+        if delta.finish_reason is not None:
+            choice.finish_reason = "length" if call.no_output else delta.finish_reason.value
+            choice.stop_reason = None if call.no_output else delta.stop_reason
+        return number, choice
+
+    def _finished(self, number: int, choice: _Choice) -> dict[str, Any]:
+        call, index = self._call, number // self._call.n
+        text = "".join(choice.text)
+        body: dict[str, Any] = {"index": number}
+        if call.chat:
+            body["message"] = {"role": "assistant", "content": text, "refusal": None}
+            body["logprobs"] = None if call.logprobs is None else self._chat_logprobs(choice.logprobs)
+        else:
+            body["text"] = self._echoed(index) + text
+            body["logprobs"] = self._text_logprobs(index, choice, choice.logprobs, first=True)
+            if call.prompt_logprobs is not None:
+                body["prompt_logprobs"] = self._vllm_prompt_logprobs(index)
+            if call.return_token_ids:
+                body["prompt_token_ids"] = list(self._answer.generations[index].prompt_ids)
+        if call.return_token_ids:
+            body["token_ids"] = choice.token_ids
+        return {**body, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+    def _chunk(self, choices: Sequence[Mapping[str, Any]], with_usage: bool) -> bytes:
+        body: dict[str, Any] = {**self._head, "choices": choices}
+        if self._call.include_usage:
+            body["usage"] = self.usage() if with_usage else None
+        return event(body)
+
+    def _chunk_choices(self, index: int, number: int, choice: _Choice, delta: Delta) -> list[dict[str, Any]]:
+        """The delta as chunk choices: none when it has nothing to tell, two where a role must go first."""
+        call, result = self._call, []
+        first, choice.begun = not choice.begun, True
+        text, ids, entries = ("", (), ()) if call.no_output else (delta.text, delta.token_ids, delta.logprobs)
+        ending = {"finish_reason": choice.finish_reason}
+        if choice.finish_reason is not None:
+            ending["stop_reason"] = choice.stop_reason  # type: ignore[assignment]
+        if call.chat:
+            if first:
+                role = {"role": "assistant", "content": "", "refusal": None}
+                result.append({"index": number, "delta": role, "logprobs": None, "finish_reason": None})
+            logprobs = self._chat_logprobs(entries) if call.logprobs is not None and entries else None
+            body = {"index": number, "delta": {"content": text} if text or entries else {}, "logprobs": logprobs}
+        else:
+            echoed = self._echoed(index) if first else ""
+            told = self._text_logprobs(index, choice, entries, first) if entries or (first and call.echo) else None
+            text = echoed + text
+            body = {"index": number, "text": text, "logprobs": told}
+        if call.return_token_ids:
+            body["token_ids"] = list(ids)
+            if first:
+                body["prompt_token_ids"] = list(self._answer.generations[index].prompt_ids)
+        counted = bool(ids) and (call.continuous_usage or call.return_token_ids)
+        if text or entries or counted or choice.finish_reason is not None:
+            result.append({**body, **ending})
+        return result
+
+    def _echoed(self, index: int) -> str:
+        if not self._call.echo:
+            return ""
+        request = self._call.requests[index]
+        return request.prompt if request.prompt is not None else self._frontend.detokenize(request.prompt_ids or ())
+
+    def _chat_logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = []
+        for entry in entries:
+            top = [self._token(token, logprob) for token, logprob in entry.top[: self._call.logprobs]]
+            content.append({**self._token(entry.token, entry.logprob), "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = list(self._frontend.token_bytes(token))
+        return {"token": self._frontend.piece(token), "bytes": raw, "logprob": max(logprob, _LEAST_LOGPROB)}
+
+    def _text_logprobs(
+        self, index: int, choice: _Choice, entries: Sequence[TokenLogprobs], first: bool
+    ) -> dict[str, Any] | None:
+        """OpenAI's four parallel lists; with echo, those of the prompt come first, its first token without a value."""
+        call = self._call
+        if call.logprobs is None:
+            return None
+        rows: list[tuple[int, TokenLogprobs | None]] = []
+        if call.echo and first:
+            prompt_ids = self._answer.generations[index].prompt_ids
+            rows.append((prompt_ids[0], None))
+            rows += [(entry.token, entry) for entry in self._prompt_logprobs[index]]
+        rows += [(entry.token, entry) for entry in entries]
+        result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token, row in rows:
+            piece = self._frontend.piece(token)
+            result["tokens"].append(piece)
+            result["token_logprobs"].append(None if row is None else max(row.logprob, _LEAST_LOGPROB))
+            result["top_logprobs"].append(None if row is None else self._top(row, call.logprobs))
+            result["text_offset"].append(choice.offset)
+            choice.offset += len(piece)
+        return result
+
+    def _top(self, entry: TokenLogprobs, most: int) -> dict[str, float]:
+        top: dict[str, float] = {}
+        for token, logprob in (*entry.top[:most], (entry.token, entry.logprob)):
+            top.setdefault(self._frontend.piece(token), max(logprob, _LEAST_LOGPROB))
+        return top
+
+    def _vllm_prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
+        """One entry a prompt token, None for the first: token id → logprob, rank and text."""
+        result: list[dict[str, Any] | None] = [None]
+        most = self._call.prompt_logprobs or 0
+        for entry in self._prompt_logprobs[index]:
+            ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:most], 1)]
+            told: dict[str, Any] = {}
+            for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *ranked):
+                text = self._frontend.piece(token)
+                told[str(token)] = {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": text}
+            result.append(told)
+        return result
+
+
+def fingerprint(frontend: Frontend) -> str:
+    """Names what answers depend on besides the request: build, model and arithmetic."""
+    info = frontend.info
+    facts = (frontend.served_name, info.architecture, info.dtype, info.device, info.determinism)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

@@ -1,0 +1,204 @@
+"""Bodies of the OpenAI dialect. Ranges come from `config.limits`; what is checked here is also what /docs shows."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from penstock.config import limits
+
+_STRINGS_OR_IDS: dict[str, Any] = {
+    "oneOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "minItems": 1},
+    ]
+}
+_TOOL: dict[str, Any] = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    },
+}
+_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+    },
+}
+Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
+Messages = Annotated[
+    list[dict[str, Any]],
+    Field(min_length=1, max_length=limits.MAX_MESSAGES),
+    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": limits.MAX_MESSAGES}),
+]
+Tools = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=limits.MAX_TOOLS),
+    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
+]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
+Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
+StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+Name = Annotated[str, Field(pattern=rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$")]
+
+
+class Body(BaseModel):
+    """Settings of every body: exact types, no unknown field."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    """What a stream tells besides the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The wished form of the answer; only "text" is available."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str = "text"
+
+
+class Sampling(Body):
+    """Fields that chat and text completions share. A field left out takes the model's own default, else OpenAI's."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Fraction | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=limits.MAX_LOGIT_BIAS),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
+    user: Annotated[str, Field(max_length=limits.MAX_USER_CHARS)] | None = None
+
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Alternatives | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)] | None = (
+        None
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+    add_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
+    request_id: Name | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None
+    return_token_ids: bool | None = None
+
+    response_format: ResponseFormat | None = None
+    use_beam_search: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
+    length_penalty: float | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+    # Accepted because OpenAI accepts them and nothing in the answer depends on them.
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class ChatBody(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    prediction: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    web_search_options: dict[str, Any] | None = None
+
+
+class CompletionBody(Sampling):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
+    logprobs: Alternatives | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a text, or a chat in the model's own template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail

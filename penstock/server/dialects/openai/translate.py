@@ -1,0 +1,235 @@
+"""OpenAI bodies to the internal request. Pure: no engine, no I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config import limits
+from penstock.config.errors import ParameterError, RequestError
+from penstock.core.request import GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.server.conversation import checked_messages, checked_tools
+from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling, TokenizeBody
+from penstock.server.errors import bad_value, shown
+
+_COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
+_SAME_NAME = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+    "prompt_logprobs",
+)
+_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+_RESERVED = frozenset(
+    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
+# Field → values that change nothing, and what to do instead of any other.
+_UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "use_beam_search": ((False,), "Beam search is not available yet; leave it out."),
+    "length_penalty": ((1.0,), "It belongs to beam search, which is not available yet; leave it out."),
+    "structured_outputs": (({},), "Structured outputs are not available yet; leave it out."),
+    "guided_json": ((), "Structured outputs are not available yet; leave it out."),
+    "guided_regex": ((), "Structured outputs are not available yet; leave it out."),
+    "guided_choice": ((), "Structured outputs are not available yet; leave it out."),
+    "guided_grammar": ((), "Structured outputs are not available yet; leave it out."),
+    "suffix": (("",), "Filling in the middle is not available; leave it out."),
+    "modalities": ((["text"], []), "Only text is available; leave it out or send ['text']."),
+    "audio": (({},), "Audio is not available; leave it out."),
+    "functions": (([],), "It is the deprecated form of tools; send tools."),
+    "function_call": (("none", "auto"), "It is the deprecated form of tool_choice; send tool_choice."),
+    "web_search_options": (({},), "Web search is not available; leave it out."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A translated call: the requests to run, one a prompt, and how the client wants the answer.
+
+    Attributes:
+        id: the answer's id.
+        chat: chat completion, else text completion.
+        n: choices a prompt; choice index = number of the prompt · n + branch.
+        logprobs: alternatives to report with each token, None for none.
+        prompt_logprobs: report those of the prompt (vLLM's field), alternatives with each.
+        echo: the answer's text starts with the prompt.
+        no_output: only the prompt is wanted (max_tokens 0).
+    """
+
+    id: str
+    chat: bool
+    requests: tuple[GenerationRequest, ...]
+    n: int
+    stream: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    no_output: bool = False
+    return_token_ids: bool = False
+
+
+def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
+    """Translates a chat completion; `defaults` are the model's own sampling parameters.
+
+    Raises:
+        RequestError: a value or a combination that is not served.
+    """
+    _refuse_unavailable(body)
+    tools = _tools(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
+    if body.add_generation_prompt and body.continue_final_message:
+        raise ParameterError("continue_final_message", True, "only with add_generation_prompt: false")
+    max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    request = GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        sampling=_sampling(body, defaults, max_tokens=max_tokens, logprobs=logprobs),
+        messages=checked_messages(body.messages),
+        tools=tools,
+        add_generation_prompt=_prompted(body),
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
+        add_special_tokens=bool(body.add_special_tokens),
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+    return _call(body, "chatcmpl-", (request,), chat=True, logprobs=logprobs)
+
+
+def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
+    """Translates a text completion, one request a prompt."""
+    _refuse_unavailable(body)
+    prompts = _prompts(body.prompt)
+    echo = bool(body.echo)
+    if (body.n or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
+        raise ParameterError("n", body.n, f"n times the number of prompts at most {limits.MAX_PROMPTS_PER_CALL}")
+    if body.max_tokens == 0 and not echo:
+        raise ParameterError("max_tokens", 0, "an integer of at least 1, or 0 together with echo: true")
+    max_tokens = _COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    extra: dict[str, Any] = {"max_tokens": max(max_tokens, 1), "logprobs": body.logprobs}
+    if echo and body.logprobs is not None:
+        extra["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    sampling = _sampling(body, defaults, **extra)
+    requests = tuple(
+        GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            sampling=sampling,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
+            add_special_tokens=body.add_special_tokens is not False,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+        )
+        for prompt in prompts
+    )
+    return _call(body, "cmpl-", requests, chat=False, logprobs=body.logprobs, echo=echo, no_output=body.max_tokens == 0)
+
+
+def tokenize_request(body: TokenizeBody) -> GenerationRequest:
+    """What /tokenize asks, as a request that is never run."""
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Send exactly one of prompt and messages.", param="prompt", code="invalid_value")
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        sampling=SamplingParams(),
+        prompt=body.prompt,
+        messages=None if body.messages is None else checked_messages(body.messages),
+        tools=checked_tools(body.tools),
+        add_generation_prompt=_prompted(body),
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=_template_kwargs(body.chat_template_kwargs, None),
+        add_special_tokens=(body.messages is None) if body.add_special_tokens is None else body.add_special_tokens,
+    )
+
+
+def _call(body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], **rest: Any) -> Call:
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise ParameterError("stream_options", options.model_dump(exclude_none=True), "only together with stream: true")
+    return Call(
+        id=prefix + (body.request_id or requests[0].request_id),
+        requests=requests,
+        n=requests[0].sampling.n,
+        stream=bool(body.stream),
+        include_usage=bool(options and (options.include_usage or options.continuous_usage_stats)),
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        prompt_logprobs=body.prompt_logprobs,
+        return_token_ids=bool(body.return_token_ids),
+        **rest,
+    )
+
+
+def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:
+    chosen: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
+    given = {name: getattr(body, name) for name in (*_SAME_NAME, *_TUPLES)}
+    chosen |= {name: tuple(v) if name in _TUPLES else v for name, v in given.items() if v is not None}
+    if body.stop is not None:
+        chosen["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.logit_bias:
+        chosen["logit_bias"] = tuple((int(token), bias) for token, bias in body.logit_bias.items())
+    return SamplingParams(**chosen | extra)
+
+
+def _refuse_unavailable(body: Sampling) -> None:
+    for name, (harmless, remedy) in _UNAVAILABLE.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in harmless:
+            raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ParameterError("best_of", body.best_of, f"only the value of n ({body.n or 1}); leave it out")
+    wanted = body.response_format
+    if wanted is not None and wanted.type != "text":
+        allowed = "'text' (other forms are not available yet)"
+        raise bad_value("response_format.type", wanted.type, allowed, "unsupported_parameter")
+
+
+def _prompted(body: ChatBody | TokenizeBody) -> bool:
+    if body.add_generation_prompt is None:
+        return not body.continue_final_message
+    return body.add_generation_prompt
+
+
+def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...] | None:
+    choice = body.tool_choice
+    if choice not in (None, "auto", "none"):
+        allowed = "'auto', 'none' (forced tool calls are not available yet)"
+        raise bad_value("tool_choice", choice, allowed, "unsupported_parameter")
+    tools = checked_tools(body.tools)
+    return None if choice == "none" else tools
+
+
+def _template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
+    kwargs = dict(given or {})
+    if taken := sorted(_RESERVED & kwargs.keys()):
+        message = f"chat_template_kwargs sets {', '.join(taken)}, which the server sets itself; leave it out."
+        raise RequestError(message, param="chat_template_kwargs", code="invalid_value")
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    return kwargs
+
+
+def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
+    """One prompt or many, each a text or token ids."""
+    if isinstance(prompt, str) or _is_ids(prompt):
+        prompts: Sequence[Any] = [prompt]
+    elif isinstance(prompt, list) and prompt and (all(map(_is_text, prompt)) or all(map(_is_ids, prompt))):
+        prompts = prompt
+    else:
+        allowed = "a non-empty string, a list of token ids, or a non-empty list of either"
+        raise bad_value("prompt", prompt, allowed)
+    if len(prompts) > limits.MAX_PROMPTS_PER_CALL:
+        raise ParameterError("prompt", f"{len(prompts)} prompts", f"at most {limits.MAX_PROMPTS_PER_CALL}")
+    return prompts
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)

@@ -1,0 +1,96 @@
+"""The OpenAPI document, and a page that shows it without fetching anything from elsewhere."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+_REF = "#/components/schemas/{model}"
+_STATUSES: Mapping[str, str] = {
+    "400": "The request is not acceptable; `error.param` names the field.",
+    "401": "No valid API key.",
+    "403": "The Host header is not allowed.",
+    "404": "No such route or model.",
+    "405": "The route has no such method.",
+    "408": "The request came in too slowly.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "431": "The headers are too large.",
+    "500": "The server failed.",
+    "503": "Not ready, overloaded or shutting down; see Retry-After.",
+}
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route that parses its own body of this shape."""
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def openapi(app: FastAPI, models: list[type[BaseModel]], error: type[BaseModel], *, secured: bool) -> dict[str, Any]:
+    """The document of an app's routes; `models` are the bodies `takes` refers to."""
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    _, schemas = models_json_schema([(model, "validation") for model in (*models, error)], ref_template=_REF)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(schemas["$defs"])
+    failure = {"application/json": {"schema": {"$ref": _REF.format(model=error.__name__)}}}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            for status, about in _STATUSES.items():
+                operation["responses"].setdefault(status, {"description": about, "content": failure})
+    if secured:
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"bearer": []}]
+    return document
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The document as a static page of HTML: no script, nothing loaded."""
+    schemas = document.get("components", {}).get("schemas", {})
+    parts = [f"<h1>{_text(document['info']['title'])} {_text(document['info']['version'])}</h1>"]
+    parts.append(f"<p>{_text(document['info'].get('description', ''))}</p>")
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            summary = _text(operation.get("summary", ""))
+            parts.append(f"<h2><code>{method.upper()} {_text(path)}</code></h2><p>{summary}</p>")
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            if content:
+                parts.append(_fields(schemas[content["schema"]["$ref"].rsplit("/", 1)[1]]))
+    style = (
+        "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+        "td{border-top:1px solid #8884;padding:.2rem .6rem;vertical-align:top}"
+        "code{font-size:.9em;overflow-wrap:anywhere}"
+    )
+    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Penstock API</title><style>{style}</style>"
+    return head + "".join(parts) + '<p>Machine-readable: <a href="openapi.json">openapi.json</a></p></html>'
+
+
+def _fields(schema: Mapping[str, Any]) -> str:
+    required = schema.get("required", ())
+    rows = []
+    for name, about in schema.get("properties", {}).items():
+        kinds = [kind for kind in about.get("anyOf", about.get("oneOf", [about])) if kind.get("type") != "null"]
+        told = " or ".join(_kind(kind) for kind in kinds)
+        mark = " <small>required</small>" if name in required else ""
+        rows.append(f"<tr><td><code>{_text(name)}</code>{mark}<td><code>{_text(told)}</code>")
+    return f"<p>{_text(schema.get('description', ''))}</p><table>{''.join(rows)}</table>"
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        return str(schema["$ref"]).rsplit("/", 1)[1]
+    bounds = {key: value for key, value in schema.items() if key not in ("type", "title", "default", "description")}
+    kind = str(schema.get("type", "any"))
+    return f"{kind} {json.dumps(bounds)}" if bounds and len(json.dumps(bounds)) < 120 else kind
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

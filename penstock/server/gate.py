@@ -1,0 +1,84 @@
+"""The one middleware every request passes: request id, Host, API key, body limits, counting, and errors' last stop."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from contextlib import nullcontext
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.config import limits
+from penstock.config.errors import PenstockError
+from penstock.server.auth import ApiKeys, HostRule
+from penstock.server.body import limited
+from penstock.server.errors import ClientGone, HttpError, error_response
+from penstock.server.lifecycle import Lifecycle
+from penstock.server.metrics import Metrics
+
+_REQUEST_ID = re.compile(rf"[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}")
+_CLIENT_CLOSED_REQUEST = 499
+
+
+class Gate:
+    """ASGI middleware. Nothing behind it is reached without a key, except the paths in `auth.PUBLIC_PATHS`.
+
+    The path that decides is the one the router uses, never one rebuilt from a header.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys, hosts: HostRule, lifecycle: Lifecycle, metrics: Metrics) -> None:
+        self._app, self._keys, self._hosts = app, keys, hosts
+        self._lifecycle, self._metrics = lifecycle, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            with self._lifecycle.track() if scope["method"] == "POST" else nullcontext():
+                await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, status = time.monotonic(), 0
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+        async def tracked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message["headers"],
+                    (b"x-request-id", request_id.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                ]
+            await send(message)
+
+        try:
+            self._hosts.check(scope["http_version"], headers.getlist("host"))
+            self._keys.check(scope["path"], headers)
+            await self._app(scope, limited(receive, _declared_length(headers)), tracked)
+        except ClientGone:
+            status = _CLIENT_CLOSED_REQUEST
+        except Exception as error:
+            if not isinstance(error, PenstockError):
+                logging.getLogger("penstock.server").exception("request %s failed", request_id)
+            if not status:
+                await error_response(error)(scope, receive, tracked)
+        finally:
+            route: Any = scope.get("route")
+            name = getattr(route, "path", "unmatched")
+            self._metrics.http(name, scope["method"], status or 500, time.monotonic() - started)
+
+
+def _declared_length(headers: Headers) -> int | None:
+    value = headers.get("content-length")
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit()) or len(value) > 20:
+        raise HttpError(400, "Content-Length is not a number of bytes.", code="invalid_header")
+    return int(value)

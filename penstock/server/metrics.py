@@ -1,0 +1,188 @@
+"""Prometheus metrics: every figure has one source and is shown under Penstock's name and its `vllm:` alias."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
+
+from penstock.config.errors import PenstockError
+from penstock.core.request import EngineStats
+from penstock.engine.api import EngineClient
+
+# Penstock's name (a counter's without _total) → the names dashboards made for vLLM read.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "penstock_requests_running": ("vllm:num_requests_running",),
+    "penstock_requests_waiting": ("vllm:num_requests_waiting",),
+    "penstock_kv_cache_usage_ratio": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "penstock_prefix_cache_queries": ("vllm:prefix_cache_queries",),
+    "penstock_prefix_cache_hits": ("vllm:prefix_cache_hits",),
+    "penstock_preemptions": ("vllm:num_preemptions",),
+    "penstock_prompt_tokens": ("vllm:prompt_tokens",),
+    "penstock_cached_prompt_tokens": ("vllm:prompt_tokens_cached",),
+    "penstock_generation_tokens": ("vllm:generation_tokens",),
+    "penstock_cache_config": ("vllm:cache_config_info",),
+    "penstock_requests_finished": ("vllm:request_success",),
+    "penstock_time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
+    "penstock_inter_token_latency_seconds": ("vllm:inter_token_latency_seconds",),
+    "penstock_time_per_output_token_seconds": (
+        "vllm:time_per_output_token_seconds",
+        "vllm:request_time_per_output_token_seconds",
+    ),
+    "penstock_request_seconds": ("vllm:e2e_request_latency_seconds",),
+    "penstock_request_prompt_tokens": ("vllm:request_prompt_tokens",),
+    "penstock_request_generation_tokens": ("vllm:request_generation_tokens",),
+    "penstock_request_params_n": ("vllm:request_params_n",),
+    "penstock_request_params_max_tokens": ("vllm:request_params_max_tokens",),
+    "penstock_http_requests": ("http_requests",),
+    "penstock_http_request_seconds": ("http_request_duration_seconds",),
+}
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKENS = tuple(float(2**power) for power in range(0, 21, 2))
+_COUNTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+
+class Metrics:
+    """All figures of one server; also the collector of its own registry, so that nothing is global."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+        self._stats = EngineStats()
+        self._cache: dict[str, str] = {}
+        self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of a branch.", _SECONDS)
+        self.per_token = self._histogram("time_per_output_token_seconds", "A branch's mean after its first.", _SECONDS)
+        self.request = self._histogram("request_seconds", "From arrival to the last token.", _SECONDS)
+        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.request_generation = self._histogram("request_generation_tokens", "Tokens a request generated.", _TOKENS)
+        self.params_n = self._histogram("request_params_n", "The parameter n.", _COUNTS)
+        self.params_max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", _TOKENS)
+        self._finished = Counter(
+            "penstock_requests_finished", "Branches by reason.", ["model_name", "finished_reason"], registry=None
+        )
+        self._http = Counter("penstock_http_requests", "HTTP requests.", ["route", "method", "status"], registry=None)
+        self._http_seconds = Histogram(
+            "penstock_http_request_seconds",
+            "From request to end of response.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=None,
+        )
+        self._sources = [
+            *(self.first_token, self.inter_token, self.per_token, self.request, self.request_prompt),
+            *(self.request_generation, self.params_n, self.params_max_tokens),
+        ]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"penstock_{name}", about, buckets=buckets, registry=None)
+
+    def finished(self, reason: str) -> None:
+        """Counts a branch that ended."""
+        self._finished.labels(self._model, reason).inc()
+
+    def http(self, route: str, method: str, status: int, seconds: float) -> None:
+        """Counts an HTTP request by the route's template, never by its path, so that clients cannot add series."""
+        method = method if method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS") else "other"
+        self._http.labels(route, method, str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
+    def render(self, stats: EngineStats, cache: Mapping[str, str]) -> bytes:
+        """The exposition text (format version 0.0.4) with the engine's figures as of `stats`."""
+        self._stats, self._cache = stats, dict(cache)
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every figure under each of its names; called by the registry."""
+        sources: list[Metric] = list(_engine_families(self._stats, self._cache))
+        for histogram in self._sources:
+            sources += histogram.collect()
+        for metric in sources:
+            model = {"model_name": self._model}
+            yield from _under_all_names(metric, [s._replace(labels=model | s.labels) for s in metric.samples])
+        for metric in (*self._finished.collect(), *self._http.collect(), *self._http_seconds.collect()):
+            yield from _under_all_names(metric, metric.samples)
+
+
+def _under_all_names(metric: Metric, samples: Iterable[Sample]) -> Iterator[Metric]:
+    samples = [sample for sample in samples if not sample.name.endswith("_created")]
+    for name in (metric.name, *ALIASES.get(metric.name, ())):
+        renamed = Metric(name, metric.documentation, metric.type, metric.unit if name == metric.name else "")
+        renamed.samples = [sample._replace(name=name + sample.name.removeprefix(metric.name)) for sample in samples]
+        yield renamed
+
+
+def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[Metric]:
+    used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+    for name, about, value in (
+        ("requests_running", "Branches in the batch.", stats.running),
+        ("requests_waiting", "Branches queued.", stats.waiting),
+        ("waiting_tokens", "Prompt tokens queued.", stats.waiting_tokens),
+        ("kv_cache_usage_ratio", "KV blocks in use by branches, of all (0 to 1).", used),
+        ("kv_blocks_cached", "KV blocks held by the prefix tree only.", stats.blocks_cached),
+        ("kv_blocks_total", "KV blocks.", stats.blocks_total),
+        ("kv_slots_used", "Token slots written by running branches.", stats.slots_used),
+        ("kv_slots_allocated", "Token slots allocated to running branches.", stats.slots_allocated),
+    ):
+        yield GaugeMetricFamily(f"penstock_{name}", about, value=value)
+    for name, about, value in (
+        ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
+        ("prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hits),
+        ("preemptions", "Branches preempted.", stats.preemptions),
+        ("prompt_tokens", "Prompt tokens admitted.", stats.prompt_tokens),
+        ("cached_prompt_tokens", "Of those, taken from the prefix cache.", stats.cached_tokens),
+        ("generation_tokens", "Tokens generated.", stats.generated_tokens),
+        ("engine_steps", "Engine steps.", stats.steps),
+        ("engine_branches_finished", "Branches that ran to their end.", stats.finished),
+        ("engine_branches_cancelled", "Branches cancelled.", stats.cancelled),
+        ("engine_branches_failed", "Branches that failed.", stats.failed),
+    ):
+        yield CounterMetricFamily(f"penstock_{name}", about, value=value)
+    misses = CounterMetricFamily("penstock_prefix_cache_misses", "Lookups short of a whole prompt.", labels=["reason"])
+    for reason, count in stats.miss_reasons:
+        misses.add_metric([reason], count)
+    yield misses
+    parts = CounterMetricFamily("penstock_engine_seconds", "Time in the parts of all steps.", labels=["part"])
+    for part in ("plan", "build", "forward", "sample", "commit"):
+        parts.add_metric([part], getattr(stats, f"{part}_seconds"))
+    yield parts
+    if cache:
+        config = GaugeMetricFamily("penstock_cache_config", "Geometry of the KV cache.", labels=list(cache))
+        config.add_metric(list(cache.values()), 1)
+        yield config
+
+
+async def log_throughput(client: EngineClient, interval: float = 10.0) -> None:
+    """Logs one line every `interval` seconds in which the engine worked; runs until cancelled."""
+    logger = logging.getLogger("penstock.server")
+    before, then = EngineStats(), time.monotonic()
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            now, at = await client.stats(), time.monotonic()
+        except PenstockError:
+            continue
+        if now.steps < before.steps:  # the engine was restarted and counts from 0 again
+            before = EngineStats()
+        if now.steps != before.steps or now.running or now.waiting:
+            logger.info("%s", throughput_line(before, now, at - then))
+        before, then = now, at
+
+
+def throughput_line(before: EngineStats, now: EngineStats, seconds: float) -> str:
+    """One line on what the engine did between two snapshots `seconds` apart."""
+    queries, hits = now.prefix_queries - before.prefix_queries, now.prefix_hits - before.prefix_hits
+    used = 100 * now.blocks_used / now.blocks_total if now.blocks_total else 0.0
+    return (
+        f"running {now.running}, waiting {now.waiting}, KV {used:.1f}%, "
+        f"prefix hits {100 * hits / queries if queries else 0.0:.1f}%, "
+        f"prompt {(now.prompt_tokens - before.prompt_tokens) / seconds:.1f} tok/s, "
+        f"generation {(now.generated_tokens - before.generated_tokens) / seconds:.1f} tok/s"
+    )

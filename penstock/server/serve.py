@@ -1,0 +1,188 @@
+"""Serving: one process for HTTP, one for the engine, from the first connection to the last."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions, ServerOptions
+from penstock.engine.api import EngineInfo
+from penstock.engine.client import ProcessClient
+from penstock.engine.frontend import Frontend
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.server.app import create_app
+from penstock.server.auth import ApiKeys, check_exposure
+from penstock.server.connection import LimitedProtocol
+from penstock.server.lifecycle import Lifecycle
+
+_BACKLOG = 2048
+_LAST_WORDS_S = 2.0  # for responses that were aborted to reach their clients
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling: whoever runs it decides when it ends."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves the process's signal handlers alone."""
+        yield
+
+
+def http_server(app: Callable[..., object]) -> HttpServer:
+    """A uvicorn server with Penstock's connection limits for an app made by `create_app`."""
+    config = uvicorn.Config(
+        app,
+        http=LimitedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(_LAST_WORDS_S),
+    )
+    return HttpServer(config)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 lets the system choose.
+
+    Raises:
+        ConfigError: the address is unknown, taken or not allowed.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen on host {host!r}, port {port}: {error}. Name a local address.") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"cannot listen on host {host!r}, port {port}: {reason}. Choose another port, or 0 for any free one."
+        raise ConfigError(message) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The base URL of a listening socket, as a client on this machine writes it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(
+    engine_options: EngineOptions,
+    server_options: ServerOptions,
+    *,
+    say: Callable[[str], None] = print,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Serves a model until SIGTERM or SIGINT; returns when everything has ended.
+
+    The server listens at once and answers 503 while the model loads. The first signal drains: new requests get 503,
+    running ones have `drain_timeout` seconds to finish. A second signal ends them at once.
+
+    Args:
+        say: told what the person who started the server should read.
+        on_progress: told (bytes loaded, bytes in all) while weights load.
+
+    Raises:
+        ConfigError: the address cannot be used, or would be open to others without a key.
+        PenstockError: the engine cannot start; the message is its own.
+    """
+    check_exposure(server_options)
+    ApiKeys(server_options.api_keys)
+    listener = bind(server_options.host, server_options.port)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(engine_options, server_options, listener, say, on_progress))
+    finally:
+        listener.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # no uvloop for this platform
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(
+    engine_options: EngineOptions,
+    options: ServerOptions,
+    listener: socket.socket,
+    say: Callable[[str], None],
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    lifecycle, stop = Lifecycle(), asyncio.Event()
+    _on_signals(lifecycle, stop)
+    client = ProcessClient(engine_options, on_progress=on_progress)
+    starting = asyncio.ensure_future(client.start())
+    server: HttpServer | None = None
+    serving: asyncio.Future[None] | None = None
+    try:
+        text = await asyncio.to_thread(TextPipeline.load, engine_options.model)
+        name = engine_options.served_model_name or Path(engine_options.model).name.removesuffix(".gguf")
+        frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
+        server = http_server(create_app(frontend, options, lifecycle))
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        say(f"Listening on {url_of(listener)}; loading {name}.")
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            say(_greeting(url_of(listener), starting.result(), name, keyed=bool(options.api_keys)))
+            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            await _drain(lifecycle, options.drain_timeout, say)
+        stopping.cancel()
+    finally:
+        starting.cancel()
+        if server is not None and serving is not None:
+            server.should_exit = True
+            lifecycle.aborted.set()
+            await asyncio.wait([serving])
+        await asyncio.gather(starting, return_exceptions=True)
+        await client.close()
+
+
+def _on_signals(lifecycle: Lifecycle, stop: asyncio.Event) -> None:
+    def received() -> None:
+        if stop.is_set():
+            lifecycle.aborted.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received)
+
+
+async def _drain(lifecycle: Lifecycle, timeout: float, say: Callable[[str], None]) -> None:
+    if lifecycle.in_flight:
+        say(f"Stopping: {lifecycle.in_flight} requests may finish within {timeout:g} s; a second signal ends them now.")
+    if not await lifecycle.drain(timeout):
+        logging.getLogger("penstock.server").warning("%d requests were ended unfinished", lifecycle.in_flight)
+        lifecycle.aborted.set()
+
+
+def _greeting(url: str, info: EngineInfo, name: str, *, keyed: bool) -> str:
+    body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
+    return (
+        f"Ready: {name} ({info.architecture}, {info.dtype} on {info.device}, context {info.max_model_len} tokens)\n"
+        f"  OpenAI API  {url}/v1    documentation  {url}/docs    metrics  {url}/metrics\n"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    )
