@@ -18,6 +18,10 @@ class WeightPart:
         offset: first index along `Weight.merge_axis` it fills (merge slot; 0 for an unmerged weight).
         transform: applied to the decoded tensor before it is placed, for example a transpose; None for none.
         aliases: other names under which checkpoints store the same tensor, tried in order.
+        index: for a stacked weight (experts), which entry of the first axis it fills; merge_axis and offset then
+            count within that entry. None fills all entries.
+        packed: stored as the pair `key`_blocks and `key`_scales (microscaling blocks of 32 along the last axis);
+            shape is that of the decoded tensor.
     """
 
     key: str
@@ -25,6 +29,8 @@ class WeightPart:
     offset: int = 0
     transform: Callable[[Tensor], Tensor] | None = None
     aliases: tuple[str, ...] = ()
+    index: int | None = None
+    packed: bool = False
 
 
 @dataclass(slots=True)
@@ -37,6 +43,8 @@ class Weight:
         merge_axis: axis along which parts are laid side by side.
         shard_axis: axis split among tensor-parallel ranks, or None if replicated.
         keep_float32: stay in float32 whatever the compute dtype (norm scales, sinks, router bias).
+        alternatives: other complete sets of parts (the same weight in another layout on disk), tried in order when
+            the first part of `parts` is not in the checkpoint.
         tensor: the loaded tensor; None before loading.
     """
 
@@ -45,6 +53,7 @@ class Weight:
     merge_axis: int = 0
     shard_axis: int | None = None
     keep_float32: bool = False
+    alternatives: tuple[tuple[WeightPart, ...], ...] = ()
     tensor: Tensor | None = field(default=None, repr=False)
 
     @property

@@ -1,0 +1,213 @@
+"""The op list: every operation a model computes with, as typed callables, and their choice for one engine.
+
+T is the number of tokens of a step, R its rows, H query heads, K KV heads, D elements of a head. Activations have the
+engine's compute dtype; reductions (norms, softmax, rotations) are carried out in float32 whatever that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from penstock.kernels import reference
+from penstock.kernels.registry import Choice, KernelContext, choose
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai"]
+Routing = Literal["softmax_topk", "topk_softmax"]
+
+
+class Embedding(Protocol):
+    """Rows of a table."""
+
+    def __call__(self, token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+        """token_ids [T] int64, table [V, N] → [T, N] of the table's dtype, times `scale` rounded to that dtype."""
+
+
+class RmsNorm(Protocol):
+    """Root mean square normalisation (Zhang & Sennrich 2019, arXiv:1910.07467), optionally after a residual add."""
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [T, N], weight [N] float32, residual [T, N] → (norm(x + residual) · weight, x + residual), both as x."""
+
+
+class LayerNorm(Protocol):
+    """Layer normalisation (Ba et al. 2016, arXiv:1607.06450)."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """x [T, N], weight and bias [N] float32 → [T, N] as x."""
+
+
+class RopeAndCacheWrite(Protocol):
+    """Splits a merged projection, normalises and rotates queries and keys, writes keys and values to the cache."""
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slot: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        qk_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        """Rotary embedding in the half-split layout (Su et al. 2021, arXiv:2104.09864).
+
+        Args:
+            qkv: [T, (H + K) · D + K · Dv]: all queries, all keys, all values.
+            cos: [T, 1, rot] float32, rot ≤ D; the first rot elements of a head are rotated.
+            sin: [T, 1, rot] float32, the first half negated: out = x · cos + roll(x, rot / 2) · sin.
+            slot: [T] int64, flat cache slot of each token.
+            key_cache: [blocks, block_size, K, D], written in place.
+            value_cache: [blocks, block_size, K, Dv], written in place.
+            qk_norm: [H + K, D] float32 scales of an RMS norm of each head before the rotation, or None.
+            eps: of that norm.
+
+        Returns:
+            The rotated queries, [T, H, D].
+        """
+
+
+class Linear(Protocol):
+    """A dense layer."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """x [T, N], weight [M, N], bias [M], residual [T, M] → x · weightᵀ + bias + residual, [T, M]."""
+
+
+class GateUp(Protocol):
+    """The gated activation of a merged gate-and-up projection (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __call__(self, gate_up: Tensor, activation: Activation, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+        """gate_up [T, 2 · N], gate first → [T, N].
+
+        "silu", "gelu" (exact) and "gelu_tanh" give activation(gate) · up. "swigluoai" gives
+        g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit) (GPT-OSS model card,
+        arXiv:2508.10925).
+        """
+
+
+class RouteExperts(Protocol):
+    """Chooses each token's experts."""
+
+    def __call__(self, router_logits: Tensor, top_k: int, routing: Routing, renormalize: bool) -> tuple[Tensor, Tensor]:
+        """router_logits [T, E] → (weights [T, top_k] float32, expert ids [T, top_k] int64).
+
+        "softmax_topk" takes the largest of the softmax over all experts (divided by their sum if `renormalize`);
+        "topk_softmax" takes the softmax over the largest logits.
+        """
+
+
+class GroupedExperts(Protocol):
+    """Runs each token through its experts' gated MLPs and sums the weighted outputs."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        activation: Activation,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        alpha: float = 1.702,
+        limit: float = 7.0,
+    ) -> Tensor:
+        """x [T, N], weights and ids [T, k] from `route_experts`, gate_up [E, 2 · I, N], down [E, N, I] → [T, N].
+
+        Biases are [E, 2 · I] and [E, N]; activation, alpha and limit as in GateUp.
+        """
+
+
+class PlanAttention(Protocol):
+    """Prepares one step's attention for all layers of a cache group; done once a step, off the per-layer path."""
+
+    def __call__(
+        self,
+        key_cache: Tensor,
+        query_start: Tensor,
+        context_len: Tensor,
+        block_table: Tensor,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        window: int | None,
+    ) -> Any:
+        """The plan, an object only this implementation's `paged_attention` understands.
+
+        Args:
+            key_cache: [blocks, block_size, K, D] of any layer of the group (its shape, dtype and device are read).
+            query_start: [R + 1] int32, first token of each row.
+            context_len: [R] int32, tokens of the row in the cache, this step's included.
+            block_table: [R, B] int32, block ids; entries beyond a row's context or before its window are not read.
+            query_lens: query_start's differences as ints.
+            context_lens: context_len as ints.
+            window: positions a query sees, its own included; None for all.
+        """
+
+
+class PagedAttention(Protocol):
+    """Causal attention of the step's queries over the paged cache (Kwon et al. 2023, arXiv:2309.06180)."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        plan: Any,
+        scale: float,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        """Attention with grouped queries (query head h reads KV head h · K // H) and float32 softmax.
+
+        Args:
+            query: [T, H, D].
+            key_cache: [blocks, block_size, K, D].
+            value_cache: [blocks, block_size, K, Dv].
+            plan: what `plan_attention` returned for this step and group.
+            scale: multiplies the scores.
+            sinks: [H] float32, a score per head that takes part in the softmax and adds no value, or None.
+            soft_cap: scores become soft_cap · tanh(score / soft_cap); None for no cap.
+
+        Returns:
+            [T, H · Dv]. Slots no query of a row may see are never read, so what lies in them has no influence.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """The implementation of every op for one engine, and why each was chosen."""
+
+    embedding: Embedding
+    rms_norm: RmsNorm
+    layer_norm: LayerNorm
+    rope_and_cache_write: RopeAndCacheWrite
+    linear: Linear
+    gate_up: GateUp
+    route_experts: RouteExperts
+    grouped_experts: GroupedExperts
+    plan_attention: PlanAttention
+    paged_attention: PagedAttention
+    choices: tuple[Choice, ...]
+
+
+def resolve_kernels(context: KernelContext) -> KernelSet:
+    """Chooses every op for a device, dtype and instruction set; native implementations come before the reference.
+
+    `choices` also covers ops that are not part of a model's forward pass, such as sampling.
+
+    Raises:
+        LookupError: an op has no implementation that serves the context; the message lists the reasons.
+    """
+    available = reference.implementations()
+    names = dict.fromkeys([field.name for field in fields(KernelSet) if field.name != "choices"])
+    names |= dict.fromkeys(item.op for item in available)
+    choices = {op: choose(op, [item for item in available if item.op == op], context) for op in names}
+    chosen: dict[str, Any] = {
+        field.name: choices[field.name].chosen.function for field in fields(KernelSet) if field.name in choices
+    }
+    return KernelSet(**chosen, choices=tuple(choices.values()))

@@ -1,0 +1,30 @@
+"""Plain torch implementations of every op: the oracle of all others, and what runs where nothing faster can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.kernels.reference import attention, dense, experts
+from penstock.kernels.registry import Implementation, KernelContext
+
+
+def _serves_all(_: KernelContext) -> str | None:
+    return None
+
+
+def implementations() -> tuple[Implementation, ...]:
+    """The reference of every op; attention's scratch memory is new with each call."""
+    functions: dict[str, Callable[..., Any]] = {
+        "embedding": dense.embedding,
+        "rms_norm": dense.rms_norm,
+        "layer_norm": dense.layer_norm,
+        "rope_and_cache_write": dense.rope_and_cache_write,
+        "linear": dense.linear,
+        "gate_up": dense.gate_up,
+        "route_experts": experts.route_experts,
+        "grouped_experts": experts.grouped_experts,
+        "plan_attention": attention.plan_attention,
+        "paged_attention": attention.PagedAttention(),
+    }
+    return tuple(Implementation(op, "reference (torch)", run, _serves_all) for op, run in functions.items())

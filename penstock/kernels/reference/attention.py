@@ -1,0 +1,262 @@
+"""Reference paged attention, in plain torch yet fit to serve: no loop over tokens, no work beyond the rows' contexts.
+
+Rows are cut into tasks of a bounded size. A task gathers the keys and values its queries may see through the block
+table into a scratch buffer small enough to stay in the processor's cache, and attends in one batched call. Rows with
+few queries (decode, draft verification) share tasks; a row with many (a prompt chunk) is cut into query tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+SHARED_QUERIES = 8  # rows with at most this many queries are batched with rows of as many
+SCRATCH_ELEMENTS = 2**19  # key elements gathered by one task: 2 MiB in float32
+MASK_ELEMENTS = 2**21  # mask elements of one task
+KEY_MULTIPLE = 16  # keys of a task are padded to a multiple, so that a row's sums split alike whatever its mates
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A rectangle of attention: `rows` rows × `queries` queries × `keys` keys.
+
+    Attributes:
+        begin: first query of the task in plan order.
+        rows, queries, keys: its extent; queries [begin, begin + rows · queries).
+        slots: [rows · keys] int64 cache slots; a key no query may see repeats the row's newest slot.
+        mask: [rows, 1, queries, keys] in the cache's dtype, 0 or -inf; None where causality alone decides.
+    """
+
+    begin: int
+    rows: int
+    queries: int
+    keys: int
+    slots: Tensor
+    mask: Tensor | None
+
+    @property
+    def span(self) -> slice:
+        return slice(self.begin, self.begin + self.rows * self.queries)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Tasks of one step and cache group.
+
+    Attributes:
+        tasks: in plan order.
+        order: [T] int64, the token at each place of the plan order; None if they are the same.
+        restore: [T] int64, the inverse; None with `order`.
+    """
+
+    tasks: tuple[Task, ...]
+    order: Tensor | None
+    restore: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Queries [first, first + queries) of a row, counted in absolute positions; its keys start at `low`."""
+
+    row: int
+    first: int
+    queries: int
+    low: int
+
+    @property
+    def keys(self) -> int:
+        return self.first + self.queries - self.low
+
+
+def plan_attention(
+    key_cache: Tensor,
+    query_start: Tensor,
+    context_len: Tensor,
+    block_table: Tensor,
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    window: int | None,
+) -> AttentionPlan:
+    max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
+    pieces = _pieces(query_lens, context_lens, window)
+    tasks: list[Task] = []
+    begin = 0
+    for group in _groups(pieces, max_keys):
+        tasks.append(_task(group, begin, key_cache, block_table, window))
+        begin += len(group) * group[0].queries
+    return AttentionPlan(tuple(tasks), *_order(pieces, query_lens, context_lens, key_cache.device))
+
+
+def _pieces(query_lens: Sequence[int], context_lens: Sequence[int], window: int | None) -> list[_Piece]:
+    """Cuts every row into pieces whose mask stays small; few-query rows come first, by query count and context."""
+    pieces: list[_Piece] = []
+    for row, (queries, context) in enumerate(zip(query_lens, context_lens, strict=True)):
+        step = queries if queries <= SHARED_QUERIES else max(SHARED_QUERIES, MASK_ELEMENTS // context)
+        for first in range(context - queries, context, step or 1):
+            low = 0 if window is None else max(0, first - window + 1)
+            pieces.append(_Piece(row, first, min(step, context - first), low))
+    pieces.sort(key=lambda piece: (piece.queries, piece.keys if piece.queries <= SHARED_QUERIES else 0))
+    return pieces
+
+
+def _groups(pieces: Sequence[_Piece], max_keys: int) -> list[list[_Piece]]:
+    """Joins neighbours with equally many queries into tasks of at most `max_keys` gathered keys."""
+    groups: list[list[_Piece]] = []
+    for piece in pieces:
+        joins = (
+            groups
+            and piece.queries <= SHARED_QUERIES
+            and groups[-1][0].queries == piece.queries
+            and (len(groups[-1]) + 1) * piece.keys <= max_keys
+        )
+        if joins:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _task(group: Sequence[_Piece], begin: int, key_cache: Tensor, block_table: Tensor, window: int | None) -> Task:
+    block_size, device = key_cache.shape[1], key_cache.device
+    rows, queries = len(group), group[0].queries
+    keys = -(-max(piece.keys for piece in group) // KEY_MULTIPLE) * KEY_MULTIPLE
+    facts = torch.tensor([(piece.row, piece.low, piece.first) for piece in group], device=device)
+    row, low, first = facts.unbind(1)
+    place = torch.arange(keys, device=device) + low[:, None]  # [rows, keys], absolute position of each key
+    newest = (first + (queries - 1))[:, None]
+    readable = torch.minimum(place, newest)
+    table = block_table.index_select(0, row)
+    slots = table.gather(1, readable // block_size).long() * block_size + readable % block_size
+    mask = None
+    if not (rows == 1 and group[0].low == 0 and group[0].first == 0 and (window is None or queries <= window)):
+        asking = first[:, None, None] + torch.arange(queries, device=device)[:, None]  # [rows, queries, 1]
+        hidden = place[:, None, :] > asking
+        if window is not None:
+            hidden |= place[:, None, :] <= asking - window
+        mask = torch.zeros(rows, 1, queries, keys, dtype=key_cache.dtype, device=device)
+        mask.masked_fill_(hidden[:, None], float("-inf"))
+    return Task(begin, rows, queries, keys, slots.reshape(-1), mask)
+
+
+def _order(
+    pieces: Sequence[_Piece], query_lens: Sequence[int], context_lens: Sequence[int], device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    starts: list[int] = []
+    total = 0
+    for queries, context in zip(query_lens, context_lens, strict=True):
+        starts.append(total - (context - queries))  # add an absolute position to get the token's index
+        total += queries
+    firsts = [starts[piece.row] + piece.first for piece in pieces]
+    if all(a <= b for a, b in pairwise(firsts)):
+        return None, None
+    spans = [torch.arange(first, first + piece.queries) for first, piece in zip(firsts, pieces, strict=True)]
+    order = torch.cat(spans).to(device)
+    return order, torch.argsort(order)
+
+
+class PagedAttention:
+    """`paged_attention` with its scratch buffers, which belong to one engine and are used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        plan: AttentionPlan,
+        scale: float,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
+    ) -> Tensor:
+        ordered = query if plan.order is None else query.index_select(0, plan.order)
+        out = torch.empty(*query.shape[:2], value_cache.shape[3], dtype=query.dtype, device=query.device)
+        for task in plan.tasks:
+            key = self._gather("key", key_cache, task)
+            value = self._gather("value", value_cache, task)
+            attend = _attend_fused if sinks is None and soft_cap is None else _attend
+            attend(ordered[task.span], key, value, task, scale, out[task.span], sinks, soft_cap)
+        return (out if plan.restore is None else out.index_select(0, plan.restore)).flatten(1)
+
+    def _gather(self, name: str, cache: Tensor, task: Task) -> Tensor:
+        """The task's keys or values, [rows, heads, keys, dim], in scratch memory."""
+        heads, dim = cache.shape[2:]
+        width = heads * dim
+        needed = task.slots.shape[0] * width
+        place = (name, cache.dtype, cache.device)
+        scratch = self._scratch.get(place)
+        if scratch is None or scratch.numel() < needed:
+            scratch = torch.empty(max(needed, SCRATCH_ELEMENTS), dtype=cache.dtype, device=cache.device)
+            self._scratch[place] = scratch
+        rows = scratch[:needed].view(-1, width)
+        torch.index_select(cache.view(-1, width), 0, task.slots, out=rows)
+        return rows.view(task.rows, task.keys, heads, dim).transpose(1, 2)
+
+
+def _attend_fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    task: Task,
+    scale: float,
+    out: Tensor,
+    sinks: Tensor | None,
+    soft_cap: float | None,
+) -> None:
+    """Torch's fused attention. The queries of a group lie along its query axis (few) or its head axis (many)."""
+    rows, queries, kv_heads = task.rows, task.queries, key.shape[1]
+    grouped = query.view(rows, queries, kv_heads, -1, query.shape[-1])  # [rows, queries, K, group, D]
+    target = out.view(rows, queries, kv_heads, -1, out.shape[-1])
+    if queries <= SHARED_QUERIES and task.mask is not None:
+        packed = grouped.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, query.shape[-1])
+        mask = task.mask
+        if queries > 1:
+            mask = mask.expand(-1, grouped.shape[3], -1, -1).reshape(rows, 1, -1, task.keys)
+        result = functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
+        target.copy_(result.view(rows, kv_heads, -1, queries, out.shape[-1]).permute(0, 3, 1, 2, 4))
+        return
+    shape = (kv_heads, grouped.shape[3], -1, -1)
+    result = functional.scaled_dot_product_attention(
+        grouped[0].permute(1, 2, 0, 3),
+        key[0, :, None].expand(shape),
+        value[0, :, None].expand(shape),
+        attn_mask=task.mask,
+        is_causal=task.mask is None,
+        scale=scale,
+    )
+    target[0].copy_(result.permute(2, 0, 1, 3))
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    task: Task,
+    scale: float,
+    out: Tensor,
+    sinks: Tensor | None,
+    soft_cap: float | None,
+) -> None:
+    """The formula written out, for scores with sinks or a soft cap."""
+    rows, queries, kv_heads = task.rows, task.queries, key.shape[1]
+    grouped = query.view(rows, queries, kv_heads, -1, query.shape[-1]).permute(0, 2, 3, 1, 4)
+    scores = torch.matmul(grouped, key[:, :, None].transpose(-1, -2)).float().mul_(scale)  # [rows, K, group, Q, C]
+    if soft_cap is not None:
+        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
+    if task.mask is not None:
+        scores += task.mask.unsqueeze(1)
+    else:
+        causal = torch.ones(queries, task.keys, dtype=torch.bool, device=query.device).triu_(1)
+        scores.masked_fill_(causal, float("-inf"))
+    if sinks is not None:
+        sink = sinks.view(kv_heads, -1, 1, 1).expand(rows, -1, -1, queries, 1)
+        scores = torch.cat((scores, sink), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : task.keys].to(value.dtype)
+    result = torch.matmul(weights, value[:, :, None])
+    out.view(rows, queries, kv_heads, -1, out.shape[-1]).copy_(result.permute(0, 3, 1, 2, 4))

@@ -1,0 +1,75 @@
+"""Reference ops on dense tensors: lookup, norms, projections, activations, rotation with cache write."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def embedding(token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+    rows = table.index_select(0, token_ids)
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    total = x if residual is None else x + residual
+    return functional.rms_norm(total.float(), weight.shape, weight, eps).to(x.dtype), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    return functional.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    if residual is None:
+        return functional.linear(x, weight, bias)
+    if bias is None:
+        return torch.addmm(residual, x, weight.t())
+    return functional.linear(x, weight, bias).add_(residual)
+
+
+def gate_up(gate_up: Tensor, activation: str, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "silu":
+        return functional.silu(gate).mul_(up)
+    if activation == "gelu":
+        return functional.gelu(gate).mul_(up)
+    if activation == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh").mul_(up)
+    if activation == "swigluoai":
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate.mul_(torch.sigmoid(gate * alpha)).mul_(up.add_(1.0))
+    raise ValueError(f"activation is {activation!r}; allowed: silu, gelu, gelu_tanh, swigluoai")
+
+
+def rope_and_cache_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slot: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    qk_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    tokens = qkv.shape[0]
+    kv_heads, key_dim = key_cache.shape[2:]
+    value_width = value_cache.shape[2] * value_cache.shape[3]
+    heads = (qkv.shape[1] - value_width) // key_dim - kv_heads
+    value = qkv[:, qkv.shape[1] - value_width :]
+    qk = qkv[:, : (heads + kv_heads) * key_dim].view(tokens, heads + kv_heads, key_dim).float()
+    if qk_norm is not None:
+        qk = functional.rms_norm(qk, (key_dim,), None, eps) * qk_norm
+    rotated = _rotate(qk, cos, sin).to(qkv.dtype)
+    key_cache.view(-1, kv_heads, key_dim).index_copy_(0, slot, rotated[:, heads:])
+    value_cache.view(-1, value_width).index_copy_(0, slot, value)
+    return rotated[:, :heads]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotary_dim = cos.shape[-1]
+    if rotary_dim < x.shape[-1]:
+        head, tail = x[..., :rotary_dim], x[..., rotary_dim:]
+        return torch.cat((_rotate(head, cos, sin), tail), dim=-1)
+    return torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)

@@ -1,0 +1,54 @@
+"""Reference ops of mixture-of-experts layers: routing and grouped expert MLPs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.kernels.reference.dense import gate_up as gated
+
+
+def route_experts(router_logits: Tensor, top_k: int, routing: str, renormalize: bool) -> tuple[Tensor, Tensor]:
+    logits = router_logits.float()
+    if routing == "topk_softmax":
+        values, ids = logits.topk(top_k, dim=-1)
+        return values.softmax(dim=-1), ids
+    if routing == "softmax_topk":
+        values, ids = logits.softmax(dim=-1).topk(top_k, dim=-1)
+        return (values / values.sum(dim=-1, keepdim=True) if renormalize else values), ids
+    raise ValueError(f"routing is {routing!r}; allowed: softmax_topk, topk_softmax")
+
+
+def grouped_experts(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Tensor:
+    """Tokens are sorted by expert, every expert that was hit runs once, and the outputs are summed in slot order."""
+    tokens, top_k = ids.shape
+    flat = ids.reshape(-1)
+    order = flat.argsort(stable=True)
+    inputs = x.index_select(0, order // top_k)
+    outputs = torch.empty_like(inputs)
+    begin = 0
+    for expert, count in enumerate(torch.bincount(flat, minlength=gate_up.shape[0]).tolist()):
+        if count == 0:
+            continue
+        rows = slice(begin, begin + count)
+        begin += count
+        bias = None if gate_up_bias is None else gate_up_bias[expert]
+        hidden = gated(functional.linear(inputs[rows], gate_up[expert], bias), activation, alpha, limit)
+        bias = None if down_bias is None else down_bias[expert]
+        outputs[rows] = functional.linear(hidden, down[expert], bias)
+    by_slot = torch.empty_like(outputs)
+    by_slot[order] = outputs
+    weighted = by_slot.view(tokens, top_k, -1).float() * weights.unsqueeze(-1)
+    return weighted.sum(dim=1).to(x.dtype)

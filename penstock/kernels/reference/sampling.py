@@ -1,0 +1,278 @@
+"""The sampling chain in plain numpy, float64 probabilities, one row at a time: what every other sampler must equal."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernels.registry import Implementation
+from penstock.kernels.sampling import (
+    MASS_SLACK,
+    NOT_FINITE,
+    NOTHING_ALLOWED,
+    LogprobTable,
+    RowSettings,
+)
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+_LARGEST = float(np.finfo(np.float32).max)
+_LEAST_TEMPERATURE = 1e-30
+
+
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c3 ^ k1, a & 0xFFFFFFFF
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def uniform(seed: int, branch: int, position: int) -> float:
+    """A double in [0, 1) with 53 random bits: a pure function of (seed, branch, position)."""
+    low = 0xFFFFFFFF
+    seed &= 2**64 - 1
+    out = philox4x32((position & low, position >> 32, branch, 0), (seed & low, seed >> 32))
+    return ((out[1] << 32 | out[0]) >> 11) * 2.0**-53
+
+
+@dataclass(slots=True, eq=False)
+class ReferenceRow:
+    """A branch: its settings and every token generated so far."""
+
+    settings: RowSettings
+    generated: list[int] = field(default_factory=list)
+
+    def extend(self, token: int) -> None:
+        if not 0 <= token < self.settings.vocab_size:
+            raise ValueError(f"token id {token} is outside the vocabulary of {self.settings.vocab_size}.")
+        self.generated.append(token)
+
+
+def _to_logit(value: float) -> np.float32:
+    """Rounds to float32; what overflows stays finite."""
+    return np.float32(value if value == -math.inf else min(max(value, -_LARGEST), _LARGEST))
+
+
+def bias_logits(logits: Floats, row: ReferenceRow) -> None:
+    """logit_bias."""
+    for token, bias in row.settings.logit_bias:
+        logits[token] = _to_logit(float(logits[token]) + bias)
+
+
+def keep_allowed(logits: Floats, row: ReferenceRow) -> None:
+    """allowed_token_ids."""
+    if row.settings.allowed_ids is not None:
+        banned = np.ones(len(logits), bool)
+        banned[list(row.settings.allowed_ids)] = False
+        logits[banned] = -np.inf
+
+
+def keep_grammatical(logits: Floats, mask: npt.NDArray[np.uint32] | None) -> None:
+    """The grammar's mask of this step."""
+    if mask is not None:
+        bits = np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little")[: len(logits)]
+        logits[bits == 0] = -np.inf
+
+
+def ban_bad_words(logits: Floats, row: ReferenceRow) -> None:
+    """bad_words: the last token of a sequence, once the others were generated."""
+    for word in row.settings.bad_words:
+        before = list(word[:-1])
+        if not before or row.generated[-len(before) :] == before:
+            logits[word[-1]] = -np.inf
+
+
+def ban_stops(logits: Floats, row: ReferenceRow) -> None:
+    """min_tokens."""
+    if len(row.generated) < row.settings.min_tokens:
+        logits[list(row.settings.stop_ids)] = -np.inf
+
+
+def penalise(logits: Floats, row: ReferenceRow) -> None:
+    """Repetition (Keskar et al. 2019, 1909.05858), frequency and presence penalties."""
+    s = row.settings
+    if (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) == (1.0, 0.0, 0.0):
+        return
+    counts = Counter(row.generated)
+    seen = set(row.generated) | (set(s.prompt_ids) if s.repetition_penalty != 1.0 else set())
+    for token in seen:
+        value = float(logits[token])
+        value = value / s.repetition_penalty if value > 0 else value * s.repetition_penalty
+        if counts[token]:
+            value = value - s.frequency_penalty * counts[token] - s.presence_penalty
+        logits[token] = _to_logit(value)
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The tokens still possible, ascending ids, with float32 logits and x = (logit - largest) / temperature."""
+
+    ids: Ids
+    logits: Floats
+    x: Doubles
+
+    def keep(self, chosen: npt.NDArray[np.bool_] | Ids) -> None:
+        self.ids, self.logits, self.x = self.ids[chosen], self.logits[chosen], self.x[chosen]
+
+    def probabilities(self) -> Doubles:
+        weights = np.exp(self.x)
+        return np.asarray(weights / weights.sum())
+
+    def keep_mass(self, order: Ids, mass: float) -> None:
+        """Keeps the shortest beginning of `order` with this probability."""
+        reached = np.cumsum(self.probabilities()[order]) >= mass - MASS_SLACK
+        count = int(np.argmax(reached)) + 1 if reached.any() else len(order)
+        self.keep(np.sort(order[:count]))
+
+
+def keep_top_k(tokens: Candidates, s: RowSettings) -> None:
+    """The k largest logits."""
+    if s.top_k > 0:
+        tokens.keep(np.sort(np.argsort(-tokens.logits, kind="stable")[: s.top_k]))
+
+
+def keep_typical(tokens: Candidates, s: RowSettings) -> None:
+    """The locally typical set (Meister et al. 2022, 2202.00666): surprise nearest to the entropy first."""
+    if s.typical_p < 1.0:
+        p = tokens.probabilities()
+        surprise = math.log(float(np.exp(tokens.x).sum())) - tokens.x
+        distance = np.abs(surprise - float(np.sum(np.where(p > 0, p * surprise, 0.0))))
+        tokens.keep_mass(np.argsort(distance, kind="stable"), s.typical_p)
+
+
+def keep_nucleus(tokens: Candidates, s: RowSettings) -> None:
+    """top_p (Holtzman et al. 2019, 1904.09751)."""
+    if s.top_p < 1.0:
+        tokens.keep_mass(np.argsort(-tokens.logits, kind="stable"), s.top_p)
+
+
+def keep_min_p(tokens: Candidates, s: RowSettings) -> None:
+    """min_p (Nguyen et al. 2024, 2407.01082)."""
+    if s.min_p > 0.0:
+        tokens.keep(tokens.x - tokens.x.max() >= math.log(s.min_p))
+
+
+FILTERS: tuple[Callable[[Candidates, RowSettings], None], ...] = (keep_top_k, keep_typical, keep_nucleus, keep_min_p)
+
+
+def masked_logits(logits: Floats, row: ReferenceRow, mask: npt.NDArray[np.uint32] | None) -> Floats:
+    """A copy of logits [V] after masks and penalties."""
+    out = logits.copy()
+    bias_logits(out, row)
+    keep_allowed(out, row)
+    keep_grammatical(out, mask)
+    ban_bad_words(out, row)
+    ban_stops(out, row)
+    penalise(out, row)
+    return out
+
+
+def distribution(logits: Floats, settings: RowSettings) -> tuple[Ids, Doubles]:
+    """Ids (ascending) and probabilities of the tokens left by the filters; temperature is not 0."""
+    ids = np.flatnonzero(logits > -np.inf)
+    left = logits[ids]
+    scale = 1.0 / max(settings.temperature, _LEAST_TEMPERATURE)
+    tokens = Candidates(ids, left, (left.astype(np.float64) - float(left.max())) * scale)
+    for keep in FILTERS:
+        keep(tokens, settings)
+    return tokens.ids, tokens.probabilities()
+
+
+def sample_row(
+    logits: Floats, row: ReferenceRow, position: int, mask: npt.NDArray[np.uint32] | None = None
+) -> tuple[int, int]:
+    """(token, 0), or (-1, code of ROW_ERRORS)."""
+    if not (logits < np.inf).all() or logits.max() == -np.inf:
+        return -1, NOT_FINITE
+    logits = masked_logits(logits, row, mask)
+    if logits.max() == -np.inf:
+        return -1, NOTHING_ALLOWED
+    if row.settings.temperature == 0.0:
+        return int(np.argmax(logits)), 0
+    ids, p = distribution(logits, row.settings)
+    cumulated = np.cumsum(p)
+    target = uniform(row.settings.seed, row.settings.branch, position) * cumulated[-1]
+    at = int(np.searchsorted(cumulated, target, side="right"))
+    return int(ids[min(at, int(np.flatnonzero(p)[-1]))]), 0
+
+
+class ReferenceSampling:
+    """The sampling op in numpy; see `kernels.sampling.SamplingKernel`."""
+
+    def row(self, settings: RowSettings) -> ReferenceRow:
+        """A row that keeps all its tokens."""
+        named = (
+            *(token for token, _ in settings.logit_bias),
+            *(settings.allowed_ids or ()),
+            *(token for word in settings.bad_words for token in word),
+            *settings.stop_ids,
+            *settings.prompt_ids,
+        )
+        for token in named:
+            if not 0 <= token < settings.vocab_size:
+                raise ValueError(f"token id {token} is outside the vocabulary of {settings.vocab_size}.")
+        row = ReferenceRow(settings)
+        for token in settings.generated_ids:
+            row.extend(token)
+        return row
+
+    def sample(
+        self,
+        logits: Floats,
+        rows: Sequence[ReferenceRow],
+        positions: Ids,
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[Ids, npt.NDArray[np.uint8]]:
+        """As in SamplingKernel."""
+        if not len(logits) == len(rows) == len(positions) or (masks is not None and len(masks) != len(rows)):
+            raise ValueError("logits, rows, positions and masks differ in length.")
+        if len({id(row) for row in rows}) != len(rows):
+            raise ValueError("a row appears more than once in one call.")
+        tokens, errors = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint8)
+        for i, row in enumerate(rows):
+            mask = None if masks is None else masks[i]
+            tokens[i], errors[i] = sample_row(logits[i], row, int(positions[i]), mask)
+            if tokens[i] >= 0:
+                row.extend(int(tokens[i]))
+        return tokens, errors
+
+    def logprobs(self, logits: Floats, targets: Ids, top: int) -> LogprobTable:
+        """As in SamplingKernel."""
+        count, vocab = logits.shape
+        if len(targets) != count or top > vocab or (count and not 0 <= targets.min() <= targets.max() < vocab):
+            raise ValueError("a target is outside the vocabulary, or lengths differ.")
+        out = LogprobTable(
+            np.zeros(count),
+            np.zeros(count, np.int64),
+            np.zeros((count, top), np.int32),
+            np.zeros((count, top)),
+            np.zeros(count, np.uint8),
+        )
+        for i, target in enumerate(targets):
+            row = logits[i].astype(np.float64)
+            if not (row < np.inf).all() or row.max() == -np.inf:
+                out.errors[i] = NOT_FINITE
+                continue
+            shifted = row - row.max()
+            scores = shifted - math.log(float(np.exp(shifted).sum()))
+            out.logprobs[i] = scores[target]
+            out.ranks[i] = 1 + np.sum(row > row[target]) + np.sum(row[:target] == row[target])
+            out.top_ids[i] = np.argsort(-row, kind="stable")[:top]
+            out.top_logprobs[i] = scores[out.top_ids[i]]
+        return out
+
+
+def implementation() -> Implementation:
+    """The reference for the registry."""
+    return Implementation("sampling", "reference (numpy)", ReferenceSampling, lambda _: None)

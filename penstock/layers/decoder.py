@@ -1,0 +1,127 @@
+"""Decoder blocks and the causal language model they form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.core.cache_spec import CacheSpec
+from penstock.kernels.api import KernelSet
+from penstock.layers.attention import Attention
+from penstock.layers.batch import Batch, LayerCache
+from penstock.layers.embedding import Embedding, Head
+from penstock.layers.norm import RmsNorm
+from penstock.layers.step import Step
+from penstock.layers.weight import Layer
+
+
+class FeedForward(Protocol):
+    """GatedMlp, SparseMoe or another layer without memory."""
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor: ...
+
+
+class Block(Protocol):
+    """One layer of a decoder."""
+
+    attention: Attention
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor: ...
+
+
+class DecoderBlock(Layer):
+    """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(
+        self, input_norm: RmsNorm, attention: Attention, middle_norm: RmsNorm, feed_forward: FeedForward
+    ) -> None:
+        self.input_norm = input_norm
+        self.attention = attention
+        self.middle_norm = middle_norm
+        self.feed_forward = feed_forward
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size] → the same shape."""
+        normed, hidden = self.input_norm(hidden)
+        hidden = self.attention(normed, step, hidden)
+        normed, hidden = self.middle_norm(hidden)
+        return self.feed_forward(normed, step, hidden)
+
+
+class SandwichBlock(Layer):
+    """Residual block with a norm before and after each part (Gemma 2 report, arXiv:2408.00118)."""
+
+    def __init__(
+        self,
+        attention_norms: tuple[RmsNorm, RmsNorm],
+        attention: Attention,
+        feed_forward_norms: tuple[RmsNorm, RmsNorm],
+        feed_forward: FeedForward,
+    ) -> None:
+        self.before_attention, self.after_attention = attention_norms
+        self.attention = attention
+        self.before_feed_forward, self.after_feed_forward = feed_forward_norms
+        self.feed_forward = feed_forward
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size] → the same shape."""
+        normed, residual = self.before_attention(hidden)
+        attended, _ = self.after_attention(self.attention(normed, step))
+        normed, residual = self.before_feed_forward(attended, residual)
+        fed, _ = self.after_feed_forward(self.feed_forward(normed, step))
+        return residual + fed
+
+
+class DecoderModel(Layer):
+    """A causal language model.
+
+    Attributes:
+        cache_specs: one per attention layer, in layer order.
+        vocab_size: rows of the logits.
+        max_positions: longest sequence the configuration supports.
+        dtype: compute dtype.
+        ignorable: regular expressions of checkpoint tensors that are rightly left over.
+        renames: (prefix in a checkpoint, prefix here), the first match of each name applies.
+    """
+
+    def __init__(
+        self,
+        kernels: KernelSet,
+        embedding: Embedding,
+        blocks: Sequence[Block],
+        norm: RmsNorm,
+        head: Head,
+        *,
+        max_positions: int,
+        dtype: torch.dtype,
+        ignorable: tuple[str, ...] = (),
+        renames: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self._kernels = kernels
+        self.embedding = embedding
+        self.blocks = tuple(blocks)
+        self.norm = norm
+        self.head = head
+        self.cache_specs: tuple[CacheSpec, ...] = tuple(block.attention.spec for block in blocks)
+        self.vocab_size = head.weight.shape[0]
+        self.max_positions = max_positions
+        self.dtype = dtype
+        self.ignorable = ignorable
+        self.renames = renames
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
+        """Runs the step and writes its keys and values to `caches` (one an attention layer): [T, hidden_size]."""
+        step = Step(batch, caches, self._kernels)
+        hidden = self.embedding(batch.token_ids)
+        for block in self.blocks:
+            hidden = block(hidden, step)
+        return self.norm(hidden)[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden_rows: Tensor) -> Tensor:
+        """hidden_rows [L, hidden_size] of `forward` → [L, vocab_size] float32."""
+        return self.head(hidden_rows)

@@ -1,0 +1,40 @@
+"""Token embedding and output head, which may share one table."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.kernels.api import KernelSet
+from penstock.layers.weight import Layer, Weight, WeightPart
+
+
+def table(key: str, vocab_size: int, hidden_size: int) -> Weight:
+    """A [vocab, hidden] weight."""
+    return Weight((vocab_size, hidden_size), (WeightPart(key, (vocab_size, hidden_size)),), shard_axis=0)
+
+
+class Embedding(Layer):
+    """Rows of the table, times `scale`."""
+
+    def __init__(self, kernels: KernelSet, weight: Weight, scale: float = 1.0) -> None:
+        self._embedding = kernels.embedding
+        self.weight = weight
+        self.scale = scale
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] int64 → [T, hidden]."""
+        return self._embedding(token_ids, self.weight.value, self.scale)
+
+
+class Head(Layer):
+    """Logits, optionally soft-capped to ±soft_cap (Gemma 2 report, arXiv:2408.00118)."""
+
+    def __init__(self, kernels: KernelSet, weight: Weight, soft_cap: float | None = None) -> None:
+        self._linear = kernels.linear
+        self.weight = weight
+        self.soft_cap = soft_cap
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [L, hidden] → logits [L, vocab] float32."""
+        logits = self._linear(hidden, self.weight.value).float()
+        return logits if self.soft_cap is None else (logits / self.soft_cap).tanh_().mul_(self.soft_cap)

@@ -1,0 +1,34 @@
+"""The gated feed-forward layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.kernels.api import Activation, KernelSet
+from penstock.layers.linear import Linear
+from penstock.layers.step import Step
+from penstock.layers.weight import Layer
+
+
+class GatedMlp(Layer):
+    """down(activation(gate(x)) · up(x)), with gate and up merged into one product."""
+
+    def __init__(
+        self,
+        kernels: KernelSet,
+        prefix: str,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: Activation = "silu",
+        bias: bool = False,
+    ) -> None:
+        self._activate = kernels.gate_up
+        self.activation: Activation = activation
+        parts = ((f"{prefix}.gate_proj", intermediate_size), (f"{prefix}.up_proj", intermediate_size))
+        self.gate_up = Linear(kernels, parts, hidden_size, bias=bias)
+        self.down = Linear(kernels, ((f"{prefix}.down_proj", hidden_size),), intermediate_size, bias=bias)
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
+        return self.down(self._activate(self.gate_up(hidden), self.activation), residual)

@@ -1,0 +1,164 @@
+"""Mixture-of-experts layers and the layouts in which checkpoints store experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.api import Activation, KernelSet, Routing
+from penstock.layers.step import Step
+from penstock.layers.weight import Layer, Weight, WeightPart
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertOptions:
+    """What distinguishes one family's experts from another's.
+
+    Attributes:
+        hidden_size, intermediate_size, num_experts, top_k: sizes.
+        routing, renormalize: how experts are chosen and weighted, see kernels.api.RouteExperts.
+        activation, alpha, limit: of the gated MLP, see kernels.api.GateUp.
+        bias: the router and the experts have biases.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    top_k: int
+    routing: Routing = "softmax_topk"
+    renormalize: bool = True
+    activation: Activation = "silu"
+    alpha: float = 1.702
+    limit: float = 7.0
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The stacked weights of all experts: gate_up [E, 2 · I, N] (gate rows first), down [E, N, I], biases or None."""
+
+    gate_up: Weight
+    down: Weight
+    gate_up_bias: Weight | None = None
+    down_bias: Weight | None = None
+
+
+class SparseMoe(Layer):
+    """Every token runs through its `top_k` experts; outputs are summed by routing weight."""
+
+    def __init__(self, kernels: KernelSet, router: Weight, router_bias: Weight | None, experts: ExpertWeights,
+                 options: ExpertOptions) -> None:  # fmt: skip
+        self._kernels = kernels
+        self.options = options
+        self.router, self.router_bias = router, router_bias
+        self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
+        self.down, self.down_bias = experts.down, experts.down_bias
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
+        options = self.options
+        scores = self._kernels.linear(hidden, self.router.value, _value(self.router_bias))
+        weights, ids = self._kernels.route_experts(scores, options.top_k, options.routing, options.renormalize)
+        mixed = self._kernels.grouped_experts(
+            hidden,
+            weights,
+            ids,
+            self.gate_up.value,
+            self.down.value,
+            options.activation,
+            _value(self.gate_up_bias),
+            _value(self.down_bias),
+            options.alpha,
+            options.limit,
+        )
+        return mixed if residual is None else mixed.add_(residual)
+
+
+def _value(weight: Weight | None) -> Tensor | None:
+    return None if weight is None else weight.value
+
+
+def router_weight(key: str, options: ExpertOptions, *aliases: str) -> Weight:
+    """The router's matrix [E, N]."""
+    shape = (options.num_experts, options.hidden_size)
+    return Weight(shape, (WeightPart(key, shape, aliases=aliases),))
+
+
+def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: str, up: str, down: str) -> ExpertWeights:
+    """Experts stored one by one (`<prefix>.<e>.<gate>.weight` …) or stacked (`<prefix>.gate_up_proj`), no biases.
+
+    The first prefix is the usual one; the others are accepted too.
+    """
+    inner, outer = options.intermediate_size, options.hidden_size
+    first, *others = prefixes
+
+    def part(name: str, expert: int, shape: tuple[int, int], offset: int = 0) -> WeightPart:
+        aliases = tuple(f"{prefix}.{expert}.{name}.weight" for prefix in others)
+        return WeightPart(f"{first}.{expert}.{name}.weight", shape, offset, aliases=aliases, index=expert)
+
+    def stacked(name: str, shape: tuple[int, ...]) -> tuple[WeightPart]:
+        aliases = tuple(f"{prefix}.{name}" for prefix in others)
+        return (WeightPart(f"{first}.{name}", shape, aliases=aliases),)
+
+    every = range(options.num_experts)
+    halves = ((gate, 0), (up, inner))
+    gate_up_shape, down_shape = (len(every), 2 * inner, outer), (len(every), outer, inner)
+    return ExpertWeights(
+        Weight(
+            gate_up_shape,
+            tuple(part(name, expert, (inner, outer), offset) for expert in every for name, offset in halves),
+            alternatives=(stacked("gate_up_proj", gate_up_shape),),
+        ),
+        Weight(
+            down_shape,
+            tuple(part(down, expert, (outer, inner)) for expert in every),
+            alternatives=(stacked("down_proj", down_shape),),
+        ),
+    )
+
+
+def _transpose(stack: Tensor) -> Tensor:
+    return stack.transpose(1, 2)
+
+
+def _split_pairs(stack: Tensor) -> Tensor:
+    """Rows gate, up, gate, up … of axis 1 → all gates, then all ups."""
+    return torch.cat((stack[:, ::2], stack[:, 1::2]), dim=1)
+
+
+def _transpose_and_split(stack: Tensor) -> Tensor:
+    return _split_pairs(stack.transpose(1, 2))
+
+
+def interleaved_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
+    """GPT-OSS's experts: stacked, gate and up interleaved, with biases.
+
+    On disk either [E, in, out] in a float format, or [E, out, in] packed in MXFP4 (OCP Microscaling Formats v1.0),
+    or one by one with gate and up apart (`<prefix>.<e>.gate_proj.weight` …), as readers of other containers offer it.
+    """
+    count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
+
+    def single(name: str, suffix: str, shape: tuple[int, ...], offset: int = 0) -> list[WeightPart]:
+        keys = (f"{prefix}.{expert}.{name}.{suffix}" for expert in range(count))
+        return [WeightPart(key, shape, offset, index=expert) for expert, key in enumerate(keys)]
+
+    def weight(name: str, shape: tuple[int, int, int], pairs: bool, apart: list[WeightPart]) -> Weight:
+        key, flipped = f"{prefix}.{name}", (shape[0], shape[2], shape[1])
+        packed = WeightPart(key, shape, transform=_split_pairs if pairs else None, packed=True)
+        plain = WeightPart(key, flipped, transform=_transpose_and_split if pairs else _transpose)
+        return Weight(shape, (plain,), alternatives=((packed,), tuple(apart)))
+
+    def bias(name: str, shape: tuple[int, int], pairs: bool, apart: list[WeightPart]) -> Weight:
+        part = WeightPart(f"{prefix}.{name}_bias", shape, transform=_split_pairs if pairs else None)
+        return Weight(shape, (part,), alternatives=(tuple(apart),))
+
+    gates, ups = single("gate_proj", "weight", (inner, outer)), single("up_proj", "weight", (inner, outer), inner)
+    gate_biases, up_biases = single("gate_proj", "bias", (inner,)), single("up_proj", "bias", (inner,), inner)
+    return ExpertWeights(
+        weight("gate_up_proj", (count, 2 * inner, outer), True, gates + ups),
+        weight("down_proj", (count, outer, inner), False, single("down_proj", "weight", (outer, inner))),
+        bias("gate_up_proj", (count, 2 * inner), True, gate_biases + up_biases),
+        bias("down_proj", (count, outer), False, single("down_proj", "bias", (outer,))),
+    )

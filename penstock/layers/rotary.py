@@ -1,0 +1,117 @@
+"""Rotary position embedding: inverse frequencies of every scaling kind, and their tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParameters:
+    """How positions become angles (Su et al. 2021, arXiv:2104.09864) and how that is stretched.
+
+    Attributes:
+        kind: one of ROPE_KINDS.
+        theta: base of the geometric progression of wavelengths.
+        rotary_dim: leading elements of a head that are rotated (even).
+        original_length: positions the model was trained on before stretching.
+        factor: how many times longer the stretched context is.
+        low_freq_factor, high_freq_factor: "llama3" only: bounds of the blended band, in turns per original_length.
+        beta_fast, beta_slow: "yarn" only: the same bounds, in turns per original_length.
+        truncate: "yarn" only: round the band's bounds to whole dimensions.
+        attention_factor: multiplies cos and sin; for "yarn" already derived from the factor.
+    """
+
+    kind: str
+    theta: float
+    rotary_dim: int
+    original_length: int
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+
+
+def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
+    """Radians per position of every rotated pair, [rotary_dim / 2] float32.
+
+    Args:
+        rope: the scaling.
+        max_length: longest sequence that will be served. Only "dynamic" depends on it: the published method (NTK-aware
+            scaling with a base that grows with the sequence) would re-rotate every cached key whenever a sequence
+            grows. Keys are cached rotated, so one base holds for an engine's life: the one for max_length, and the
+            unscaled one if max_length is within the original length.
+    """
+    theta = rope.theta
+    dim = rope.rotary_dim
+    if rope.kind == "dynamic" and max_length > rope.original_length:
+        stretch = rope.factor * max_length / rope.original_length - (rope.factor - 1)
+        theta *= stretch ** (dim / (dim - 2))
+    frequencies = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, frequencies)
+    if rope.kind == "yarn":
+        return _yarn(rope, frequencies)
+    return frequencies
+
+
+def _llama3(rope: RopeParameters, frequencies: Tensor) -> Tensor:
+    """Llama 3.1's blend: slow pairs are interpolated, fast ones kept (Llama 3 report, arXiv:2407.21783)."""
+    turns = rope.original_length * frequencies / (2 * math.pi)
+    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * (keep + (1.0 - keep) / rope.factor)
+
+
+def _yarn(rope: RopeParameters, frequencies: Tensor) -> Tensor:
+    """YaRN's blend, linear over dimensions (Peng et al. 2023, arXiv:2309.00071)."""
+
+    def dimension(turns: float) -> float:
+        return rope.rotary_dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    pairs = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
+    interpolate = ((pairs - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+    return frequencies * (1.0 - interpolate) + frequencies / rope.factor * interpolate
+
+
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
+    """YaRN's temperature on attention, as a factor on cos and sin (arXiv:2309.00071, section 3.4)."""
+
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+
+
+class Rotary:
+    """Tables of cos and sin, float32, grown on demand by doubling; shared by all layers with equal parameters."""
+
+    def __init__(self, rope: RopeParameters, max_length: int) -> None:
+        self.rope = rope
+        self.frequencies = inverse_frequencies(rope, max_length)
+        self._cos = self._sin = torch.empty(0, 1, rope.rotary_dim)
+
+    def at(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Cos and sin at positions [T] int64, all below `length`: [T, 1, rot] each, sin's first half negated."""
+        if length > self._cos.shape[0] or positions.device != self._cos.device:
+            self._grow(max(length, 2 * self._cos.shape[0], 256), positions.device)
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _grow(self, length: int, device: torch.device) -> None:
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.frequencies)
+        cos, sin = angles.cos() * self.rope.attention_factor, angles.sin() * self.rope.attention_factor
+        self._cos = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device)
+        self._sin = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device)

@@ -1,0 +1,54 @@
+"""One forward pass as layers see it: the batch, the caches, and what all layers share, prepared once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels.api import KernelSet
+from penstock.layers.batch import Batch, LayerCache
+from penstock.layers.rotary import Rotary
+
+
+@dataclass(slots=True)
+class Step:
+    """Lives for one forward pass.
+
+    Attributes:
+        batch: the step's tokens.
+        caches: one an attention layer, in layer order.
+        kernels: the ops.
+    """
+
+    batch: Batch
+    caches: Sequence[LayerCache]
+    kernels: KernelSet
+    _plans: dict[int, Any] = field(default_factory=dict)
+    _rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def plan(self, cache: LayerCache, window: int | None) -> Any:
+        """The attention plan of the cache's group (all its layers have the same window)."""
+        plan = self._plans.get(cache.group)
+        if plan is None:
+            batch = self.batch
+            plan = self._plans[cache.group] = self.kernels.plan_attention(
+                cache.key,
+                batch.query_start,
+                batch.context_len,
+                batch.groups[cache.group].block_table,
+                batch.query_lens,
+                batch.context_lens,
+                window,
+            )
+        return plan
+
+    def rotation(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """The rotary tables at the step's positions: cos and signed sin, each [T, 1, rot] float32."""
+        found = self._rotations.get(id(rotary))
+        if found is None:
+            longest = max(self.batch.context_lens, default=0)
+            found = self._rotations[id(rotary)] = rotary.at(self.batch.positions[0], longest)
+        return found

@@ -1,0 +1,183 @@
+"""What decoder families share: sizes from the configuration, and the layers built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from penstock.kernels.api import Activation, KernelSet
+from penstock.layers.attention import Attention, AttentionOptions
+from penstock.layers.decoder import Block, DecoderBlock, DecoderModel, FeedForward
+from penstock.layers.embedding import Embedding, Head, table
+from penstock.layers.mlp import GatedMlp
+from penstock.layers.norm import RmsNorm
+from penstock.layers.rotary import RopeParameters, Rotary
+from penstock.models.fields import Fields
+from penstock.models.rope import context_length, read_rope
+
+ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu": "gelu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+    }
+)
+LEFT_OVER = (r".*\.rotary_emb\.inv_freq", r".*\.attention\.bias_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A configuration being turned into a model.
+
+    Attributes:
+        fields: the configuration of the text model.
+        kernels, dtype: what the model computes with.
+        max_model_len: longest sequence that will be served, if known (only "dynamic" rope depends on it).
+        hidden_size … max_positions: the configuration's sizes, checked.
+    """
+
+    fields: Fields
+    kernels: KernelSet
+    dtype: torch.dtype
+    max_model_len: int | None
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+
+    @classmethod
+    def read(
+        cls, fields: Fields, kernels: KernelSet, dtype: torch.dtype, max_model_len: int | None = None
+    ) -> Blueprint:
+        """Reads the sizes.
+
+        Raises:
+            CheckpointError: one is missing or contradicts another.
+        """
+        hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+        kv_heads = fields.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise fields.error("num_key_value_heads", f"is {kv_heads}, which does not divide {heads} attention heads")
+        if not fields.has("head_dim") and hidden % heads:
+            raise fields.error("hidden_size", f"is {hidden}, which {heads} attention heads do not divide")
+        head_dim = fields.integer("head_dim", hidden // heads)
+        layers, eps = fields.integer("num_hidden_layers"), fields.number("rms_norm_eps", 1e-6)
+        return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps)
+
+    def rotary(self, **settings: Any) -> Rotary:
+        """The rotation, read with `models.rope.read_rope`."""
+        rope = read_rope(self.fields, self.head_dim, **settings)
+        longest = context_length(self.fields, rope)
+        return Rotary(rope, longest if self.max_model_len is None else min(longest, self.max_model_len))
+
+    def activation(self, field: str = "hidden_act", default: str = "silu") -> Activation:
+        return self.fields.choice(field, ACTIVATIONS, default)
+
+    def sliding_window(self) -> int | None:
+        """The width of sliding layers, None where the configuration has none."""
+        used = self.fields.has("sliding_window") and self.fields.flag("use_sliding_window", True)
+        return self.fields.integer("sliding_window") if used else None
+
+    def windows(self, pattern: Callable[[int], bool]) -> tuple[int | None, ...]:
+        """Each layer's window: from `layer_types` where given, else sliding where `pattern(index)` holds."""
+        window = self.sliding_window()
+        sliding = [pattern(index) for index in range(self.num_layers)]
+        if self.fields.has("layer_types"):
+            types = self.fields.texts("layer_types", self.num_layers)
+            unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+            if unknown:
+                raise self.fields.error("layer_types", f"has {unknown}; allowed: full_attention, sliding_attention")
+            sliding = [kind == "sliding_attention" for kind in types]
+        if any(sliding) and window is None:
+            raise self.fields.error("sliding_window", "is missing, but the model has sliding layers")
+        return tuple(window if slides else None for slides in sliding)
+
+    def norm(self, key: str, **options: Any) -> RmsNorm:
+        return RmsNorm(self.kernels, f"{key}.weight", self.hidden_size, self.norm_eps, **options)
+
+    def attention(self, index: int, rotary: Rotary, **options: Any) -> Attention:
+        """Layer `index`'s attention; options as in AttentionOptions."""
+        sizes = (self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
+        settings = AttentionOptions(*sizes, rotary, norm_eps=self.norm_eps, **options)
+        return Attention(self.kernels, f"model.layers.{index}.self_attn", index, settings)
+
+    def mlp(self, index: int, *, activation: Activation | None = None, bias: bool = False) -> GatedMlp:
+        """Layer `index`'s gated MLP."""
+        return GatedMlp(
+            self.kernels,
+            f"model.layers.{index}.mlp",
+            self.hidden_size,
+            self.fields.integer("intermediate_size"),
+            activation=activation or self.activation(),
+            bias=bias,
+        )
+
+    def uniform(
+        self,
+        *,
+        rotary: Rotary | None = None,
+        windows: Sequence[int | None] | None = None,
+        feed_forward: Callable[[int], FeedForward] | None = None,
+        mlp_bias: bool = False,
+        **attention: Any,
+    ) -> DecoderModel:
+        """A model of pre-norm blocks that differ only in window and feed-forward layer.
+
+        Args:
+            rotary: None reads the configuration's.
+            windows: each layer's; None for full attention everywhere.
+            feed_forward: makes layer `index`'s; None for a gated MLP (with biases if `mlp_bias`).
+            attention: options of AttentionOptions for every layer.
+        """
+        rotary = rotary or self.rotary()
+        blocks: list[Block] = []
+        for index in range(self.num_layers):
+            prefix = f"model.layers.{index}"
+            window = windows[index] if windows else None
+            blocks.append(
+                DecoderBlock(
+                    self.norm(f"{prefix}.input_layernorm"),
+                    self.attention(index, rotary, window=window, **attention),
+                    self.norm(f"{prefix}.post_attention_layernorm"),
+                    feed_forward(index) if feed_forward else self.mlp(index, bias=mlp_bias),
+                )
+            )
+        return self.model(blocks, rotary.rope, self.norm("model.norm"))
+
+    def model(
+        self,
+        blocks: Sequence[Block],
+        rope: RopeParameters,
+        norm: RmsNorm,
+        *,
+        tie_default: bool = False,
+        embedding_scale: float = 1.0,
+        soft_cap: float | None = None,
+        max_positions: int | None = None,
+        ignorable: tuple[str, ...] = (),
+        renames: tuple[tuple[str, str], ...] = (),
+    ) -> DecoderModel:
+        """Puts embedding, blocks, final norm and head together."""
+        vocab = self.fields.integer("vocab_size")
+        tied = self.fields.flag("tie_word_embeddings", tie_default)
+        embedding = table("model.embed_tokens.weight", vocab, self.hidden_size)
+        head = embedding if tied else table("lm_head.weight", vocab, self.hidden_size)
+        return DecoderModel(
+            self.kernels,
+            Embedding(self.kernels, embedding, embedding_scale),
+            blocks,
+            norm,
+            Head(self.kernels, head, soft_cap),
+            max_positions=max_positions or context_length(self.fields, rope),
+            dtype=self.dtype,
+            ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied else ()),
+            renames=renames,
+        )

@@ -1,0 +1,103 @@
+"""Architecture names of config.json and what builds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from penstock.config.errors import CheckpointError
+from penstock.kernels.api import KernelSet
+from penstock.layers.decoder import DecoderModel as Model
+from penstock.models import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from penstock.models.blueprint import Blueprint
+from penstock.models.fields import Fields
+
+__all__ = ["ARCHITECTURES", "Family", "Model", "build_model", "text_fields"]
+
+DECODED_QUANTISATION = ("mxfp4",)  # quantised checkpoints whose tensors the loader decodes
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One entry of the registry.
+
+    Attributes:
+        build: makes the model.
+        defaults: configuration fields the family's files leave out.
+        nested: the text model's configuration lies under this field, if the file has it.
+    """
+
+    build: Callable[[Blueprint], Model]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    nested: str | None = None
+
+
+ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
+    {
+        "LlamaForCausalLM": Family(llama.build),
+        "MistralForCausalLM": Family(mistral.build),
+        "Qwen2ForCausalLM": Family(qwen2.build),
+        "Qwen3ForCausalLM": Family(qwen3.build, {"head_dim": 128}),
+        "Qwen3MoeForCausalLM": Family(qwen3_moe.build),
+        "MixtralForCausalLM": Family(mixtral.build),
+        "Gemma3ForCausalLM": Family(gemma3.build, gemma3.DEFAULTS),
+        "Gemma3ForConditionalGeneration": Family(gemma3.build, gemma3.DEFAULTS, "text_config"),
+        "GptOssForCausalLM": Family(gpt_oss.build, {"sliding_window": 128, "head_dim": 64}),
+    }
+)
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of the first supported name under `architectures`.
+
+    Raises:
+        CheckpointError: none is supported, or the quantisation method is not.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, (list, tuple)) or not names:
+        raise CheckpointError(
+            f"config.json: architectures is {names!r}; it must list one of: {', '.join(ARCHITECTURES)}."
+        )
+    found = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    if found is None:
+        raise CheckpointError(
+            f"the architecture {', '.join(map(str, names))} is not supported; supported are: "
+            f"{', '.join(ARCHITECTURES)}. Choose a model of one of these families."
+        )
+    method = (Fields(config).below("quantization_config") or Fields({})).values.get("quant_method")
+    if method is not None and method not in DECODED_QUANTISATION:
+        raise CheckpointError(
+            f"config.json: quantization_config.quant_method is {method!r}; supported: "
+            f"{', '.join(DECODED_QUANTISATION)}. Use the unquantised checkpoint or a GGUF file of the model."
+        )
+    return found
+
+
+def text_fields(config: Mapping[str, Any], family: Family) -> Fields:
+    """The text model's configuration with the family's defaults filled in."""
+    fields = Fields(config)
+    inner = fields.below(family.nested) if family.nested else None
+    stated = {name: value for name, value in (inner or fields).values.items() if value is not None}
+    return Fields({**family.defaults, **stated}, (inner or fields).where)
+
+
+def build_model(
+    config: Mapping[str, Any], kernels: KernelSet, *, dtype: torch.dtype, max_model_len: int | None = None
+) -> Model:
+    """Builds a model whose weights are declared and not yet loaded.
+
+    Args:
+        config: config.json as a dict.
+        kernels: the ops it computes with.
+        dtype: compute dtype.
+        max_model_len: longest sequence that will be served, if already known. Only "dynamic" rope depends on it.
+
+    Raises:
+        CheckpointError: unknown architecture or quantisation, or a field that is missing or impossible.
+    """
+    family = family_of(config)
+    return family.build(Blueprint.read(text_fields(config, family), kernels, dtype, max_model_len))

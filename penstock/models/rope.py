@@ -1,0 +1,72 @@
+"""Rotary settings as configurations spell them: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
+
+from __future__ import annotations
+
+from penstock.layers.rotary import ROPE_KINDS, RopeParameters, yarn_attention_factor
+from penstock.models.fields import Fields
+
+STRETCHING = ("linear", "dynamic", "yarn")  # kinds whose context is the original length times the factor
+
+
+def read_rope(
+    fields: Fields, head_dim: int, *, theta: float = 10_000.0, layer_type: str | None = None, local: bool = False
+) -> RopeParameters:
+    """The rotary parameters of a configuration.
+
+    Args:
+        fields: the configuration.
+        head_dim: elements of a head.
+        theta: the family's base where the file has none.
+        layer_type: key of the nested object where layers of different types rotate differently.
+        local: settings outside that nested object do not apply to this layer type.
+
+    Raises:
+        CheckpointError: unknown kind, or a missing or impossible field.
+    """
+    outer = Fields({}, fields.where) if local else fields
+    found = fields.below("rope_parameters")
+    if layer_type is not None:
+        found = (found and found.below(layer_type)) or (None if local else found)
+    found = found or outer.below("rope_scaling") or Fields({}, fields.where)
+    kinds = {kind: kind for kind in ROPE_KINDS}
+    kind = found.choice("rope_type" if found.has("rope_type") else "type", kinds, "default")
+    base = found.number("rope_theta", outer.number("rope_theta", theta), minimum=1.0)
+    partial = found.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise fields.error("partial_rotary_factor", f"is {partial}, which rotates {rotary_dim} of {head_dim} elements")
+    length = fields.integer("max_position_embeddings")
+    if kind in ("yarn", "llama3"):
+        stated = fields.integer("original_max_position_embeddings", length)
+        length = found.integer("original_max_position_embeddings", stated)
+    if kind == "default":
+        return RopeParameters(kind, base, rotary_dim, length)
+    if kind == "dynamic" and rotary_dim == 2:
+        raise found.error("rope_type", "is 'dynamic', which needs at least two rotated pairs a head")
+    factor = found.number("factor")
+    if kind == "llama3":
+        low, high = found.number("low_freq_factor"), found.number("high_freq_factor")
+        if low >= high:
+            raise found.error("low_freq_factor", f"is {low}; allowed: below high_freq_factor, {high}")
+        return RopeParameters(kind, base, rotary_dim, length, factor, low_freq_factor=low, high_freq_factor=high)
+    if kind != "yarn":
+        return RopeParameters(kind, base, rotary_dim, length, factor)
+    derived = yarn_attention_factor(factor, found.optional_number("mscale"), found.optional_number("mscale_all_dim"))
+    return RopeParameters(
+        kind,
+        base,
+        rotary_dim,
+        length,
+        factor,
+        beta_fast=found.number("beta_fast", 32.0),
+        beta_slow=found.number("beta_slow", 1.0),
+        truncate=found.flag("truncate", True),
+        attention_factor=found.number("attention_factor", derived),
+    )
+
+
+def context_length(fields: Fields, rope: RopeParameters) -> int:
+    """Longest sequence a configuration supports: stated, or the original length stretched by the factor."""
+    stated = fields.integer("max_position_embeddings")
+    stretched = int(rope.original_length * rope.factor) if rope.kind in STRETCHING else 0
+    return max(stated, stretched)

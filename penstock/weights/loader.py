@@ -1,0 +1,158 @@
+"""Fills a model's declared weights from a checkpoint, one tensor at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from penstock.config.errors import CheckpointError
+from penstock.layers.decoder import DecoderModel
+from penstock.layers.weight import Weight, WeightPart
+from penstock.quant.decode import dequantize, dequantize_mxfp4_pair
+from penstock.weights.checkpoint import Checkpoint
+
+Progress = Callable[[int, int], None]
+LISTED = 20  # names listed of each kind of fault
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where one part's bytes lie: one stored tensor, or a pair of blocks and scales."""
+
+    part: WeightPart
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Faults:
+    missing: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)
+    left_over: list[str] = field(default_factory=list)
+
+    def check(self, path: object) -> None:
+        kinds = (
+            ("missing", self.missing),
+            ("of another shape than the configuration says", self.misshapen),
+            ("unknown to this architecture", self.left_over),
+        )
+        found = [f"{len(names)} {what}: {_listed(names)}" for what, names in kinds if names]
+        if found:
+            raise CheckpointError(
+                f"the tensors in {path} do not match its configuration. {'; '.join(found)}. "
+                "Download the model again, or check that config.json belongs to these weights."
+            )
+
+
+def _listed(names: list[str]) -> str:
+    more = f", … ({len(names) - LISTED} more)" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def load_weights(
+    model: DecoderModel,
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    device: str = "cpu",
+) -> None:
+    """Reads, decodes and places every weight; beyond the model, memory holds one tensor at a time.
+
+    Args:
+        model: as built; its weights are filled.
+        checkpoint: an opened checkpoint.
+        dtype: type of the weights, but those declared `keep_float32`.
+        progress: called with (bytes read, bytes in all) after every tensor.
+        device: where weights are placed.
+
+    Raises:
+        CheckpointError: tensors are missing, of a wrong shape or left over (all in one error), or cannot be decoded.
+    """
+    names = _named(checkpoint, model.renames)
+    faults = _Faults()
+    sources = [(weight, list(_sources(weight, names, faults))) for weight in model.weights()]
+    _check_shapes(sources, checkpoint, faults)
+    used = {name for _, found in sources for source in found for name in source.names}
+    ignorable = [re.compile(pattern) for pattern in model.ignorable]
+    for name, stored in names.items():
+        if stored not in used and not any(pattern.fullmatch(name) for pattern in ignorable):
+            faults.left_over.append(stored)
+    faults.check(checkpoint.path)
+    total = sum(checkpoint.tensors[name].nbytes for name in used)
+    done = 0
+    for weight, found in sources:
+        target = torch.float32 if weight.keep_float32 else dtype
+        alone = len(found) == 1 and found[0].part.index is None
+        whole = None if alone else torch.empty(weight.shape, dtype=target, device=device)
+        for source in found:
+            tensor = _decode(source, checkpoint, target)
+            if whole is None:
+                weight.tensor = tensor.contiguous().to(device)
+            else:
+                _slot(whole, weight, source.part, tensor).copy_(tensor)
+            done += sum(checkpoint.tensors[name].nbytes for name in source.names)
+            if progress is not None:
+                progress(done, total)
+        weight.tensor = weight.tensor if whole is None else whole
+
+
+def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """The model's spelling of every stored name → the stored name."""
+    names: dict[str, str] = {}
+    for stored in checkpoint.tensors:
+        name = stored
+        for theirs, ours in renames:
+            if stored.startswith(theirs):
+                name = ours + stored.removeprefix(theirs)
+                break
+        names[name] = stored
+    return names
+
+
+def _sources(weight: Weight, names: Mapping[str, str], faults: _Faults) -> Iterator[_Source]:
+    """The sources of the first layout whose first part the checkpoint has; missing parts go to `faults`."""
+    layouts = (weight.parts, *weight.alternatives)
+    chosen = next((parts for parts in layouts if _find(parts[0], names)), weight.parts)
+    for part in chosen:
+        found = _find(part, names)
+        if found:
+            yield _Source(part, found)
+        else:
+            faults.missing.append(f"{part.key}_blocks" if part.packed else part.key)
+
+
+def _find(part: WeightPart, names: Mapping[str, str]) -> tuple[str, ...]:
+    for key in (part.key, *part.aliases):
+        keys = (f"{key}_blocks", f"{key}_scales") if part.packed else (key,)
+        if all(key in names for key in keys):
+            return tuple(names[key] for key in keys)
+    return ()
+
+
+def _check_shapes(sources: list[tuple[Weight, list[_Source]]], checkpoint: Checkpoint, faults: _Faults) -> None:
+    for _, found in sources:
+        for source in found:
+            shape = tuple(checkpoint.tensors[source.names[0]].shape)
+            if source.part.packed:
+                shape = (*shape[:-2], shape[-2] * 2 * shape[-1]) if len(shape) > 1 else shape
+            if shape != source.part.shape:
+                faults.misshapen.append(f"{source.names[0]} (is {list(shape)}, must be {list(source.part.shape)})")
+
+
+def _decode(source: _Source, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
+    if source.part.packed:
+        blocks, scales = (checkpoint.read(name) for name in source.names)
+        tensor = dequantize_mxfp4_pair(blocks, scales, dtype)
+    else:
+        tensor = dequantize(checkpoint.read(source.names[0]), dtype)
+    return tensor if source.part.transform is None else source.part.transform(tensor)
+
+
+def _slot(whole: Tensor, weight: Weight, part: WeightPart, tensor: Tensor) -> Tensor:
+    """The view of the weight that a part fills."""
+    target = whole if part.index is None else whole[part.index]
+    return target.narrow(weight.merge_axis, part.offset, tensor.shape[weight.merge_axis])
