@@ -63,8 +63,12 @@ class EngineInfo:
     kernels: tuple[Decision, ...] = ()
 
 
-class Outputs(AsyncIterator[EngineOutput], Protocol):
-    """A request's outputs, for one reader."""
+class Outputs(Protocol):
+    """A request's outputs, an asynchronous iterator for one reader."""
+
+    def __aiter__(self) -> AsyncIterator[EngineOutput]: ...
+
+    async def __anext__(self) -> EngineOutput: ...
 
     async def aclose(self) -> None:
         """Cancels what still runs; safe to call twice and after the end."""

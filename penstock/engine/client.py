@@ -129,7 +129,8 @@ class ProcessClient:
 
     async def _launch(self) -> None:
         """Starts a process and waits until it serves; raises its error if it cannot."""
-        assert self._directory is not None and self._context is not None
+        assert self._directory is not None
+        assert self._context is not None
         self._child = EngineChild(self._options, self._directory, self._context, self._on_event)
         try:
             self._info = await self._child.start()

@@ -1,0 +1,268 @@
+"""An engine in a thread: round trips, refusals, cancellation, stalls, failures, residue."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from penstock.config import limits
+from penstock.config.errors import ConfigError, ContextLengthError, EngineDeadError, OverloadedError, RequestError
+from penstock.core.protocol import Runner, StepPlan, StepResult
+from penstock.core.request import FinishReason
+from penstock.engine.api import EngineState
+from penstock.engine.thread_client import ThreadClient
+from tests.engine.support import null_engine, read, request, tokens_of
+
+
+async def test_round_trip(null_client: ThreadClient) -> None:
+    assert null_client.state is EngineState.READY
+    assert null_client.info.vocab_size == 4096
+    outputs = await read(null_client.submit(request(max_tokens=20)))
+    assert outputs[0].tokens == ()
+    assert outputs[0].finish_reason is None
+    assert len(tokens_of(outputs)) == 20
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    assert [output.cached_tokens for output in outputs if output.cached_tokens is not None] == [0]
+    assert (await null_client.stats()).generated_tokens == 20
+
+
+async def test_same_tokens_alone_and_among_others(null_client: ThreadClient) -> None:
+    wanted = request(prompt=40, max_tokens=30)
+    alone = tokens_of(await read(null_client.submit(wanted)))
+    others = [read(null_client.submit(request(max_tokens=25))) for _ in range(20)]
+    again, *_ = await asyncio.gather(read(null_client.submit(wanted)), *others)
+    assert tokens_of(again) == alone
+
+
+async def test_branches_end_one_by_one(null_client: ThreadClient) -> None:
+    outputs = await read(null_client.submit(request(n=4, max_tokens=6, temperature=1.0)))
+    assert sorted(output.branch for output in outputs if output.finish_reason) == [0, 1, 2, 3]
+    assert len({tuple(tokens_of(outputs, branch)) for branch in range(4)}) == 4
+
+
+async def test_refusal_carries_kind_param_and_code(null_client: ThreadClient) -> None:
+    with pytest.raises(ContextLengthError) as refused:
+        await anext(null_client.submit(request(prompt=100, max_tokens=2000)))
+    assert refused.value.param == "max_tokens"
+    assert refused.value.code == "context_length_exceeded"
+    assert len(null_client._streams) == 0
+
+
+async def test_cancel_ends_branches_and_frees_blocks(null_client: ThreadClient) -> None:
+    running = request(n=3, max_tokens=1000)
+    stream = null_client.submit(running)
+    assert (await anext(stream)).tokens == ()
+    null_client.cancel(running.request_id)
+    outputs = await read(stream)
+    assert [output.finish_reason for output in outputs if output.finish_reason] == [FinishReason.CANCELLED] * 3
+    assert (await null_client.stats()).blocks_used == 0
+    null_client.cancel("nobody")
+
+
+async def test_aclose_cancels(null_client: ThreadClient) -> None:
+    stream = null_client.submit(request(max_tokens=2000))
+    await anext(stream)
+    await stream.aclose()
+    await stream.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    await _until_empty(null_client)
+    stats = await null_client.stats()
+    assert (stats.running, stats.blocks_used, stats.cancelled) == (0, 0, 1)
+
+
+async def test_aclose_wakes_a_waiting_reader(null_client: ThreadClient) -> None:
+    stream = null_client.submit(request(max_tokens=2000))
+    reader = asyncio.create_task(read(stream))
+    await asyncio.sleep(0.01)
+    await stream.aclose()
+    await asyncio.wait_for(reader, 5)
+
+
+async def test_cancelled_reader_loses_nothing(null_client: ThreadClient) -> None:
+    stream = null_client.submit(request(max_tokens=1500))
+    outputs = []
+    while not outputs or outputs[-1].finish_reason is None:
+        step = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        step.cancel()
+        try:
+            outputs.append(await step)
+        except asyncio.CancelledError:
+            outputs.append(await anext(stream))
+    assert len(tokens_of(outputs)) == 1500
+
+
+async def test_id_in_use_is_refused(null_client: ThreadClient) -> None:
+    stream = null_client.submit(request(request_id="twin", max_tokens=1000))
+    with pytest.raises(RequestError, match="twin") as refused:
+        null_client.submit(request(request_id="twin"))
+    assert refused.value.param == "request_id"
+    await stream.aclose()
+    await _until_empty(null_client)
+    assert len(tokens_of(await read(null_client.submit(request(request_id="twin"))))) == 8
+
+
+async def test_queue_limits(null_client: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_QUEUED_REQUESTS", 3)
+    streams = [null_client.submit(request(max_tokens=4)) for _ in range(3)]
+    with pytest.raises(OverloadedError, match="3 requests"):
+        null_client.submit(request())
+    for stream in streams:
+        await read(stream)
+    monkeypatch.setattr(limits, "MAX_QUEUED_TOKENS", 20)
+    first = null_client.submit(request(prompt=15))
+    with pytest.raises(OverloadedError, match="15 prompt tokens") as refused:
+        null_client.submit(request(prompt=6))
+    assert refused.value.status == 503
+    await read(first)
+    await read(null_client.submit(request(prompt=6)))
+
+
+async def test_unread_outputs_are_compacted_without_loss(
+    null_client: ThreadClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "STREAM_BUFFER_EVENTS", 16)
+    wanted = request(n=2, max_tokens=300, temperature=1.0)
+    expected = await read(null_client.submit(wanted))
+    stream = null_client.submit(wanted)
+    while stream.open:
+        await asyncio.sleep(0.01)
+        assert len(stream._events) <= 16
+    outputs = await read(stream)
+    assert len(outputs) <= 16
+    for branch in (0, 1):
+        assert tokens_of(outputs, branch) == tokens_of(expected, branch)
+    assert next(output.cached_tokens for output in outputs if output.branch == 0) is not None
+
+
+async def test_reader_that_stalls_is_cancelled(null_client: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STREAM_STALL_TIMEOUT_S", 0.0)
+    stream = null_client.submit(request(max_tokens=2000))
+    while stream.open:
+        await asyncio.sleep(0.01)
+    outputs = await read(stream)
+    assert outputs[-1].finish_reason is FinishReason.CANCELLED
+    assert len(tokens_of(outputs)) < 2000
+
+
+async def test_a_thousand_requests_leave_no_residue(null_client: ThreadClient) -> None:
+    async def one(number: int) -> None:
+        stream = null_client.submit(request(max_tokens=4, n=1 + number % 2))
+        if number % 3 == 0:
+            await anext(stream)
+            await stream.aclose()
+        else:
+            assert len(tokens_of(await read(stream))) == 4
+
+    await asyncio.gather(*map(one, range(1000)))
+    await _until_empty(null_client)
+    table = null_client._streams
+    assert (len(table), table.queued_requests, table.queued_tokens) == (0, 0, 0)
+    stats = await null_client.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+
+
+async def test_idle_costs_nothing(null_client: ThreadClient) -> None:
+    await read(null_client.submit(request()))
+    before = time.process_time()
+    await asyncio.sleep(1)
+    assert time.process_time() - before < 0.1
+
+
+class Faulty:
+    """A runner that raises in chosen samples."""
+
+    def __init__(self, runner: Runner, bad: frozenset[int]) -> None:
+        self._runner, self._bad = runner, bad
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)
+
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        result = self._runner.sample(step, masks)
+        if step in self._bad:
+            raise ArithmeticError("/secret/path")
+        return result
+
+    def abort(self) -> None:
+        self._runner.abort()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+async def test_failed_step_ends_its_requests_only() -> None:
+    client = ThreadClient(lambda: null_engine(wrap=lambda runner: Faulty(runner, frozenset({5}))))
+    await client.start()
+    outputs = await read(client.submit(request(max_tokens=50)))
+    assert outputs[-1].finish_reason is FinishReason.ERROR
+    assert outputs[-1].error
+    assert "secret" not in outputs[-1].error
+    assert len(tokens_of(await read(client.submit(request(max_tokens=50))))) == 50
+    assert (await client.stats()).blocks_used == 0
+    await client.close()
+
+
+async def test_engine_that_raises_ends_every_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, info = null_engine()
+    client = ThreadClient(lambda: (engine, info))
+    await client.start()
+    stream = client.submit(request(n=2, max_tokens=2000))
+    await anext(stream)
+    monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+    outputs = await read(stream)
+    assert sorted(output.branch for output in outputs if output.finish_reason is FinishReason.ERROR) == [0, 1]
+    assert client.state is EngineState.STOPPED
+    with pytest.raises(EngineDeadError):
+        client.submit(request())
+    await client.stats()
+    await client.close()
+
+
+async def test_factory_error_is_raised_from_start() -> None:
+    def factory() -> Any:
+        raise ConfigError("no such thing")
+
+    client = ThreadClient(factory)
+    with pytest.raises(ConfigError, match="no such thing"):
+        await client.start()
+    assert client.state is EngineState.STOPPED
+    with pytest.raises(EngineDeadError):
+        _ = client.info
+    await client.close()
+
+
+async def test_close_ends_streams_and_thread() -> None:
+    client = ThreadClient(null_engine)
+    await client.start()
+    stream = client.submit(request(max_tokens=2000))
+    await anext(stream)
+    await client.close()
+    outputs = await read(stream)
+    assert outputs[-1].finish_reason is FinishReason.ERROR
+    await client.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-engine"]
+    with pytest.raises(EngineDeadError):
+        client.submit(request())
+
+
+def test_needs_no_server_dependency() -> None:
+    code = (
+        "import sys, penstock.engine.thread_client, penstock.engine.llm;"
+        "print([m for m in ('zmq','msgspec','fastapi','typer','torch','uvicorn') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+async def _until_empty(client: ThreadClient) -> None:
+    async with asyncio.timeout(10):
+        while len(client._streams):
+            await asyncio.sleep(0.01)
