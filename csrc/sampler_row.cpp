@@ -1,7 +1,7 @@
 #include "sampler_row.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -9,6 +9,8 @@
 
 namespace penstock {
 namespace {
+
+constexpr double least_positive = std::numeric_limits<double>::denorm_min();
 
 void check_range(const char* name, double value, double low, double high) {
     if (!(value >= low && value <= high))
@@ -22,10 +24,10 @@ SamplerRow::SamplerRow(const RowSettings& s)
     : vocab_(s.vocab_size), seed_(s.seed), branch_(s.branch), min_tokens_(s.min_tokens) {
     if (vocab_ < 1 || vocab_ > INT32_MAX) throw std::invalid_argument("vocab_size must be from 1 to 2147483647.");
     check_range("temperature", s.temperature, 0.0, 1e6);
-    check_range("top_p", s.top_p, 1e-300, 1.0);
-    check_range("typical_p", s.typical_p, 1e-300, 1.0);
+    check_range("top_p", s.top_p, least_positive, 1.0);
+    check_range("typical_p", s.typical_p, least_positive, 1.0);
     check_range("min_p", s.min_p, 0.0, 1.0);
-    check_range("repetition_penalty", s.repetition_penalty, 1e-300, 1e6);
+    check_range("repetition_penalty", s.repetition_penalty, least_positive, 1e6);
     check_range("presence_penalty", s.presence_penalty, -1e6, 1e6);
     check_range("frequency_penalty", s.frequency_penalty, -1e6, 1e6);
     fixed_.temperature = s.temperature;

@@ -1,0 +1,141 @@
+"""The sampling op: what a row asks for, what an implementation offers, and the order of the chain. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+CHAIN = (
+    "logit_bias",
+    "allowed_token_ids",
+    "grammar_mask",
+    "bad_words",
+    "min_tokens",
+    "penalties",
+    "temperature",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "draw",
+)
+"""The processors a row's logits pass through, in order; every implementation keeps it."""
+
+MASS_SLACK = 1e-12
+"""A set of tokens reaches a wanted mass when it is this close below it: ties then do not depend on summation order."""
+
+NOT_FINITE = 1
+NOTHING_ALLOWED = 2
+
+ROW_ERRORS = {
+    NOT_FINITE: "the model's logits are not finite (NaN or infinity); the weights may be damaged.",
+    NOTHING_ALLOWED: "every token is banned: allowed_token_ids, bad_words, min_tokens and the grammar leave none.",
+}
+"""Sentences for the codes `sample` writes; 0 is no error."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """One branch's sampling parameters and tokens; meanings as in `core.sampling.SamplingParams`.
+
+    All token ids are below vocab_size. Equal logits rank by token id, lower first, everywhere.
+
+    Attributes:
+        seed, branch: key of the random stream; the third part is the position of the token.
+        bad_words: token sequences whose last token is banned after the others were generated.
+        stop_ids: banned while fewer than min_tokens were generated.
+        prompt_ids, generated_ids: the branch's tokens so far.
+    """
+
+    vocab_size: int
+    seed: int = 0
+    branch: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    generated_ids: tuple[int, ...] = ()
+
+
+class SamplingRow(Protocol):
+    """An implementation's record of one branch."""
+
+    def extend(self, token: int) -> None:
+        """Takes a token that was not sampled here but is known (forced).
+
+        Raises:
+            ValueError: the token is outside the vocabulary.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTable:
+    """Log-softmax of L rows. Where `errors` is not 0 the rest of the row means nothing.
+
+    Attributes:
+        logprobs: [L] float64, of the targets.
+        ranks: [L] int64, 1 for the most probable token.
+        top_ids: [L, top] int32, most probable first.
+        top_logprobs: [L, top] float64.
+        errors: [L] uint8, codes of ROW_ERRORS.
+    """
+
+    logprobs: npt.NDArray[np.float64]
+    ranks: npt.NDArray[np.int64]
+    top_ids: npt.NDArray[np.int32]
+    top_logprobs: npt.NDArray[np.float64]
+    errors: npt.NDArray[np.uint8]
+
+
+class SamplingKernel(Protocol):
+    """An implementation of the sampling op."""
+
+    def row(self, settings: RowSettings) -> Any:
+        """A new SamplingRow, to be passed back to `sample`.
+
+        Raises:
+            ValueError: a token id is outside the vocabulary.
+        """
+
+    def sample(
+        self,
+        logits: npt.NDArray[np.float32],
+        rows: Sequence[Any],
+        positions: npt.NDArray[np.int64],
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Runs the chain and draws one token a row, which the row takes as generated.
+
+        Args:
+            logits: [L, V], contiguous.
+            rows: L different rows.
+            positions: [L], absolute position of the token each row samples.
+            masks: [L, ceil(V / 32)], bit t % 32 of word t // 32 allows token t; None allows all.
+
+        Returns:
+            tokens [L] (-1 where there is an error) and codes of ROW_ERRORS [L].
+
+        Raises:
+            ValueError: lengths do not agree, or a row appears twice.
+        """
+
+    def logprobs(self, logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int64], top: int) -> LogprobTable:
+        """Log-softmax of logits [L, V] at targets [L], in float64.
+
+        Raises:
+            ValueError: lengths do not agree, a target is outside the vocabulary or top exceeds it.
+        """
