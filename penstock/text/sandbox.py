@@ -1,0 +1,372 @@
+"""The sandbox chat templates run in: Jinja2's immutable one, with a budget of time and memory for every rendering.
+
+A template comes with a downloaded model, so it is untrusted code. Jinja2's sandbox keeps it away from Python's
+internals; it bounds neither time nor memory. Here each loop turn, call, filter, operator and literal is charged to a
+budget before it can grow anything, by rewriting the template's syntax tree; no thread, signal or process is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Namespace
+
+from penstock.config import limits
+from penstock.config.errors import TemplateError
+from penstock.text.template_rewrite import check_tree, instrument
+
+_MAX_INT_BITS: Final = 4096
+_MAX_INDENT: Final = 16
+_WORK: Final = 16 * limits.TEMPLATE_MAX_CHARS  # characters and nodes one rendering may produce or walk over
+_SLOW_FACTOR: Final = 16  # filters written in Python cost that much more a character
+_FAST_FILTERS: Final = frozenset(("default", "d", "length", "count", "trim", "string", "lower", "upper", "safe", "list"))
+_REMOVED_FILTERS: Final = frozenset(
+    "attr center filesizeformat pprint random slice striptags urlencode urlize wordwrap xmlattr".split()
+)
+_REMOVED_METHODS: Final = frozenset(("translate", "expandtabs", "to_bytes", "maketrans", "from_bytes", "fromhex"))
+_PADDING_METHODS: Final = frozenset(("ljust", "rjust", "center", "zfill"))
+_PRINTF_WIDTH: Final = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")
+_FORMAT_WIDTH: Final = re.compile(r"\d{5}")
+
+
+class Budget:
+    """What one rendering may still spend."""
+
+    __slots__ = ("_deadline", "_left")
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + limits.TEMPLATE_TIMEOUT_S
+        self._left = _WORK
+
+    def spend(self, amount: int) -> None:
+        """Raises TemplateError once time or memory is used up."""
+        self._left -= amount
+        if self._left < 0:
+            raise TemplateError(
+                f"the chat template builds more than {_WORK} characters in all. Use a template that does less work."
+            )
+        if time.monotonic() > self._deadline:
+            raise TemplateError(
+                f"the chat template ran for more than {limits.TEMPLATE_TIMEOUT_S:g} s. "
+                "Use a simpler template or a shorter conversation."
+            )
+
+    def spend_deep(self, value: object, indent: int = 0) -> None:
+        """Charges a nested value for every node below it, as often as it would be written out."""
+        stack: list[tuple[object, int]] = [(value, 1)]
+        while stack:
+            item, depth = stack.pop()
+            kind = type(item)
+            if kind is str or kind is bytes:
+                self.spend(1 + len(item) + depth * indent)  # type: ignore[arg-type]
+                continue
+            self.spend(1 + depth * indent)
+            if isinstance(item, Mapping):
+                stack.extend((part, depth + 1) for pair in item.items() for part in pair)
+            elif isinstance(item, (list, tuple, set, frozenset)):
+                stack.extend((part, depth + 1) for part in item)
+            elif isinstance(item, Namespace):
+                stack.append((item._Namespace__attrs, depth + 1))  # type: ignore[attr-defined]
+            elif isinstance(item, str):
+                self.spend(len(item))
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the assistant says, for training; rendering takes its body as it is."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body, lineno=line)]
+
+
+class _PublicNamespace(Namespace):
+    """`namespace()` without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_public(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"the namespace attribute {name!r} begins with an underscore")
+
+
+class _BoundedFormatter(SandboxedFormatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if _FORMAT_WIDTH.search(format_spec):
+            raise TemplateError(f"the chat template formats with {format_spec[:40]!r}; allowed: widths below 10000.")
+        return str(super().format_field(value, format_spec))
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """A Jinja2 environment for chat templates. Rendering must happen inside `budget()`."""
+
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            extensions=[_GenerationTag, loopcontrols],
+            finalize=_finalize,
+        )
+        self._active = threading.local()
+        names = ("range", "cycler", "joiner")
+        self.globals = {name: self.globals[name] for name in names}
+        self.globals.update(
+            namespace=_PublicNamespace, dict=_make_dict, raise_exception=_raise_exception, strftime_now=_strftime_now
+        )
+        filters = {**self.filters, "tojson": _tojson}
+        self.filters = {
+            name: self._bounded(name, function) for name, function in filters.items() if name not in _REMOVED_FILTERS
+        }
+        self.tests = {name: self._bounded(name, function) for name, function in self.tests.items()}
+
+    @contextmanager
+    def budget(self) -> Iterator[Budget]:
+        """Opens a fresh budget for what this thread renders inside."""
+        outer = getattr(self._active, "budget", None)
+        self._active.budget = Budget()
+        try:
+            yield self._active.budget
+        finally:
+            self._active.budget = outer
+
+    @property
+    def _budget(self) -> Budget:
+        budget: Budget = self._active.budget
+        return budget
+
+    # Called from rewritten templates ----------------------------------------------------------------------------
+
+    def tick(self, amount: int) -> None:
+        """One more turn of a loop or macro whose body holds `amount` characters of plain text."""
+        self._budget.spend(1 + amount // 8)
+
+    def checked(self, value: Any) -> Any:
+        """A value about to be compared."""
+        self._budget.spend(1)
+        return value
+
+    def container(self, value: Any) -> Any:
+        """A list, tuple or dict just written as a literal: the only way to nest values."""
+        self._budget.spend_deep(value)
+        return value
+
+    def charged(self, value: Any) -> Any:
+        """A fresh copy of something, for example a slice."""
+        self._charge(value)
+        return value
+
+    def joined(self, *parts: Any) -> str:
+        """The `~` operator."""
+        for part in parts:
+            self._budget.spend_deep(part)
+        return "".join(map(str, parts))
+
+    # Hooks of Jinja2 --------------------------------------------------------------------------------------------
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        check_tree(tree, _REMOVED_FILTERS)
+        return instrument(tree, self)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in _REMOVED_METHODS and super().is_safe_attribute(obj, attr, value)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        raise jinja2.exceptions.SecurityError(
+            f"access to {attribute!r} of a {type(obj).__name__} is not allowed in a template"
+        )
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if super().wrap_str_format(value) is None:
+            return None
+        formatter, text, is_map = _BoundedFormatter(self), value.__self__, value.__name__ == "format_map"
+
+        def wrapper(*args: Any, **kwargs: Any) -> str:
+            if is_map:
+                if len(args) != 1 or kwargs:
+                    raise TypeError("format_map() takes exactly one argument")
+                return type(text)(formatter.vformat(text, (), args[0]))
+            for part in (*args, *kwargs.values()):
+                self._budget.spend_deep(part)
+            return type(text)(formatter.vformat(text, args, kwargs))
+
+        return functools.update_wrapper(wrapper, value)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        owner = getattr(__obj, "__self__", None)
+        if owner is __self:
+            return __obj(*args)
+        __self._budget.spend(1)
+        if isinstance(owner, (str, bytes)):
+            args = __self._check_method(owner, __obj.__name__, args)
+        result = super().call(__context, __obj, *args, **kwargs)
+        __self._charge(result)
+        return result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self._budget.spend(1)
+        if operator == "**":
+            _check_power(left, right)
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, int) and one.bit_length() > _MAX_INT_BITS:
+                raise TemplateError(f"the chat template computes with numbers of more than {_MAX_INT_BITS} bits.")
+            if isinstance(one, (str, bytes, list, tuple)):
+                if operator == "*" and isinstance(other, int):
+                    self._budget.spend(len(one) * max(0, other))
+                elif operator == "%" and one is left:
+                    self._check_printf(left, right)
+        result = super().call_binop(context, operator, left, right)
+        self._charge(result)
+        return result
+
+    # Charges ----------------------------------------------------------------------------------------------------
+
+    def _charge(self, result: object) -> None:
+        if isinstance(result, (str, bytes, list, tuple, dict)):
+            self._budget.spend(len(result))
+        elif isinstance(result, int) and result.bit_length() > _MAX_INT_BITS:
+            raise TemplateError(f"the chat template computes a number of more than {_MAX_INT_BITS} bits.")
+
+    def _check_printf(self, form: Any, value: object) -> None:
+        self._budget.spend_deep(value)
+        text = form.decode("latin-1") if isinstance(form, bytes) else form
+        if isinstance(text, str) and _PRINTF_WIDTH.search(text):
+            raise TemplateError("the chat template formats with a width; allowed: literal widths below 10000.")
+
+    def _check_method(self, owner: str | bytes, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Charges string methods that can return more than they were given, before they run."""
+        if name in _PADDING_METHODS and args and isinstance(args[0], int):
+            self._budget.spend(max(0, args[0]))
+        elif name == "replace" and len(args) >= 2:
+            self._charge_replace(owner, args[0], args[1])
+        elif name == "join" and len(args) == 1:
+            items = list(args[0])
+            self._charge_join(owner, items)
+            return (items,)
+        return args
+
+    def _charge_replace(self, text: Any, old: Any, new: Any) -> None:
+        if isinstance(text, (str, bytes)) and type(old) is type(new) and isinstance(old, (str, bytes)):
+            found = text.count(old) if type(old) is type(text) else len(text) + 1  # type: ignore[arg-type]
+            self._budget.spend(len(text) + found * len(new))
+
+    def _charge_join(self, separator: Any, items: list[Any]) -> None:
+        self._budget.spend(len(items) * len(str(separator)))
+        for item in items:
+            self._budget.spend_deep(item)
+
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+        @functools.wraps(function)
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            passed, own = args[:first], args[first:]
+            result = function(*passed, *self._check_filter(name, own, kwargs), **kwargs)
+            self._charge(result)
+            return result
+
+        return bounded
+
+    def _check_filter(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Charges a filter or test for its worst case, before it runs."""
+        value = args[0] if args else None
+        self._budget.spend(1)
+        if isinstance(value, str):
+            self._budget.spend(len(value) * (1 if name in _FAST_FILTERS else _SLOW_FACTOR) // 4)
+        if name == "tojson":
+            indent = kwargs.get("indent", args[2] if len(args) > 2 else None)
+            self._budget.spend_deep(value, _check_width(indent, _MAX_INDENT))
+        elif name == "string":
+            self._budget.spend_deep(value)
+        elif name == "join" and value is not None and not isinstance(value, Undefined):
+            items = list(value)
+            self._charge_join(kwargs.get("d", args[1] if len(args) > 1 else ""), items)
+            return (items, *args[1:])
+        elif name == "replace":
+            old = kwargs.get("old", args[1] if len(args) > 1 else None)
+            new = kwargs.get("new", args[2] if len(args) > 2 else None)
+            self._charge_replace(value, old, new)
+        elif name == "indent":
+            width = _check_width(kwargs.get("width", args[1] if len(args) > 1 else 4), 10_000)
+            self._budget.spend(width * (str(value).count("\n") + 1))
+        elif name == "format":
+            for part in (*args[1:], *kwargs.values()):
+                self._check_printf(value, part)
+        elif name in ("round", "batch", "sum"):
+            for part in (*args[1:], *kwargs.values()):
+                if isinstance(part, (list, tuple)) or (isinstance(part, int) and abs(part) > 1000):
+                    raise TemplateError(f"the chat template's filter {name} has an argument too large or of no use.")
+        return args
+
+
+def _check_width(width: object, most: int) -> int:
+    """The number of characters a width or an indent string stands for."""
+    size = len(width) if isinstance(width, str) else width
+    if size is None:
+        return 0
+    if not isinstance(size, int) or size > most:
+        raise TemplateError(f"the chat template indents by {str(width)[:40]!r}; allowed: at most {most}.")
+    return max(0, size)
+
+
+def _check_power(left: object, right: object) -> None:
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MAX_INT_BITS:
+        raise TemplateError(f"the chat template computes a power of more than {_MAX_INT_BITS} bits.")
+
+
+@jinja2.pass_context
+def _finalize(context: Context, value: Any) -> Any:
+    """Charges every value that is written out. Needing the context, it also keeps Jinja2 from folding constants."""
+    if isinstance(value, Namespace) or not isinstance(value, (Undefined, bool, type(None))):
+        context.environment._budget.spend_deep(value)  # type: ignore[attr-defined]
+    return value

@@ -1,0 +1,101 @@
+"""What is done to a chat template's syntax tree before it is compiled: refuse what is unsafe, charge what can grow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from jinja2 import Environment, nodes
+from jinja2.visitor import NodeTransformer
+
+from penstock.config.errors import TemplateError
+
+_INTERNALS: Final = re.compile(
+    r"__(?:class|mro|base|bases|subclasses|globals|builtins|init|import|dict|code|func|self|module|reduce|reduce_ex"
+    r"|getattribute|getattr|loader|spec|closure|call|wrapped)__"
+)
+
+
+def check_tree(tree: nodes.Template, removed_filters: Collection[str]) -> None:
+    """Refuses what can be seen to be unsafe.
+
+    Raises:
+        TemplateError: names the line and what stands there.
+    """
+    for node in tree.find_all(nodes.Node):
+        if isinstance(node, (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+            _refuse(node, f"the {type(node).__name__.lower()} statement")
+        elif isinstance(node, (nodes.Getattr, nodes.NSRef)) and node.attr.startswith("_"):
+            _refuse(node, f"the attribute {node.attr!r}")
+        elif isinstance(node, nodes.Filter) and node.name in removed_filters:
+            _refuse(node, f"the filter {node.name!r}")
+        elif isinstance(node, nodes.Const) and isinstance(node.value, str) and _INTERNALS.search(node.value):
+            _refuse(node, f"the string {node.value[:80]!r}")
+
+
+def _refuse(node: nodes.Node, what: str) -> None:
+    raise TemplateError(
+        f"the chat template, line {node.lineno}, uses {what}, which is not allowed. "
+        "Use another template, or the one of the model's own publisher."
+    )
+
+
+def instrument(tree: nodes.Template, environment: Environment) -> nodes.Template:
+    """Inserts calls of the sandbox's `tick`, `checked`, `container`, `charged` and `joined`."""
+    _Instrument().visit(tree)
+    tree.set_environment(environment)
+    return tree
+
+
+def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
+    return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None).set_lineno(line)
+
+
+def _constant_chars(body: list[nodes.Node]) -> int:
+    return sum(len(data.data) for node in body for data in node.find_all(nodes.TemplateData))
+
+
+class _Instrument(NodeTransformer):
+    def _visit_body(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        size = nodes.Const(_constant_chars(node.body), lineno=node.lineno)
+        self.generic_visit(node)
+        tick = nodes.ExprStmt(_call("tick", [size], node.lineno), lineno=node.lineno)
+        node.body.insert(0, tick)
+        return node
+
+    visit_Macro = _visit_body
+    visit_CallBlock = _visit_body
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self._visit_body(node)
+        if node.test is not None:
+            node.test = _call("checked", [node.test], node.lineno)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _call("checked", [node.expr], node.lineno)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("joined", node.nodes, node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice) and node.ctx == "load":
+            return _call("charged", [node], node.lineno)
+        return node
+
+    def _visit_literal(self, node: nodes.List | nodes.Dict | nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        if isinstance(node, nodes.Tuple) and node.ctx != "load":
+            return node
+        if all(isinstance(part, nodes.Const) for part in node.iter_child_nodes()):
+            return node
+        return _call("container", [node], node.lineno)
+
+    visit_List = _visit_literal
+    visit_Dict = _visit_literal
+    visit_Tuple = _visit_literal
