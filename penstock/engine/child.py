@@ -115,22 +115,23 @@ class EngineChild:
             raise EngineDeadError("The engine process is gone.") from error
 
     async def close(self) -> None:
-        """Ends the process (SIGTERM, after TERMINATE_S SIGKILL) and closes the sockets."""
+        """Ends the process (SIGTERM, after TERMINATE_S SIGKILL; at once if cancelled) and closes the sockets."""
         if self._watchdog is not None:
             self._watchdog.cancel()
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
-            try:
-                await asyncio.wait_for(self._process.wait(), TERMINATE_S)
-            except TimeoutError:
-                self._kill()
-                await self._process.wait()
-        if self._receiver is not None:
-            self._receiver.cancel()
-            await asyncio.gather(self._receiver, return_exceptions=True)
-        self._events.close(0)
-        self._commands.close(0)
+        try:
+            if self._process is not None and self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), TERMINATE_S)
+        finally:
+            self._kill()
+            if self._receiver is not None:
+                self._receiver.cancel()
+            self._events.close(0)
+            self._commands.close(0)
+        if self._process is not None:
+            await self._process.wait()
 
     async def _receive(self) -> None:
         self._heard()

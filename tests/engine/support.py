@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from penstock.config.options import SchedulerOptions
 from penstock.core.cache_spec import CacheGroup, CacheKind
 from penstock.core.null_runner import NullRunner
-from penstock.core.protocol import Runner
+from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
@@ -50,3 +53,62 @@ async def read(outputs: Outputs) -> list[EngineOutput]:
 
 def tokens_of(outputs: list[EngineOutput], branch: int = 0) -> list[int]:
     return [token for output in outputs if output.branch == branch for token in output.tokens]
+
+
+class Slow:
+    """A runner that takes `seconds` a step."""
+
+    def __init__(self, runner: Runner, seconds: float) -> None:
+        self._runner, self._seconds = runner, seconds
+
+    def submit(self, plan: StepPlan) -> None:
+        self._runner.submit(plan)
+
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        time.sleep(self._seconds)
+        return self._runner.sample(step, masks)
+
+    def abort(self) -> None:
+        self._runner.abort()
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+PROCESS = """#!{python}
+import os, sys, time, types
+sys.path.insert(0, {root!r})
+from penstock.config.errors import CheckpointError
+from penstock.engine import process
+from tests.engine.support import Slow, null_engine
+
+def build_engine(options, progress):
+    progress(1, 2)
+    if os.path.exists({folder!r} + "/broken") or options.model == "missing":
+        raise CheckpointError("no model at missing; give a folder")
+    if options.model == "crash":
+        os.abort()
+    if options.model == "bug":
+        raise ZeroDivisionError("division")
+    if options.model == "loading":
+        time.sleep(60)
+    progress(2, 2)
+    return null_engine(options.max_model_len or 2048, wrap=lambda runner: Slow(runner, 0.002))
+
+build = types.ModuleType("penstock.engine.build")
+build.build_engine = build_engine
+sys.modules["penstock.engine.build"] = build
+sys.exit(process.main())
+"""
+
+
+def null_process(folder: Path) -> Path:
+    """A stand-in for the interpreter: the real engine process, around a null engine chosen by the options' model.
+
+    Starts fail while a file `broken` lies in the folder.
+    """
+    script = folder / "python"
+    root = Path(__file__).resolve().parents[2]
+    script.write_text(PROCESS.format(python=sys.executable, root=str(root), folder=str(folder)))
+    script.chmod(0o700)
+    return script

@@ -1,0 +1,212 @@
+"""Joins text and an engine: prompts become tokens on the way in, tokens become text on the way out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from penstock.config import limits
+from penstock.config.errors import (
+    ContextLengthError,
+    EngineDeadError,
+    ParameterError,
+    RequestError,
+    TemplateError,
+)
+from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.engine.api import EngineClient, EngineInfo
+from penstock.engine.generation import TextGeneration
+from penstock.engine.text_pipeline import TextPipeline
+
+_INLINE_CHARS = 4096  # shorter texts are tokenised at once: a worker thread would cost more
+
+
+def stream_key(*parts: object) -> int:
+    """A 64-bit key of random streams: a hash of the parts, so that neighbouring seeds give unrelated streams."""
+    text = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+
+
+class Frontend:
+    """Serves GenerationRequests from an EngineClient. Torch-free; belongs to the client's event loop.
+
+    Attributes:
+        client: the engine.
+        text: the model's text side.
+        served_name: the name clients use.
+    """
+
+    def __init__(self, client: EngineClient, text: TextPipeline, *, served_name: str, seed: int = 0) -> None:
+        """`seed` and the request's id give the random stream of a request that brings no seed."""
+        self.client = client
+        self.text = text
+        self.served_name = served_name
+        self._seed = seed
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.client.info
+
+    async def generate(self, request: GenerationRequest) -> TextGeneration:
+        """Starts an answer; returns once the engine has admitted the request.
+
+        Raises:
+            RequestError: the request is refused (ContextLengthError, ParameterError, OverloadedError and others).
+            EngineDeadError: no engine is there, or it died before it admitted the request.
+        """
+        prompt_ids = await self.tokenize(request)
+        sampling = self._resolve(request.sampling, prompt_ids, _prompt_field(request))
+        eos_ids = () if sampling.ignore_eos else self.text.eos_ids
+        outputs = self.client.submit(
+            EngineRequest(
+                request.request_id,
+                prompt_ids,
+                sampling,
+                stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),
+                seed=(
+                    stream_key("request", self._seed, request.request_id)
+                    if sampling.seed is None
+                    else stream_key("seed", sampling.seed)
+                ),
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+            )
+        )
+        try:
+            first = await anext(outputs)
+        except BaseException:
+            await outputs.aclose()
+            raise
+        if first.finish_reason is FinishReason.ERROR and not first.tokens:
+            await outputs.aclose()
+            raise EngineDeadError(first.error or "The engine stopped before it took the request.")
+        return TextGeneration(self.text.tokenizer, prompt_ids, sampling, eos_ids, first, outputs)
+
+    def render(self, request: GenerationRequest) -> str:
+        """The prompt text of a chat.
+
+        Raises:
+            RequestError: no messages, no template, or the template refuses them.
+        """
+        if not request.messages:
+            raise RequestError("messages is empty; send at least one message.", param="messages", code="invalid_value")
+        if len(request.messages) > limits.MAX_MESSAGES:
+            raise ParameterError("messages", f"{len(request.messages)} messages", f"at most {limits.MAX_MESSAGES}")
+        if self.text.template is None:
+            raise RequestError(
+                "messages cannot be used: this model has no chat template; send a prompt to the completions endpoint.",
+                param="messages",
+                code="no_chat_template",
+            )
+        try:
+            return self.text.template.render(
+                request.messages,
+                tools=request.tools,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                **request.template_kwargs,
+            )
+        except TemplateError as error:
+            raise RequestError(str(error), param="messages", code="template_error") from error
+
+    async def tokenize(self, request: GenerationRequest) -> tuple[int, ...]:
+        """The prompt in tokens, by the same path as `generate`.
+
+        Raises:
+            RequestError: not exactly one of prompt, prompt_ids and messages is given; it is empty, too long to be
+                tokenised, or holds ids outside the vocabulary.
+        """
+        given = [name for name in ("prompt", "prompt_ids", "messages") if getattr(request, name) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"give exactly one of prompt, prompt_ids and messages; {' and '.join(given) or 'none'} given.",
+                param=given[-1] if given else "prompt",
+            )
+        if request.prompt_ids is not None:
+            ids = request.prompt_ids
+            self._check_ids("prompt", ids)
+        elif request.prompt is not None:
+            ids = await self._encode(request.prompt, "prompt", request.add_special_tokens)
+        else:
+            ids = await self._encode(await asyncio.to_thread(self.render, request), "messages", False)
+        if not ids:
+            field = _prompt_field(request)
+            raise RequestError(f"{field} is empty; at least one token is needed.", param=field, code="invalid_value")
+        return ids
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included.
+
+        Raises:
+            ParameterError: an id outside the vocabulary.
+        """
+        self._check_ids("tokens", ids)
+        return self.text.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def piece(self, token_id: int) -> str:
+        """The text of a single token, for log-probabilities; bytes that are no UTF-8 become U+FFFD."""
+        return self.text.tokenizer.piece(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of a single token."""
+        return self.text.tokenizer.token_bytes(token_id)
+
+    async def _encode(self, text: str, field: str, add_special_tokens: bool) -> tuple[int, ...]:
+        if len(text) > limits.MAX_PROMPT_CHARS:
+            raise ContextLengthError(
+                f"{field} has {len(text)} characters; at most {limits.MAX_PROMPT_CHARS} are tokenised.", param=field
+            )
+
+        def encode() -> tuple[int, ...]:
+            return tuple(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+        try:
+            return encode() if len(text) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"{field} holds a lone surrogate, which no UTF-8 text can; remove it.", param=field
+            ) from error
+
+    def _check_ids(self, field: str, ids: Iterable[int]) -> None:
+        size = self.text.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+                raise ParameterError(field, token, f"token ids from 0 to {size - 1}")
+
+    def _resolve(self, sampling: SamplingParams, prompt_ids: tuple[int, ...], field: str) -> SamplingParams:
+        """Checks the parameters against this model and fills in max_tokens and bad_words_ids."""
+        context, prompt = self.info.max_model_len, len(prompt_ids)
+        if prompt >= context:
+            raise ContextLengthError(
+                f"The prompt has {prompt} tokens; this model's context is {context} tokens, prompt and output "
+                "together. Shorten the prompt.",
+                param=field,
+            )
+        wanted = context - prompt if sampling.max_tokens is None else sampling.max_tokens
+        if prompt + wanted > context:
+            raise ContextLengthError(
+                f"The prompt has {prompt} tokens and max_tokens is {wanted}, {prompt + wanted} together; this model's "
+                f"context is {context} tokens. Lower max_tokens to {context - prompt} or shorten the prompt.",
+                param="max_tokens",
+            )
+        self._check_ids("logit_bias", (token for token, _ in sampling.logit_bias))
+        self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
+        self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        bad_words_ids = dict.fromkeys(sampling.bad_words_ids)
+        for word in sampling.bad_words:
+            bad_words_ids.update(dict.fromkeys(self._word_ids(word)))
+        return replace(sampling, max_tokens=wanted, bad_words_ids=tuple(bad_words_ids))
+
+    def _word_ids(self, word: str) -> Iterable[tuple[int, ...]]:
+        """A word's tokens at the start of a text and after a space."""
+        for text in dict.fromkeys((word, " " + word.lstrip())):
+            ids = tuple(self.text.tokenizer.encode(text, add_special_tokens=False))
+            if ids:
+                yield ids
+
+
+def _prompt_field(request: GenerationRequest) -> str:
+    return "messages" if request.messages is not None else "prompt"

@@ -1,0 +1,105 @@
+"""A running answer in text: tokens of every branch are detokenised, searched for stop strings and cut there."""
+
+from __future__ import annotations
+
+from penstock.core.protocol import TokenLogprobs
+from penstock.core.request import EngineOutput, FinishReason
+from penstock.core.sampling import SamplingParams
+from penstock.engine.api import Delta, Outputs
+from penstock.text.detokenizer import IncrementalDetokenizer
+from penstock.text.tokenizer import Tokenizer
+
+
+class TextGeneration:
+    """Deltas of all branches of one request, in order of arrival; see `api.Generation`.
+
+    A stop string ends its branch here; the engine is told once no branch is left.
+
+    Attributes:
+        prompt_ids: the prompt in tokens.
+        cached_tokens: prompt tokens that came from the prefix cache (0 until the first delta).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: tuple[int, ...],
+        sampling: SamplingParams,
+        eos_ids: tuple[int, ...],
+        first: EngineOutput,
+        outputs: Outputs,
+    ) -> None:
+        """`first` was taken from `outputs` already; `eos_ids` are those in force (none with ignore_eos)."""
+        self.prompt_ids = prompt_ids
+        self.cached_tokens = 0
+        self._sampling = sampling
+        self._eos_ids = eos_ids
+        self._first: EngineOutput | None = first
+        self._outputs = outputs
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._branches = {
+            branch: IncrementalDetokenizer(
+                tokenizer,
+                stop=sampling.stop,
+                include_stop=sampling.include_stop_str_in_output,
+                skip_special_tokens=sampling.skip_special_tokens,
+                min_tokens=sampling.min_tokens,
+            )
+            for branch in range(sampling.n)
+        }
+
+    def __aiter__(self) -> TextGeneration:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while self._branches:
+            if self._first is not None:
+                output, self._first = self._first, None
+            else:
+                output = await anext(self._outputs)
+            delta = self._absorb(output)
+            if delta is not None:
+                if not self._branches:
+                    await self._outputs.aclose()
+                return delta
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Cancels what still runs; safe to call twice and after the end."""
+        self._branches.clear()
+        await self._outputs.aclose()
+
+    def _absorb(self, output: EngineOutput) -> Delta | None:
+        if output.cached_tokens is not None:
+            self.cached_tokens = output.cached_tokens
+        self._prompt_logprobs.extend(output.prompt_logprobs)
+        detokenizer = self._branches.get(output.branch)
+        if detokenizer is None or not (output.tokens or output.finish_reason):
+            return None
+        finish, stop_reason = output.finish_reason, None
+        shown = used = len(output.tokens)
+        if finish is FinishReason.STOP and output.tokens:
+            shown -= not self._sampling.include_stop_str_in_output
+            stop_reason = None if output.tokens[-1] in self._eos_ids else output.tokens[-1]
+        piece = detokenizer.push(output.tokens[:shown])
+        text, stopped = piece.text, piece.stopped
+        if stopped is not None:
+            used = piece.tokens_used
+        elif finish is not None:
+            rest = detokenizer.finish()
+            text, stopped = text + rest.text, rest.stopped
+        if finish is not None or stopped is not None:
+            del self._branches[output.branch]
+        prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        if output.branch == 0:
+            prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        return Delta(
+            output.branch,
+            text,
+            output.tokens[:used],
+            output.logprobs[:used],
+            prompt_logprobs,
+            finish if stopped is None else FinishReason.STOP,
+            stop_reason if stopped is None else stopped,
+            output.error if stopped is None else None,
+        )

@@ -1,0 +1,484 @@
+"""`LLM` and `AsyncLLM`: the engine inside a Python program."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.config.errors import ConfigError, EngineDeadError
+from penstock.config.options import EngineOptions
+from penstock.core.protocol import TokenLogprobs
+from penstock.core.request import EngineStats, FinishReason, GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.engine.api import Delta, EngineInfo
+from penstock.engine.frontend import Frontend
+from penstock.engine.generation import TextGeneration
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
+
+if TYPE_CHECKING:
+    from penstock.engine.loop import Engine
+
+Prompt = str | Sequence[int]
+"""A text, or token ids taken as they are."""
+Message = Mapping[str, Any]
+"""One chat message as OpenAI spells it, for example {"role": "user", "content": "Hello"}."""
+Params = SamplingParams | None
+T = TypeVar("T")
+_IN_FLIGHT = 1024  # requests of one call handed to the engine at a time; the rest wait here
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation.
+
+    Attributes:
+        index: its branch, 0 … n - 1.
+        text: without the stop string or token, unless asked for.
+        token_ids: every generated token, the end-of-sequence or stop token included.
+        logprobs: one entry a token where asked, else empty.
+        finish_reason: "stop", "length", "cancelled" or "error".
+        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length.
+        error: a sentence when finish_reason is "error".
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one prompt.
+
+    Attributes:
+        prompt_ids: the prompt in tokens.
+        outputs: one continuation a branch, in order of index.
+        cached_tokens: prompt tokens that came from the prefix cache.
+        prompt_logprobs: entries of prompt positions 1 … len(prompt_ids) - 1 where asked, else empty.
+    """
+
+    prompt_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+
+    @property
+    def text(self) -> str:
+        """The first continuation's text."""
+        return self.outputs[0].text
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What a branch has said so far."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        self.text.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+
+async def collect(generation: TextGeneration, n: int) -> Completion:
+    """Reads a generation of `n` branches to its end."""
+    parts = [_Parts() for _ in range(n)]
+    outputs: dict[int, CompletionOutput] = {}
+    prompt_logprobs: list[TokenLogprobs] = []
+    async for delta in generation:
+        part = parts[delta.index]
+        part.add(delta)
+        prompt_logprobs.extend(delta.prompt_logprobs)
+        if delta.finish_reason is not None:
+            outputs[delta.index] = CompletionOutput(
+                delta.index,
+                "".join(part.text),
+                tuple(part.token_ids),
+                tuple(part.logprobs),
+                delta.finish_reason,
+                delta.stop_reason,
+                delta.error,
+            )
+    if len(outputs) < n:
+        raise EngineDeadError("The answer was closed before it ended.")
+    return Completion(
+        generation.prompt_ids,
+        tuple(outputs[index] for index in range(n)),
+        generation.cached_tokens,
+        tuple(prompt_logprobs),
+    )
+
+
+class Answer:
+    """A request of AsyncLLM. Iterate it for deltas as they come, or await it for the whole Completion; not both.
+
+    The request is sent at the first `async for` step or at the `await`.
+    """
+
+    def __init__(self, llm: AsyncLLM, request: GenerationRequest) -> None:
+        self._llm = llm
+        self._request = request
+        self._generation: TextGeneration | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        generation = await self._start()
+        try:
+            async for delta in generation:
+                yield delta
+        finally:
+            await generation.aclose()
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self._result().__await__()
+
+    async def aclose(self) -> None:
+        """Cancels the request."""
+        if self._generation is not None:
+            await self._generation.aclose()
+
+    async def _start(self) -> TextGeneration:
+        if self._generation is not None:
+            raise EngineDeadError("An answer can be read once; call generate or chat again.")
+        frontend = await self._llm.start()
+        self._generation = await frontend.generate(self._request)
+        return self._generation
+
+    async def _result(self) -> Completion:
+        generation = await self._start()
+        try:
+            return await collect(generation, self._request.sampling.n)
+        finally:
+            await generation.aclose()
+
+
+class AsyncLLM:
+    """A model for asyncio programs: many answers at once, streamed or whole.
+
+    >>> async with AsyncLLM("penstock-concierge") as llm:
+    ...     async for delta in llm.chat([{"role": "user", "content": "A table for two, please."}]):
+    ...         print(delta.text, end="")
+    ...     whole = await llm.generate("The weather in", SamplingParams(max_tokens=16))
+
+    The engine runs in a thread and loads at the first use, or with `await llm.start()`. An object belongs to the event
+    loop it is first used in.
+    """
+
+    def __init__(self, model: str = "penstock-concierge", **options: Any) -> None:
+        """Takes the fields of `penstock.config.options.EngineOptions` as keywords.
+
+        Raises:
+            ConfigError: an unknown option; the message names the nearest known one.
+            CheckpointError: no usable model is there.
+        """
+        self._options = engine_options(model, options)
+        self._text = TextPipeline.load(model)
+        self._client = ThreadClient(functools.partial(_build, self._options))
+        name = self._options.served_model_name or model
+        self._frontend = Frontend(self._client, self._text, served_name=name, seed=self._options.seed)
+        self._starting: asyncio.Task[EngineInfo] | None = None
+        self._ids = itertools.count()
+
+    async def start(self) -> Frontend:
+        """Loads the model unless that is done; returns the frontend that serves requests.
+
+        Raises:
+            PenstockError: the engine cannot start.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._client.start())
+        await asyncio.shield(self._starting)
+        return self._frontend
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the running engine; raises EngineDeadError before it is started."""
+        return self._client.info
+
+    def sampling(self, **given: Any) -> SamplingParams:
+        """Sampling parameters: what is given, else the model's own defaults (generation_config.json)."""
+        return self._text.sampling(**given)
+
+    async def stats(self) -> EngineStats:
+        """Counters of the engine."""
+        return await self._client.stats()
+
+    def generate(
+        self, prompt: Prompt, params: Params = None, *, priority: int = 0, cache_salt: str = "", **sampling: Any
+    ) -> Answer:
+        """Continues a text or token ids; see LLM.generate for the arguments."""
+        text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": tuple(prompt)}
+        return self._answer(params, sampling, **text, priority=priority, cache_salt=cache_salt)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: Params = None,
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
+    ) -> Answer:
+        """Answers a conversation; see LLM.chat for the arguments."""
+        return self._answer(
+            params,
+            sampling,
+            messages=tuple(messages),
+            tools=None if tools is None else tuple(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs or {},
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    async def close(self) -> None:
+        """Ends the engine and frees its memory; unfinished answers end with an error. Safe to call twice."""
+        await self._client.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _answer(self, params: Params, sampling: Mapping[str, Any], **request: Any) -> Answer:
+        return Answer(self, GenerationRequest(f"local-{next(self._ids)}", self._params(params, sampling), **request))
+
+    def _params(self, params: Params, sampling: Mapping[str, Any]) -> SamplingParams:
+        _check_names("sampling parameter", sampling, SamplingParams)
+        return self.sampling(**sampling) if params is None else replace(params, **sampling)
+
+
+class LLM:
+    """A model, loaded once and asked as often as you like.
+
+    >>> from penstock import LLM, SamplingParams
+    >>> with LLM("penstock-concierge", max_model_len=1024) as llm:
+    ...     answers = llm.chat([{"role": "user", "content": "Find me a hotel in Paris."}], temperature=0)
+    ...     print(answers[0].text)
+    ...     for completion in llm.generate(["Once upon a time", "The weather"], SamplingParams(max_tokens=20)):
+    ...         print(completion.outputs[0].text, completion.outputs[0].finish_reason)
+
+    All prompts of a call run together in one batch; give them in one list rather than in a loop. Methods block and
+    may be called from any thread, also from inside a running event loop (use AsyncLLM there to keep it responsive).
+    With an equal model, options, calls and seeds the answers are equal.
+    """
+
+    def __init__(self, model: str = "penstock-concierge", **options: Any) -> None:
+        """Loads a Hugging Face folder, a .gguf file or the bundled model.
+
+        Args:
+            model: path, or "penstock-concierge".
+            options: fields of `penstock.config.options.EngineOptions`, for example dtype="bfloat16", threads=4,
+                max_model_len=4096, seed=1.
+
+        Raises:
+            ConfigError: an unknown option (the message names the nearest), or one that cannot be honoured.
+            CheckpointError: no usable model is there.
+            MemoryPlanError: the model does not fit; the message names the missing bytes and a remedy.
+        """
+        self._async = AsyncLLM(model, **options)
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="penstock-llm", daemon=True)
+        thread.start()
+        self._loop = loop
+        self._end = weakref.finalize(self, _shut_down, self._async, loop, thread)
+        try:
+            self._wait(self._async.start())
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the engine: limits, memory, kernels in use, and why."""
+        return self._async.info
+
+    def sampling(self, **given: Any) -> SamplingParams:
+        """Sampling parameters: what is given, else the model's own defaults (generation_config.json)."""
+        return self._async.sampling(**given)
+
+    def stats(self) -> EngineStats:
+        """Counters of the engine: steps, tokens, prefix hits, preemptions."""
+        return self._wait(self._async.stats())
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | Sequence[SamplingParams] = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Continues texts or token ids.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            params: for all prompts, or one for each; None takes the model's own defaults.
+            priority: lower is sooner, under the priority policy.
+            cache_salt: prompts share cached prefixes only with those of the same salt.
+            sampling: single fields of SamplingParams, for example temperature=0, max_tokens=32.
+
+        Returns:
+            One Completion a prompt, in order.
+
+        Raises:
+            RequestError: a prompt or parameter is refused (a note tells which prompt); the others are cancelled.
+            EngineDeadError: the engine is closed.
+        """
+        single = isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
+        listed: Sequence[Any] = [prompts] if single else prompts
+        each = _spread(params, len(listed))
+        make = functools.partial(self._async.generate, priority=priority, cache_salt=cache_salt, **sampling)
+        return self._wait(_gather([functools.partial(make, *pair) for pair in zip(listed, each, strict=True)]))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | Sequence[SamplingParams] = None,
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
+    ) -> list[Completion]:
+        """Answers one conversation or several, through the model's own chat template.
+
+        Args:
+            messages: a list of messages, or a list of such lists.
+            params, priority, cache_salt, sampling: as in `generate`.
+            tools: function declarations as OpenAI spells them, offered to the model in every conversation.
+            add_generation_prompt: end the prompt with the start of an assistant turn.
+            continue_final_message: let the model go on with the last message instead.
+            template_kwargs: further variables for the template.
+
+        Returns:
+            One Completion a conversation, in order; tool calls are in its text as the model writes them.
+
+        Raises:
+            RequestError: as in `generate`; also without a chat template, or where the template refuses the messages.
+        """
+        listed: Sequence[Any] = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        each = _spread(params, len(listed))
+        make = functools.partial(
+            self._async.chat,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+            priority=priority,
+            cache_salt=cache_salt,
+            **sampling,
+        )
+        return self._wait(_gather([functools.partial(make, *pair) for pair in zip(listed, each, strict=True)]))
+
+    def close(self) -> None:
+        """Ends the engine and frees its memory; safe to call twice. Also happens when the object is dropped."""
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs work in this object's own event loop; an interrupt cancels it."""
+        if not self._end.alive:
+            work.close()
+            raise EngineDeadError("This LLM is closed; make a new one.")
+        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
+    """EngineOptions from keywords; raises ConfigError for an unknown one, naming the nearest."""
+    _check_names("option", options, EngineOptions)
+    return EngineOptions(model=model, **options)
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: type) -> None:
+    names = [known_field.name for known_field in fields(known)]
+    for name in given:
+        if name not in names:
+            nearest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"unknown {what} {name!r}; did you mean {nearest!r}? Known: {', '.join(names)}.")
+
+
+def _build(options: EngineOptions) -> tuple[Engine, EngineInfo]:
+    from penstock.engine.build import build_engine
+
+    return build_engine(options)
+
+
+def _spread(params: Params | Sequence[SamplingParams], count: int) -> Sequence[Params]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise ConfigError(f"{len(params)} params for {count} prompts; give one for all, or one for each.")
+    return params
+
+
+async def _gather(calls: Sequence[functools.partial[Answer]]) -> list[Completion]:
+    """All answers, at most _IN_FLIGHT at a time; the first refusal cancels the rest."""
+    slots = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def one(index: int, call: functools.partial[Answer]) -> Completion:
+        async with slots:
+            try:
+                return await call()
+            except Exception as error:
+                error.add_note(f"in prompt {index} of {len(calls)}")
+                raise
+
+    tasks = [asyncio.ensure_future(one(index, call)) for index, call in enumerate(calls)]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _shut_down(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Ends engine, loop and threads; runs at close, when the LLM is dropped, or at interpreter exit."""
+    closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)
+    try:
+        closing.result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

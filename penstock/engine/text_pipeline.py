@@ -1,0 +1,108 @@
+"""What a model folder or GGUF file says about text: tokenizer, chat template, end tokens, default sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from penstock.config.errors import ParameterError
+from penstock.core.sampling import SamplingParams
+from penstock.text.template import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
+from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.open import open_checkpoint
+
+_DEFAULT_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPipeline:
+    """The text side of a model. Torch-free.
+
+    Attributes:
+        tokenizer: text ↔ token ids.
+        template: the model's chat template, None if it has none.
+        eos_ids: token ids that end an answer.
+        defaults: the model's own values for sampling fields that a client leaves out (generation_config.json).
+        vocab_size: logits a position; token ids lie below.
+    """
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    eos_ids: tuple[int, ...]
+    defaults: Mapping[str, Any]
+    vocab_size: int
+
+    @classmethod
+    def load(cls, model: str) -> TextPipeline:
+        """Reads the text side of a Hugging Face folder, a .gguf file or the bundled model; no weights.
+
+        Raises:
+            CheckpointError: nothing usable is there.
+            TemplateError: the chat template is unsafe or no template.
+        """
+        checkpoint = open_checkpoint(model)
+        tokenizer = (
+            Tokenizer.from_gguf(checkpoint.metadata) if checkpoint.metadata else Tokenizer.from_folder(checkpoint.path)
+        )
+        return cls(
+            tokenizer,
+            _template(checkpoint, tokenizer),
+            _eos_ids(checkpoint, tokenizer),
+            MappingProxyType(_defaults(checkpoint.generation_config)),
+            int(_text_config(checkpoint).get("vocab_size") or tokenizer.vocab_size),
+        )
+
+    def sampling(self, **given: Any) -> SamplingParams:
+        """Sampling parameters: what is given, else the model's defaults, else those of SamplingParams.
+
+        Raises:
+            ParameterError: a value is outside its range.
+        """
+        return SamplingParams(**{**self.defaults, **given})
+
+
+def _text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    nested = checkpoint.config.get("text_config")
+    return nested if isinstance(nested, Mapping) else checkpoint.config
+
+
+def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = checkpoint.tokenizer_config.get("chat_template")
+    if not source:
+        return None
+    tokens = {}
+    for name, token_id in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
+        value = checkpoint.tokenizer_config.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if not isinstance(value, str):
+            value = tokenizer.piece(token_id) if token_id is not None else ""
+        tokens[name] = value
+    return ChatTemplate(source, **tokens)
+
+
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """generation_config's ids first (they are the ones chat models mean), then config's, then the tokenizer's."""
+    found: dict[int, None] = {}
+    configured = (checkpoint.generation_config, _text_config(checkpoint))
+    for value in [config.get("eos_token_id") for config in configured] + [tokenizer.eos_id]:
+        for token in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+                found[token] = None
+    return tuple(found)
+
+
+def _defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of generation_config's values that SamplingParams accepts."""
+    defaults = {}
+    for name in _DEFAULT_FIELDS:
+        value = generation_config.get(name)
+        try:
+            SamplingParams(**{name: value})
+        except (ParameterError, TypeError):
+            continue
+        defaults[name] = value
+    return defaults

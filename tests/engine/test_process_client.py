@@ -1,0 +1,308 @@
+"""The real engine process around a null engine: life, death, silence, garbage, refusals, residue."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from penstock.config.errors import CheckpointError, ContextLengthError, EngineDeadError, PenstockError, RequestError
+from penstock.config.options import EngineOptions
+from penstock.core.request import FinishReason
+from penstock.engine import client as client_module
+from penstock.engine import messages
+from penstock.engine.api import EngineState
+from penstock.engine.client import ProcessClient
+from tests.engine.support import null_process, read, request, tokens_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-in interpreter lies; every process started in the test runs it."""
+    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    return tmp_path
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[ProcessClient]:
+    client = ProcessClient(EngineOptions(model="null"))
+    await client.start()
+    yield client
+    await client.close()
+
+
+async def until(condition: object, seconds: float = 15) -> None:
+    """Waits until the callable is true."""
+    assert callable(condition)
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_round_trip_and_close(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    client = ProcessClient(EngineOptions(model="null"), on_progress=lambda done, total: seen.append((done, total)))
+    assert client.state is EngineState.STARTING
+    with pytest.raises(EngineDeadError):
+        client.submit(request())
+    info = await client.start()
+    assert info.architecture == "Null"
+    assert seen[-1] == (2, 2)
+    assert client.state is EngineState.READY
+    outputs = await read(client.submit(request(max_tokens=20, logprobs=2, prompt_logprobs=0, seed=2**64 - 1)))
+    assert outputs[0].tokens == ()
+    assert len(tokens_of(outputs)) == 20
+    assert sum(len(output.logprobs) for output in outputs) == 20
+    assert sum(len(output.prompt_logprobs) for output in outputs) == 4
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    assert (await client.stats()).generated_tokens == 20
+    pid, directory = client.pid, client._directory
+    assert directory is not None
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    await client.close()
+    assert not alive(pid)
+    assert not directory.exists()
+    assert client.state is EngineState.STOPPED
+    await client.close()
+
+
+async def test_refusal_carries_kind_param_and_code(client: ProcessClient) -> None:
+    with pytest.raises(ContextLengthError) as refused:
+        await anext(client.submit(request(prompt=100, max_tokens=2000)))
+    assert refused.value.param == "max_tokens"
+    assert refused.value.code == "context_length_exceeded"
+    assert len(client._streams) == 0
+
+
+async def test_what_cannot_be_encoded_is_refused(client: ProcessClient) -> None:
+    with pytest.raises(RequestError, match="cannot be sent"):
+        client.submit(request(request_id="\ud800"))
+    assert len(client._streams) == 0
+
+
+async def test_kill_ends_every_stream_and_restarts(client: ProcessClient) -> None:
+    streams = [client.submit(request(n=1 + index % 2, max_tokens=2000)) for index in range(16)]
+    await asyncio.gather(*(anext(stream) for stream in streams))
+    readers = [asyncio.create_task(read(stream)) for stream in streams]
+    await asyncio.sleep(0.05)
+    killed, started = client.pid, time.monotonic()
+    os.kill(killed, signal.SIGKILL)
+    ends = await asyncio.wait_for(asyncio.gather(*readers), 2)
+    assert time.monotonic() - started < 2
+    for index, outputs in enumerate(ends):
+        errors = [output for output in outputs if output.finish_reason is FinishReason.ERROR]
+        assert len(errors) == 1 + index % 2
+        assert all(output.error for output in errors)
+        assert tokens_of(outputs)
+    assert client.state is EngineState.RESTARTING
+    with pytest.raises(EngineDeadError, match="restarted"):
+        client.submit(request())
+    assert (len(client._streams), client._streams.queued_requests) == (0, 0)
+    await until(lambda: client.state is EngineState.READY)
+    assert client.pid != killed
+    assert len(tokens_of(await read(client.submit(request())))) == 8
+
+
+async def test_silence_flips_the_state(client: ProcessClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 1.0)
+    os.kill(client.pid, signal.SIGSTOP)
+    await until(lambda: client.state is not EngineState.READY, 3)
+    with pytest.raises(EngineDeadError):
+        client.submit(request())
+    started = time.monotonic()
+    await client.stats()
+    assert time.monotonic() - started < 0.5
+    os.kill(client.pid, signal.SIGCONT)
+    await until(lambda: client.state is EngineState.READY, 3)
+    assert len(tokens_of(await read(client.submit(request())))) == 8
+
+
+async def test_long_silence_is_death(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.child.UNRESPONSIVE_S", 1.5)
+    client = ProcessClient(EngineOptions(model="null"))
+    await client.start()
+    stream = client.submit(request(max_tokens=2000))
+    await anext(stream)
+    os.kill(client.pid, signal.SIGSTOP)
+    outputs = await asyncio.wait_for(read(stream), 5)
+    assert outputs[-1].finish_reason is FinishReason.ERROR
+    await client.close()
+
+
+async def test_stopped_process_is_killed_at_close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.child.TERMINATE_S", 0.3)
+    client = ProcessClient(EngineOptions(model="null"))
+    await client.start()
+    pid = client.pid
+    os.kill(pid, signal.SIGSTOP)
+    await client.close()
+    assert not alive(pid)
+
+
+async def test_cancel_frees(client: ProcessClient) -> None:
+    wanted = request(prompt=200, n=3, max_tokens=1500)
+    stream = client.submit(wanted)
+    await anext(stream)
+    client.cancel(wanted.request_id)
+    outputs = await read(stream)
+    assert [output.finish_reason for output in outputs if output.finish_reason] == [FinishReason.CANCELLED] * 3
+    dropped = client.submit(request(max_tokens=1500))
+    await anext(dropped)
+    await dropped.aclose()
+    await until(lambda: not len(client._streams))
+    stats = await client.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+
+
+async def test_garbage_in_both_sockets_changes_nothing(client: ProcessClient) -> None:
+    assert client._child is not None
+    launch = client._child._launch
+    context = zmq.Context()
+    garbage = (
+        b"", b"\x00", b"\xff" * 1000, b"\x80\x04\x95posix\nsystem\n", b"{}", os.urandom(5000), b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 100_000, messages.encode(messages.Heartbeat()), messages.encode(messages.Cancel("nobody")),
+        messages.encode(messages.Outputs([])), messages.encode(messages.Submit(request())).replace(b"\x08", b"\xa0"),
+    )  # fmt: skip
+    stream = client.submit(request(max_tokens=500))
+    for endpoint in (launch.commands, launch.events):
+        socket = context.socket(zmq.PUSH)
+        socket.connect(endpoint)
+        for frame in garbage:
+            socket.send(frame)
+        socket.send_multipart([b"a", b"b", b"c"])
+        socket.close(1000)
+    pid = client.pid
+    assert len(tokens_of(await read(stream))) == 500
+    assert len(tokens_of(await read(client.submit(request())))) == 8
+    assert (client.pid, client.state) == (pid, EngineState.READY)
+    context.term()
+
+
+async def test_oversized_frames_are_dropped(client: ProcessClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 1000)
+    with pytest.raises(RequestError, match="1000 bytes"):
+        client.submit(request(prompt=2000))
+    assert len(tokens_of(await read(client.submit(request())))) == 8
+
+
+async def test_a_thousand_requests_leave_no_residue(client: ProcessClient) -> None:
+    async def one(number: int) -> None:
+        stream = client.submit(request(max_tokens=3))
+        if number % 3 == 0:
+            await anext(stream)
+            await stream.aclose()
+        else:
+            assert len(tokens_of(await read(stream))) == 3
+
+    await asyncio.gather(*map(one, range(1000)))
+    await until(lambda: not len(client._streams))
+    assert (client._streams.queued_requests, client._streams.queued_tokens) == (0, 0)
+    stats = await client.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+
+
+async def test_idle_costs_nothing(client: ProcessClient) -> None:
+    def cpu(pid: int) -> int:
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+
+    await read(client.submit(request()))
+    before = cpu(os.getpid()) + cpu(client.pid)
+    await asyncio.sleep(1)
+    assert cpu(os.getpid()) + cpu(client.pid) - before <= 10  # hundredths of a second
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "text"),
+    [
+        ("missing", CheckpointError, "no model at missing; give a folder"),
+        ("bug", EngineDeadError, "ZeroDivisionError"),
+        ("crash", EngineDeadError, "signal 6"),
+    ],
+)
+async def test_start_error_is_the_process_own(folder: Path, model: str, kind: type[PenstockError], text: str) -> None:
+    client = ProcessClient(EngineOptions(model=model))
+    with pytest.raises(kind, match=text):
+        await client.start()
+    assert client.state is EngineState.STOPPED
+    assert client._directory is None
+    with pytest.raises(EngineDeadError):
+        _ = client.info
+
+
+async def test_start_can_be_cancelled(folder: Path) -> None:
+    client = ProcessClient(EngineOptions(model="loading"))
+    starting = asyncio.create_task(client.start())
+    await until(lambda: client.pid)
+    pid = client.pid
+    await asyncio.sleep(0.5)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not alive(pid)
+
+
+async def test_gives_up_after_failed_restarts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "FIRST_RESTART_DELAY_S", 0.01)
+    monkeypatch.setattr(client_module, "MAX_START_FAILURES", 2)
+    client = ProcessClient(EngineOptions(model="null"))
+    await client.start()
+    (folder / "broken").touch()
+    os.kill(client.pid, signal.SIGKILL)
+    await until(lambda: client.state is EngineState.STOPPED)
+    with pytest.raises(EngineDeadError, match="no model at missing"):
+        client.submit(request())
+    await client.close()
+
+
+async def test_interrupt_is_ignored_and_sigterm_is_death(client: ProcessClient) -> None:
+    pid = client.pid
+    os.kill(pid, signal.SIGINT)
+    assert len(tokens_of(await read(client.submit(request())))) == 8
+    assert client.pid == pid
+    os.kill(pid, signal.SIGTERM)
+    await until(lambda: client.state is EngineState.RESTARTING)
+    await until(lambda: client.state is EngineState.READY)
+
+
+PARENT = """
+import asyncio, os, sys
+sys.executable = sys.argv[1]
+from penstock.config.options import EngineOptions
+from penstock.engine.client import ProcessClient
+async def main():
+    client = ProcessClient(EngineOptions(model="null"))
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_process_dies_with_its_parent(folder: Path) -> None:
+    parent = subprocess.Popen(
+        [os.environ.get("PYTHON", sys.orig_argv[0]), "-c", PARENT, str(folder / "python")],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = int(await asyncio.to_thread(parent.stdout.readline))
+    assert alive(pid)
+    parent.kill()
+    await asyncio.to_thread(parent.wait)
+    parent.stdout.close()
+    await until(lambda: not alive(pid), 3)
