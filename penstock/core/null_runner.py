@@ -57,6 +57,7 @@ class NullRunner:
         self._rows: dict[int, _Row] = {}
         self._last: dict[int, int] = {}
         self._queue: deque[StepPlan] = deque()
+        self._aborted = False  # a step failed once: what it said of rows may be lost
 
     def submit(self, plan: StepPlan) -> None:
         self._queue.append(plan)
@@ -66,9 +67,10 @@ class NullRunner:
         if plan.step != step:
             raise ValueError(f"step {step} was asked for while step {plan.step} is the oldest outstanding")
         for row in plan.released_rows:
-            del self._rows[row]
+            if self._rows.pop(row, None) is None and not self._aborted:
+                raise ValueError(f"row {row} was released but never handed out")
         for new in plan.new_rows:
-            if new.row in self._rows:
+            if new.row in self._rows and not self._aborted:
                 raise ValueError(f"row {new.row} was handed out twice")
             known = list(new.prompt_ids + new.generated_ids)[: new.computed] if self._check else []
             self._rows[new.row] = _Row(new, [list(table) for table in new.blocks], known)
@@ -82,6 +84,7 @@ class NullRunner:
 
     def abort(self) -> None:
         self._queue.clear()
+        self._aborted = True
 
     def close(self) -> None:
         self._rows.clear()

@@ -1,0 +1,101 @@
+"""Builds engines on the null runner and says what they must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.config.options import SchedulerOptions
+from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.null_runner import NullRunner, mix, next_token
+from penstock.core.protocol import NewRow
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+from penstock.core.sampling import SamplingParams
+from penstock.core.scheduler import Scheduler
+from penstock.engine.loop import Engine
+
+
+def cache_groups(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
+    return tuple(
+        CacheGroup(CacheKind.FULL if window is None else CacheKind.SLIDING, window, (layer,), 8)
+        for layer, window in enumerate(windows)
+    )
+
+
+def null_engine(
+    windows: Sequence[int | None] = (None,),
+    *,
+    blocks: int | Sequence[int] = 64,
+    block_size: int = 4,
+    rows: int = 8,
+    budget: int = 64,
+    max_model_len: int = 256,
+    vocab_size: int = 50,
+    caching: bool = True,
+    policy: str = "fcfs",
+    depth: int = 0,
+    **scheduler: Any,
+) -> Engine:
+    groups = cache_groups(windows)
+    counts = (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
+    options = SchedulerOptions(rows, budget, max_model_len, block_size, counts, caching, policy, depth)
+    runner = NullRunner(groups, counts, block_size, vocab_size, check=True)
+    return Engine(Scheduler(options, groups, **scheduler), runner)
+
+
+def request(
+    name: str, prompt: Sequence[int], *, stop_ids: tuple[int, ...] = (), seed: int = 0, priority: int = 0,
+    cache_salt: str = "", **sampling: Any,
+) -> EngineRequest:  # fmt: skip
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling})
+    return EngineRequest(name, tuple(prompt), params, stop_ids, seed, priority, cache_salt)
+
+
+def expected_tokens(asked: EngineRequest, branch: int = 0, vocab_size: int = 50) -> list[int]:
+    """The answer by definition: no cache, no batch, no scheduler."""
+    new = NewRow(0, "", branch, asked.prompt_ids, (), 0, (), asked.sampling, asked.stop_ids, asked.seed)
+    prefix = 0
+    for token in asked.prompt_ids:
+        prefix = mix(prefix ^ (token + 1))
+    tokens: list[int] = []
+    while len(tokens) < (asked.sampling.max_tokens or 0):
+        tokens.append(next_token(prefix, new, len(tokens), vocab_size))
+        if tokens[-1] in asked.stop_ids:
+            break
+        prefix = mix(prefix ^ (tokens[-1] + 1))
+    return tokens
+
+
+class Collector:
+    """Gathers outputs per (request, branch)."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[str, int], list[int]] = {}
+        self.finished: dict[tuple[str, int], FinishReason] = {}
+        self.outputs: list[EngineOutput] = []
+
+    def take(self, outputs: Sequence[EngineOutput]) -> None:
+        for output in outputs:
+            key = (output.request_id, output.branch)
+            assert key not in self.finished, f"{key} speaks after its end"
+            self.outputs.append(output)
+            self.tokens.setdefault(key, []).extend(output.tokens)
+            if output.finish_reason is not None:
+                self.finished[key] = output.finish_reason
+
+    def cached(self, name: str, branch: int = 0) -> int:
+        found = [o.cached_tokens for o in self.outputs if (o.request_id, o.branch) == (name, branch)]
+        return next(c for c in found if c is not None)
+
+
+def run(engine: Engine, *requests: EngineRequest, most_steps: int = 5_000) -> Collector:
+    """Adds the requests at once and steps until nothing is left, checking integrity after every step."""
+    collector = Collector()
+    for asked in requests:
+        engine.add(asked)
+    while engine.has_work:
+        assert most_steps > 0, "the engine makes no progress"
+        most_steps -= 1
+        collector.take(engine.step())
+        engine.scheduler.check_integrity()
+    return collector

@@ -1,0 +1,75 @@
+"""Sampling parameters refuse nonsense; plans and results can cross a process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.config.errors import ParameterError
+from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.core.protocol import (
+    CacheOp, CacheOpKind, NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings, TokenLogprobs, last_sample,
+)  # fmt: skip
+from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.core.sampling import SamplingParams
+
+NUMBERS = (
+    "temperature", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+INTEGERS = ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
+
+
+@pytest.mark.parametrize("name", NUMBERS + INTEGERS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", True, [1], -(2**70), 2**70, 1e300])
+def test_out_of_range_values_name_field_value_and_range(name: str, value: Any) -> None:
+    with pytest.raises(ParameterError) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert name in str(caught.value) and "allowed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("n", 129), ("stop", ("x",) * 17), ("stop", ("",)), ("stop", ("x" * 1025,)), ("bad_words", ("",)),
+        ("bad_words_ids", ((),)), ("bad_words_ids", ((1,) * 1025,)), ("logit_bias", ((1, 101.0),)),
+        ("logit_bias", ((-1, 0.0),)), ("logit_bias", tuple((i, 0.0) for i in range(1025))),
+        ("allowed_token_ids", ()), ("allowed_token_ids", (-1,)), ("stop_token_ids", (1.5,)), ("logprobs", 21),
+        ("min_tokens", -1), ("top_p", 0.0), ("repetition_penalty", 0.0),
+    ],
+)  # fmt: skip
+def test_lists_and_edges_are_bounded(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError):
+        SamplingParams(**{field: value})
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(ParameterError, match="at most max_tokens"):
+        SamplingParams(min_tokens=5, max_tokens=4)
+
+
+def test_plans_results_and_requests_survive_encoding() -> None:
+    params = SamplingParams(n=2, stop=("a",), logit_bias=((1, 2.0),), seed=2**63, allowed_token_ids=(3, 4))
+    span = RowSpan(0, 4, (1, last_sample(3)), 1, 0, True, ((5,), ()))
+    new = NewRow(0, "id", 1, (1, 2), (3,), 2, ((4, 0), ()), params, (2,), 2**64 - 1)
+    plan = StepPlan(7, (1,), (new,), (CacheOp(CacheOpKind.COPY, 0, 1, 2, 3),), (span,))
+    scored = TokenLogprobs(1, -0.5, 1, ((1, -0.5),))
+    result = StepResult(7, (RowResult(0, (1,), (scored,), (), None),), StepTimings(1.0, 2.0, 3.0))
+    request = EngineRequest("id", (1, 2), params)
+    output = EngineOutput("id", 0, (1,), (scored,), (), FinishReason.STOP, None, 3)
+    for value in (plan, result, request, output, EngineStats(miss_reasons=(("evicted", 1),))):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value)) == value
+    assert plan.num_tokens == 2
+
+
+def test_layers_with_equal_needs_form_one_group() -> None:
+    full, sliding = CacheSpec(CacheKind.FULL, 2, 8, 8), CacheSpec(CacheKind.SLIDING, 2, 8, 4, window=16)
+    assert group_layers([sliding, full, sliding]) == (
+        CacheGroup(CacheKind.SLIDING, 16, (0, 2), 48),
+        CacheGroup(CacheKind.FULL, None, (1,), 32),
+    )
+    with pytest.raises(ValueError, match="only sliding"):
+        CacheSpec(CacheKind.FULL, 1, 8, 8, window=3)
