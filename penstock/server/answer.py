@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.config import limits
-from penstock.config.errors import EngineDeadError, RequestError
+from penstock.config.errors import EngineDeadError, ModelNotFoundError, RequestError
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineState, Generation
-from penstock.server.errors import ClientGone, HttpError, describe, encode_json, not_ready
+from penstock.server.errors import ClientGone, HttpError, describe, encode_json, not_ready, shown
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 
@@ -47,6 +47,12 @@ class Service:
         with suppress(EngineDeadError):
             return self.frontend.info.max_model_len
         return None
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFoundError for a name that is not served here; None means the model there is."""
+        if name is not None and name != self.model:
+            message = f"The model {shown(name)} is not served here; available: {shown(self.model)}."
+            raise ModelNotFoundError(message, param="model", code="model_not_found")
 
     def require_ready(self) -> None:
         """Raises HttpError 503 with Retry-After when new work cannot be taken."""

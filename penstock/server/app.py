@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
@@ -22,14 +21,8 @@ from penstock.server import document
 from penstock.server.answer import Service
 from penstock.server.auth import ApiKeys, HostRule
 from penstock.server.dialects.openai.routes import openai_router
-from penstock.server.dialects.openai.schema import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    ErrorBody,
-    StreamOptions,
-    TokenizeBody,
-)
+from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
+from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.errors import HttpError, error_response, json_response, shown
 from penstock.server.gate import Gate
 from penstock.server.lifecycle import Lifecycle
@@ -75,6 +68,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         default_response_class=Response,
     )
     app.include_router(openai_router(service))
+    app.include_router(tokenize_router(service))
     app.include_router(_operator_router(service, app))
     app.add_exception_handler(HTTPException, _on_http_exception)
     keys, hosts = ApiKeys(options.api_keys), HostRule(options.host)
@@ -82,12 +76,10 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    models: list[type[BaseModel]] = [ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, StreamOptions]
+    models = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 
     def openapi() -> dict[str, Any]:
-        app.openapi_schema = app.openapi_schema or document.openapi(
-            app, models, ErrorBody, secured=bool(options.api_keys)
-        )
+        app.openapi_schema = app.openapi_schema or document.openapi(app, models, secured=bool(options.api_keys))
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

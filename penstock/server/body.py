@@ -171,15 +171,18 @@ def _from_validation(error: ValidationError, known: Sequence[str]) -> RequestErr
         near = difflib.get_close_matches(field[:64], known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return RequestError(f"Unknown parameter: {shown(field)}.{hint}", param=field[:64], code="unknown_parameter")
-    param = _spell(first["loc"], known)
+    same = [item for item in found if item["loc"][0] == field]
+    if len(same) > 1:  # of a union's members, the one that got furthest is the one that was meant
+        first = max(same, key=lambda item: len(item["loc"]))
+        same = [item for item in same if item["loc"] == first["loc"]] if len(first["loc"]) > 2 else same
+    param = _spell(first["loc"])
     if first["type"] == "missing":
         return RequestError(f"{param} is required.", param=param, code="missing_required_parameter")
-    same = [item for item in found if item["loc"][0] == field]
     allowed = " or ".join(dict.fromkeys(item["msg"].removeprefix("Input should be ")[:120] for item in same[:4]))
     return RequestError(f"{param} is {shown(first['input'])}; allowed: {allowed}.", param=param, code="invalid_value")
 
 
-def _spell(loc: tuple[int | str, ...], known: Sequence[str]) -> str:
+def _spell(loc: tuple[int | str, ...]) -> str:
     """`stop[2]` for ("stop", "list[str]", 2); the names of union members are no part of what the client wrote."""
     text = str(loc[0])[:64]
     for part in loc[1:]:

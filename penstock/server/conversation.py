@@ -11,6 +11,9 @@ from penstock.server.body import parse_json
 from penstock.server.errors import bad_value
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_RESERVED = frozenset(
+    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+)
 
 
 def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, Any], ...] | None:
@@ -81,3 +84,23 @@ def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:
                 function = {**function, "arguments": parse_json(arguments.encode()) if arguments.strip() else {}}
         result.append({**call, "function": function})
     return result
+
+
+def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
+    """Further variables for the template.
+
+    Raises:
+        RequestError: one would replace what the server itself sets.
+    """
+    kwargs = dict(given or {})
+    if taken := sorted(_RESERVED & kwargs.keys()):
+        message = f"chat_template_kwargs sets {', '.join(taken)}, which the server sets itself; leave it out."
+        raise RequestError(message, param="chat_template_kwargs", code="invalid_value")
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    return kwargs
+
+
+def prompted(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
+    """Whether the template opens the assistant's turn: if not told, unless the last message is to be continued."""
+    return not continue_final_message if add_generation_prompt is None else add_generation_prompt

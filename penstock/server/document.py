@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -28,19 +28,35 @@ _STATUSES: Mapping[str, str] = {
 }
 
 
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
 def takes(model: type[BaseModel]) -> dict[str, Any]:
     """FastAPI's `openapi_extra` of a route that parses its own body of this shape."""
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def openapi(app: FastAPI, models: list[type[BaseModel]], error: type[BaseModel], *, secured: bool) -> dict[str, Any]:
+def openapi(app: FastAPI, models: Sequence[type[BaseModel]], *, secured: bool) -> dict[str, Any]:
     """The document of an app's routes; `models` are the bodies `takes` refers to."""
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    _, schemas = models_json_schema([(model, "validation") for model in (*models, error)], ref_template=_REF)
+    shapes: list[tuple[type[BaseModel], Literal["validation"]]] = [(model, "validation") for model in models]
+    _, schemas = models_json_schema([*shapes, (ErrorBody, "validation")], ref_template=_REF)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
-    failure = {"application/json": {"schema": {"$ref": _REF.format(model=error.__name__)}}}
+    failure = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
     for operations in document["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)

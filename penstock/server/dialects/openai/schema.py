@@ -166,39 +166,3 @@ class CompletionBody(Sampling):
     logprobs: Alternatives | None = None
     echo: bool | None = None
     suffix: str | None = None
-
-
-class TokenizeBody(Body):
-    """POST /tokenize: a text, or a chat in the model's own template."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    tools: Tools | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool | None = None
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[TokenId]
-
-
-class ErrorDetail(BaseModel):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of every error."""
-
-    error: ErrorDetail

@@ -11,8 +11,8 @@ from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.conversation import checked_messages, checked_tools
-from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling, TokenizeBody
+from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
+from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.errors import bad_value, shown
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
@@ -23,9 +23,6 @@ _SAME_NAME = (
 )
 _TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
-_RESERVED = frozenset(
-    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
-)
 # Field → values that change nothing, and what to do instead of any other.
 _UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "Beam search is not available yet; leave it out."),
@@ -91,9 +88,9 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         sampling=_sampling(body, defaults, max_tokens=max_tokens, logprobs=logprobs),
         messages=checked_messages(body.messages),
         tools=tools,
-        add_generation_prompt=_prompted(body),
+        add_generation_prompt=prompted(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
+        template_kwargs=template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
         add_special_tokens=bool(body.add_special_tokens),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
@@ -128,23 +125,6 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
         for prompt in prompts
     )
     return _call(body, "cmpl-", requests, chat=False, logprobs=body.logprobs, echo=echo, no_output=body.max_tokens == 0)
-
-
-def tokenize_request(body: TokenizeBody) -> GenerationRequest:
-    """What /tokenize asks, as a request that is never run."""
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("Send exactly one of prompt and messages.", param="prompt", code="invalid_value")
-    return GenerationRequest(
-        request_id=uuid.uuid4().hex,
-        sampling=SamplingParams(),
-        prompt=body.prompt,
-        messages=None if body.messages is None else checked_messages(body.messages),
-        tools=checked_tools(body.tools),
-        add_generation_prompt=_prompted(body),
-        continue_final_message=bool(body.continue_final_message),
-        template_kwargs=_template_kwargs(body.chat_template_kwargs, None),
-        add_special_tokens=(body.messages is None) if body.add_special_tokens is None else body.add_special_tokens,
-    )
 
 
 def _call(body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], **rest: Any) -> Call:
@@ -188,12 +168,6 @@ def _refuse_unavailable(body: Sampling) -> None:
         raise bad_value("response_format.type", wanted.type, allowed, "unsupported_parameter")
 
 
-def _prompted(body: ChatBody | TokenizeBody) -> bool:
-    if body.add_generation_prompt is None:
-        return not body.continue_final_message
-    return body.add_generation_prompt
-
-
 def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...] | None:
     choice = body.tool_choice
     if choice not in (None, "auto", "none"):
@@ -201,16 +175,6 @@ def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...] | None:
         raise bad_value("tool_choice", choice, allowed, "unsupported_parameter")
     tools = checked_tools(body.tools)
     return None if choice == "none" else tools
-
-
-def _template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
-    kwargs = dict(given or {})
-    if taken := sorted(_RESERVED & kwargs.keys()):
-        message = f"chat_template_kwargs sets {', '.join(taken)}, which the server sets itself; leave it out."
-        raise RequestError(message, param="chat_template_kwargs", code="invalid_value")
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
-    return kwargs
 
 
 def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:

@@ -1,0 +1,88 @@
+"""vLLM's routes for turning text or chats into token ids and back."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from penstock.config.errors import RequestError
+from penstock.core.request import GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.server.answer import Service
+from penstock.server.body import read_json, validate
+from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
+from penstock.server.dialects.openai.schema import Body, Messages, TokenId, Tools
+from penstock.server.document import takes
+from penstock.server.errors import bad_value, json_response
+
+
+class TokenizeBody(Body):
+    """A text, or a chat in the model's own template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def _request(body: TokenizeBody) -> GenerationRequest:
+    """What /tokenize asks, as a request that is never run."""
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Send exactly one of prompt and messages.", param="prompt", code="invalid_value")
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        sampling=SamplingParams(),
+        prompt=body.prompt,
+        messages=None if body.messages is None else checked_messages(body.messages),
+        tools=checked_tools(body.tools),
+        add_generation_prompt=prompted(body.add_generation_prompt, body.continue_final_message),
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=template_kwargs(body.chat_template_kwargs, None),
+        add_special_tokens=(body.messages is None) if body.add_special_tokens is None else body.add_special_tokens,
+    )
+
+
+def tokenize_router(service: Service) -> APIRouter:
+    """The routes over one service."""
+    router, frontend = APIRouter(), service.frontend
+
+    async def tokenize(request: Request) -> Response:
+        body = validate(TokenizeBody, await read_json(request))
+        service.check_model(body.model)
+        service.require_ready()
+        ids = await frontend.tokenize(_request(body))
+        pieces = [frontend.piece(token) for token in ids] if body.return_token_strs else None
+        counts = {"count": len(ids), "max_model_len": service.max_model_len()}
+        return json_response({**counts, "tokens": list(ids), "token_strs": pieces})
+
+    async def detokenize(request: Request) -> Response:
+        body = validate(DetokenizeBody, await read_json(request))
+        service.check_model(body.model)
+        service.require_ready()
+        vocab_size = frontend.info.vocab_size
+        for index, token in enumerate(body.tokens):
+            if token >= vocab_size:
+                raise bad_value(f"tokens[{index}]", token, f"token ids below {vocab_size}")
+        return json_response({"prompt": frontend.detokenize(body.tokens)})
+
+    for prefix in ("", "/v1"):
+        router.post(f"{prefix}/tokenize", summary="Text to token ids", openapi_extra=takes(TokenizeBody))(tokenize)
+        router.post(f"{prefix}/detokenize", summary="Token ids to text", openapi_extra=takes(DetokenizeBody))(
+            detokenize
+        )
+    return router

@@ -1,0 +1,265 @@
+"""OpenAI bodies to the internal request, with no server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.config import limits
+from penstock.config.errors import RequestError
+from penstock.server.body import validate
+from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
+from penstock.server.dialects.openai.translate import Call, chat_call, completion_call
+
+HELLO = [{"role": "user", "content": "Hello"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"seats": 2}'}}
+TOOL = {"type": "function", "function": {"name": "book", "parameters": {"type": "object"}}}
+
+
+def chat(defaults: dict[str, Any] | None = None, **fields: Any) -> Call:
+    return chat_call(validate(ChatBody, {"messages": HELLO, **fields}), defaults or {})
+
+
+def completion(defaults: dict[str, Any] | None = None, **fields: Any) -> Call:
+    return completion_call(validate(CompletionBody, {"prompt": "Hello", **fields}), defaults or {})
+
+
+def test_every_sampling_field_arrives() -> None:
+    fields: dict[str, Any] = {
+        "n": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "typical_p": 0.8,
+        "repetition_penalty": 1.1,
+        "presence_penalty": -1,
+        "frequency_penalty": 1.5,
+        "seed": -5,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "prompt_logprobs": 2,
+    }
+    sampling = (
+        chat(**fields, stop_token_ids=[7], allowed_token_ids=[7, 8], bad_words=["no"], max_tokens=9)
+        .requests[0]
+        .sampling
+    )
+    assert {name: getattr(sampling, name) for name in fields} == fields
+    assert (sampling.stop_token_ids, sampling.allowed_token_ids, sampling.bad_words) == ((7,), (7, 8), ("no",))
+    assert sampling.max_tokens == 9
+
+
+def test_defaults_come_from_the_model_unless_the_client_says_otherwise() -> None:
+    model = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+    left_out = chat(model).requests[0].sampling
+    assert (left_out.temperature, left_out.top_p, left_out.top_k, left_out.repetition_penalty) == (0.6, 0.95, 20, 1.05)
+    assert chat(model, temperature=0).requests[0].sampling.temperature == 0
+    assert chat(model, temperature=None).requests[0].sampling.temperature == 0.6
+    assert chat().requests[0].sampling.temperature == 1.0
+
+
+def test_max_completion_tokens_wins_and_completions_default_to_sixteen() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=6).requests[0].sampling.max_tokens == 6
+    assert chat().requests[0].sampling.max_tokens is None
+    assert completion().requests[0].sampling.max_tokens == 16
+
+
+def test_logit_bias_and_stop_forms() -> None:
+    sampling = chat(logit_bias={"5": -100, "17": 2.5}, stop="x").requests[0].sampling
+    assert sampling.logit_bias == ((5, -100), (17, 2.5))
+    assert sampling.stop == ("x",)
+    assert chat(stop=["a", "b"]).requests[0].sampling.stop == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("one", [("one", None)]),
+        ([1, 2], [(None, (1, 2))]),
+        (["one", "two"], [("one", None), ("two", None)]),
+        ([[1], [2, 3]], [(None, (1,)), (None, (2, 3))]),
+    ],
+)
+def test_prompt_forms(prompt: Any, expected: list[Any]) -> None:
+    requests = completion(prompt=prompt).requests
+    assert [(request.prompt, request.prompt_ids) for request in requests] == expected
+    assert len({request.request_id for request in requests}) == len(requests)
+
+
+def test_messages_become_what_templates_know() -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "content": "Book"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    ]
+    seen = chat(messages=messages).requests[0].messages
+    assert seen is not None
+    assert seen[0] == {"role": "system", "content": "Be\nbrief."}
+    assert seen[2]["tool_calls"][0]["function"]["arguments"] == {"seats": 2}
+    assert messages[2]["tool_calls"][0]["function"]["arguments"] == '{"seats": 2}'  # type: ignore[index]
+    assert seen[3] == messages[3]
+
+
+def test_tools_reach_the_template_unless_the_choice_is_none() -> None:
+    assert chat(tools=[TOOL]).requests[0].tools == (TOOL,)
+    assert chat(tools=[TOOL], tool_choice="auto").requests[0].tools == (TOOL,)
+    assert chat(tools=[TOOL], tool_choice="none").requests[0].tools is None
+
+
+def test_continuing_the_last_message_needs_no_generation_prompt() -> None:
+    request = chat(continue_final_message=True).requests[0]
+    assert (request.add_generation_prompt, request.continue_final_message) == (False, True)
+    assert chat().requests[0].add_generation_prompt is True
+
+
+def test_logprobs_of_both_kinds() -> None:
+    assert chat(logprobs=True).requests[0].sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=4).requests[0].sampling.logprobs == 4
+    assert chat(logprobs=False).requests[0].sampling.logprobs is None
+    echoed = completion(logprobs=2, echo=True).requests[0].sampling
+    assert (echoed.logprobs, echoed.prompt_logprobs) == (2, 2)
+
+
+def test_the_prompt_alone_can_be_scored() -> None:
+    call = completion(max_tokens=0, echo=True, logprobs=1)
+    assert call.no_output
+    assert call.requests[0].sampling.max_tokens == 1
+
+
+def test_ids() -> None:
+    assert chat(request_id="mine").id == "chatcmpl-mine"
+    assert completion().id.startswith("cmpl-")
+    assert chat().requests[0].request_id != chat().requests[0].request_id
+
+
+HARMLESS = {
+    "store": True,
+    "metadata": {"free": "form", "any": "key"},
+    "service_tier": "auto",
+    "user": "me",
+    "parallel_tool_calls": True,
+    "reasoning_effort": "low",
+    "verbosity": "low",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "best_of": 1,
+    "prediction": {"type": "content", "content": "x"},
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "use_beam_search": False,
+    "functions": [],
+    "function_call": "none",
+}
+
+
+@pytest.mark.parametrize("field", HARMLESS)
+def test_fields_that_clients_send_are_accepted(field: str) -> None:
+    assert chat(**{field: HARMLESS[field]}).requests
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"temprature": 1}, "temprature", "Did you mean 'temperature'?"),
+        ({"temperature": "hot"}, "temperature", "'hot'"),
+        ({"temperature": True}, "temperature", "True"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"n": 10**9}, "n", f"less than or equal to {limits.MAX_N}"),
+        ({"n": 1.0}, "n", "integer"),
+        ({"n": "1"}, "n", "integer"),
+        ({"max_tokens": 0}, "max_tokens", "1"),
+        ({"max_tokens": -(2**63)}, "max_tokens", "1"),
+        ({"max_tokens": 10**4000}, "max_tokens", "max_tokens is 1000"),
+        ({"min_tokens": 5, "max_tokens": 3}, "min_tokens", "at most max_tokens (3)"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"stop": [1, 2]}, "stop[0]", "string"),
+        ({"stop": ""}, "stop", "1"),
+        ({"stop": "x" * 2000}, "stop", "1024"),
+        ({"stream": "yes"}, "stream", "boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "not permitted"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "pattern"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "100"),
+        ({"logit_bias": {"1": "a"}}, "logit_bias", "number"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": "hello"}, "messages", "list"),
+        ({"messages": [1]}, "messages[0]", "dictionary"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "system"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'king'"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "text parts"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "5"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+            "image_url",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", "text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages[0].tool_calls[0]", "function.name"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "function.name"),
+        ({"tools": [TOOL] * 129}, "tools", "128"),
+        ({"tool_choice": "required"}, "tool_choice", "not available yet"),
+        ({"tool_choice": {"type": "function", "function": {"name": "book"}}}, "tool_choice", "not available yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type", "not available yet"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not available yet"),
+        ({"guided_json": {}}, "guided_json", "not available yet"),
+        ({"modalities": ["audio"]}, "modalities", "text"),
+        ({"audio": {"voice": "x"}}, "audio", "not available"),
+        ({"best_of": 4}, "best_of", "value of n"),
+        ({"use_beam_search": True}, "use_beam_search", "not available yet"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "chat_template"),
+        ({"request_id": "a b"}, "request_id", "pattern"),
+        ({"cache_salt": "x" * 300}, "cache_salt", "256"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "1"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message", "false"),
+        ({"seed": 2**64}, "seed", "18446744073709551615"),
+        ({"priority": 2**40}, "priority", "2147483647"),
+    ],
+)
+def test_refusals_name_field_value_and_what_is_allowed(fields: dict[str, Any], param: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+    assert caught.value.status == 400
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *(({"prompt": prompt}, "prompt") for prompt in (None, [], [[]], 5, [1, "a"], [-1], [True], [1.5], {"a": 1})),
+        ({"prompt": ["x"] * 1025}, "prompt"),
+        ({"prompt": ["x"] * 100, "n": 100}, "n"),
+        ({"suffix": "end"}, "suffix"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 50}, "logprobs"),
+        ({"messages": HELLO}, "messages"),
+    ],
+)  # fmt: skip
+def test_completion_refusals(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion(**fields)
+    assert caught.value.param == param
+
+
+def test_a_missing_prompt_is_named() -> None:
+    with pytest.raises(RequestError, match="prompt is required") as caught:
+        validate(CompletionBody, {})
+    assert caught.value.code == "missing_required_parameter"
+
+
+def test_a_huge_wrong_value_is_not_echoed() -> None:
+    for value in ("x" * 10**6, list(range(10**5)), {"k" * 10**5: 1}):
+        with pytest.raises(RequestError) as caught:
+            chat(temperature=value)
+        assert len(str(caught.value)) < 300
