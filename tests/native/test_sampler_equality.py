@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -145,7 +146,7 @@ def test_long_runs_keep_state_as_the_reference_does(isa: str, vocab: int) -> Non
     assert not {8, 9} & set(history[:30])
     assert {8, 9} & set(history[30:])
     assert 6 not in history
-    pairs = set(zip(history, history[1:], strict=False))
+    pairs = set(itertools.pairwise(history))
     assert not {(1, 2), (7, 7)} & pairs
     assert {(1, 3), (3, 4)} & pairs
 

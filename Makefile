@@ -1,0 +1,59 @@
+# Each target works alone on a machine with Python 3.11 or newer, a C++ compiler and pip.
+
+VENV := .venv
+PYTHON ?=
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.h)
+export PYTHON
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+.PHONY: help setup serve test lint types architecture sanitize clean
+
+help:
+	@echo "make setup       create $(VENV), install the pinned packages, build the native library"
+	@echo "make serve       set up, then serve the bundled model"
+	@echo "make test        set up, then run the whole test suite"
+	@echo "make lint types  ruff; mypy"
+	@echo "make sanitize    native tests under the address and undefined-behaviour sanitizers"
+
+setup: $(READY)
+
+$(BIN)/pip:
+	@python=$$(./.ci/find-python) && echo "setting up $(VENV) with $$python" && \
+	{ "$$python" -m venv $(VENV) >/dev/null 2>&1 || \
+	  { "$$python" -m venv --clear --without-pip $(VENV) && "$$python" -m pip --python $(BIN)/python install -q pip; }; }
+
+# torch comes first and by itself, so that nothing that depends on it chooses another build.
+$(VENV)/.packages: requirements/build.txt requirements/runtime.txt requirements/dev.txt | $(BIN)/pip
+	$(BIN)/python -m pip install -q "$$(grep '^torch==' requirements/runtime.txt)"
+	$(BIN)/python -m pip install -q -r requirements/build.txt -r requirements/runtime.txt -r requirements/dev.txt
+	@touch $@
+
+$(READY): $(VENV)/.packages $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+serve: setup
+	$(BIN)/penstock serve $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+architecture: setup
+	$(BIN)/python -m pytest -q tests/architecture
+
+sanitize: setup
+	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPENSTOCK_SANITIZE=ON -DPENSTOCK_PYTHON=OFF
+	$(BIN)/cmake --build build/sanitize
+	build/sanitize/native_test
+
+clean:
+	rm -rf build $(VENV)
