@@ -43,7 +43,6 @@ def build(blueprint: Blueprint) -> DecoderModel:
         "scale": fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         "qkv_bias": fields.flag("attention_bias", False),
         "output_bias": fields.flag("attention_bias", False),
-        "soft_cap": fields.optional_number("attn_logit_softcapping"),
         "qk_norm": True,
         "around_one": True,
     }

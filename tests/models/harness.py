@@ -1,0 +1,113 @@
+"""Runs a model step by step as a runner would: rows in scattered blocks of four tokens, one batch a step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.core.cache_spec import group_layers
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
+from penstock.layers.batch import Batch, GroupTables, LayerCache
+from penstock.models.registry import Model, build_model
+from penstock.weights.loader import load_weights
+from penstock.weights.open import open_checkpoint
+
+BLOCK_SIZE = 4
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
+    """The model of a checkpoint folder, on the reference kernels."""
+    checkpoint = open_checkpoint(path)
+    kernels = resolve_kernels(KernelContext("cpu", str(dtype).removeprefix("torch."), prefer_reference=True))
+    model = build_model(checkpoint.config, kernels, dtype=dtype, **options)
+    load_weights(model, checkpoint, dtype=dtype)
+    return model
+
+
+class Harness:
+    """Owns the KV memory of a model and the block tables of its rows.
+
+    Blocks are handed out in random order, poisoned with NaN first; of a sliding group, blocks that fell out of the
+    window are replaced by block 0 and poisoned again, so that any read outside the contract shows.
+    """
+
+    def __init__(self, model: Model, *, num_blocks: int = 200, seed: int = 0) -> None:
+        self.model = model
+        self.groups = group_layers(model.cache_specs)
+        free = list(range(1, num_blocks))
+        random.Random(seed).shuffle(free)
+        self.free = [list(free) for _ in self.groups]
+        self.caches: list[LayerCache] = []
+        group_of = {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
+        for layer, spec in enumerate(model.cache_specs):
+            shape = (num_blocks, BLOCK_SIZE, spec.num_kv_heads)
+            key, value = (torch.full((*shape, dim), torch.nan, dtype=model.dtype) for dim in (spec.key_dim, spec.value_dim))
+            self.caches.append(LayerCache(group_of[layer], key, value))
+        self.tables: dict[str, list[list[int]]] = {}
+        self.lengths: dict[str, int] = {}
+
+    def step(self, work: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+        """Computes the given tokens of each row (new rows appear by being named): logits [tokens, vocab] of each."""
+        for row, tokens in work.items():
+            self._extend(row, len(tokens))
+        batch = self._batch(work)
+        logits = self.model.logits(self.model.forward(batch, self.caches))
+        return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
+
+    def _extend(self, row: str, count: int) -> None:
+        tables = self.tables.setdefault(row, [[] for _ in self.groups])
+        start = self.lengths.get(row, 0)
+        self.lengths[row] = start + count
+        for index, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
+            while len(table) * BLOCK_SIZE < start + count:
+                table.append(self.free[index].pop())
+            if group.window is None:
+                continue
+            for dropped in range(max(0, start - group.window + 1) // BLOCK_SIZE):
+                block, table[dropped] = table[dropped], 0
+                for layer in group.layers if block else ():
+                    self.caches[layer].key[block] = self.caches[layer].value[block] = torch.nan
+
+    def _batch(self, work: Mapping[str, Sequence[int]]) -> Batch:
+        query_lens = tuple(len(tokens) for tokens in work.values())
+        context_lens = tuple(self.lengths[row] for row in work)
+        spans = list(zip(context_lens, query_lens, strict=True))
+        positions = torch.cat([torch.arange(context - count, context) for context, count in spans])
+        rows = torch.repeat_interleave(torch.arange(len(work)), torch.tensor(query_lens))
+        groups = []
+        for index in range(len(self.groups)):
+            tables = [self.tables[row][index] for row in work]
+            width = max(map(len, tables)) + 2  # wider than needed, as a real table is
+            table = torch.tensor([entries + [0] * (width - len(entries)) for entries in tables], dtype=torch.int32)
+            slot = table[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+            groups.append(GroupTables(table, slot))
+        return Batch(
+            token_ids=torch.tensor([token for tokens in work.values() for token in tokens]),
+            positions=positions.unsqueeze(0),
+            query_start=torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32),
+            context_len=torch.tensor(context_lens, dtype=torch.int32),
+            groups=tuple(groups),
+            prompt_tokens=torch.tensor(query_lens, dtype=torch.int32),
+            logit_rows=torch.arange(sum(query_lens)),
+            query_lens=query_lens,
+            context_lens=context_lens,
+        )
+
+
+def greedy(model: Model, prompt: Sequence[int], count: int, stop: Sequence[int] = (), chunk: int = 1000) -> list[int]:
+    """The first `count` greedy tokens after a prompt computed in chunks; a stop token ends them."""
+    harness = Harness(model, num_blocks=(len(prompt) + count) // BLOCK_SIZE + 3)
+    for start in range(0, len(prompt), chunk):
+        logits = harness.step({"row": prompt[start : start + chunk]})["row"]
+    tokens: list[int] = []
+    while True:
+        tokens.append(int(logits[-1].argmax()))
+        if len(tokens) == count or tokens[-1] in stop:
+            return tokens
+        logits = harness.step({"row": tokens[-1:]})["row"]

@@ -1,0 +1,92 @@
+"""Every family agrees with transformers: whole prompts, chunks, decoding, and ragged batches in scattered blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.core.cache_spec import CacheKind
+from penstock.models.registry import Model
+from tests.models import tiny
+from tests.models.harness import Harness, load
+
+TOLERANCE = 1e-4
+LENGTH = 43  # longer than every window and every original rope length in tests.models.tiny
+
+
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, object]:
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs = tiny.save(request.param, folder)
+    return load(folder), theirs
+
+
+def test_whole_prompt(pair):
+    ours, theirs = pair
+    tokens = tiny.prompt(LENGTH)
+    logits = Harness(ours).step({"row": tokens})["row"]
+    assert logits.dtype == torch.float32
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < TOLERANCE
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7])
+def test_chunks(pair, chunk):
+    """A chunk of one is decoding token by token."""
+    ours, theirs = pair
+    tokens = tiny.prompt(LENGTH)
+    harness = Harness(ours)
+    parts = [harness.step({"row": tokens[start : start + chunk]})["row"] for start in range(0, LENGTH, chunk)]
+    assert len(parts) == -(-LENGTH // chunk)
+    assert tiny.distance(torch.cat(parts), tiny.reference_logits(theirs, tokens)) < TOLERANCE
+
+
+def test_ragged_batch(pair):
+    """Rows of different lengths enter, decode and are chunked together."""
+    ours, theirs = pair
+    texts = {f"row{index}": tiny.prompt(length, index) for index, length in enumerate((5, 43, 21, 12, 33))}
+    spans = {
+        "row0": [3, 1, 1],
+        "row1": [10, 13, 1, 1, 18],
+        "row2": [0, 21],
+        "row3": [1, 1, 8, 2],
+        "row4": [0, 0, 9, 1, 23],
+    }
+    harness = Harness(ours, seed=3)
+    done = dict.fromkeys(texts, 0)
+    parts = {row: [] for row in texts}
+    for step in range(5):
+        work = {}
+        for row, lengths in spans.items():
+            if step < len(lengths) and lengths[step]:
+                work[row] = texts[row][done[row] : done[row] + lengths[step]]
+                done[row] += lengths[step]
+        for row, logits in harness.step(work).items():
+            parts[row].append(logits)
+    assert done == {row: len(tokens) for row, tokens in texts.items()}
+    for row, tokens in texts.items():
+        assert tiny.distance(torch.cat(parts[row]), tiny.reference_logits(theirs, tokens)) < TOLERANCE, row
+
+
+def test_caches_follow_the_configuration(pair):
+    ours, theirs = pair
+    config = theirs.config
+    assert len(ours.cache_specs) == config.num_hidden_layers
+    assert ours.vocab_size == config.vocab_size
+    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    if type(config).__name__ in ("MistralConfig", "MixtralConfig") and config.sliding_window:
+        types = ["sliding_attention"] * config.num_hidden_layers
+    for spec, kind in zip(ours.cache_specs, types, strict=True):
+        assert spec.kind == (CacheKind.SLIDING if kind == "sliding_attention" else CacheKind.FULL)
+        assert spec.window == (config.sliding_window if kind == "sliding_attention" else None)
+        assert (spec.num_kv_heads, spec.key_dim) == (config.num_key_value_heads, ours.cache_specs[0].value_dim)
+
+
+def test_compute_in_bfloat16(tmp_path: Path):
+    """A lower precision changes the logits a little, never their kind."""
+    theirs = tiny.save("gemma3", tmp_path)
+    tokens = tiny.prompt(LENGTH)
+    logits = Harness(load(tmp_path, torch.bfloat16)).step({"row": tokens})["row"]
+    assert logits.dtype == torch.float32
+    assert 0 < tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 0.5

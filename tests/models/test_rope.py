@@ -1,0 +1,145 @@
+"""Every rope scaling past its original length, from new and old spellings of the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from penstock.config.errors import CheckpointError
+from penstock.layers.rotary import RopeParameters, Rotary, inverse_frequencies
+from penstock.models.fields import Fields
+from penstock.models.rope import context_length, read_rope
+from tests.models import tiny
+from tests.models.harness import Harness, load
+
+CONFIG = {"max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32},
+        {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "truncate": False},
+        {"rope_type": "yarn", "factor": 0.5, "beta_fast": 20, "beta_slow": 2, "original_max_position_embeddings": 4096},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.7, "original_max_position_embeddings": 48},
+        {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7},
+        {**tiny.LLAMA3},
+        {**tiny.LLAMA3, "original_max_position_embeddings": 4000, "rope_theta": 500000.0},
+        {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5},
+    ],
+)
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
+def test_frequencies(settings: dict[str, Any], theta: float):
+    settings = {"rope_theta": theta, **settings}
+    config = transformers.LlamaConfig(head_dim=32, **CONFIG, rope_parameters=dict(settings))
+    expected, factor = ROPE_INIT_FUNCTIONS[settings["rope_type"]](config)
+    rope = read_rope(Fields({**CONFIG, "rope_parameters": settings}), 32)
+    torch.testing.assert_close(inverse_frequencies(rope, 64), expected, rtol=1e-6, atol=1e-10)
+    assert rope.attention_factor == pytest.approx(factor)
+
+
+def test_old_spelling_reads_the_same():
+    new = Fields({**CONFIG, "rope_parameters": {"rope_type": "linear", "rope_theta": 7.0, "factor": 2.0}})
+    old = Fields({**CONFIG, "rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 2.0}})
+    assert read_rope(new, 8) == read_rope(old, 8)
+    assert read_rope(Fields({**CONFIG, "rope_theta": 7.0, "rope_scaling": None}), 8).theta == 7.0
+    assert read_rope(Fields(CONFIG), 8, theta=123.0).theta == 123.0
+
+
+def test_gemma_spellings():
+    """Old files scale the full layers only and give the local base a name of its own."""
+    nested = {"full_attention": {"rope_type": "linear", "rope_theta": 9.0, "factor": 8.0}}
+    nested["sliding_attention"] = {"rope_type": "default", "rope_theta": 5.0}
+    new = Fields({**CONFIG, "rope_parameters": nested})
+    old = Fields({**CONFIG, "rope_theta": 9.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    for fields in (new, old):
+        assert read_rope(fields, 8, layer_type="full_attention") == RopeParameters("linear", 9.0, 8, 64, 8.0)
+        local = read_rope(fields, 8, theta=5.0, layer_type="sliding_attention", local=True)
+        assert local == RopeParameters("default", 5.0, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        ({"rope_type": "default"}, 64),
+        ({"rope_type": "linear", "factor": 2.0}, 128),
+        ({"rope_type": "dynamic", "factor": 4.0}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({**tiny.LLAMA3}, 64),
+    ],
+)
+def test_context_length(settings: dict[str, Any], length: int):
+    fields = Fields({**CONFIG, "rope_parameters": settings})
+    assert context_length(fields, read_rope(fields, 8)) == length
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"rope_type": "longrope"}, "rope_type"),
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": -1}, "factor"),
+        ({"rope_type": "linear", "factor": float("nan")}, "factor"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({**tiny.LLAMA3, "low_freq_factor": 4.0}, "low_freq_factor"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, Any], named: str):
+    with pytest.raises(CheckpointError, match=named):
+        read_rope(Fields({**CONFIG, "rope_parameters": settings}), 8)
+
+
+class TestDynamic:
+    """Dynamic NTK scaling with cached keys: one base for an engine's life.
+
+    transformers picks the base by the longest sequence seen, so its logits equal ours where that is the length we
+    fix: the longest served.
+    """
+
+    SETTINGS = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}  # noqa: RUF012
+    ORIGINAL = 16
+
+    def make(self, folder: Path) -> transformers.PreTrainedModel:
+        fields = {"rope_parameters": dict(self.SETTINGS), "max_position_embeddings": self.ORIGINAL}
+        return tiny.save("llama", folder, **fields)
+
+    @pytest.mark.parametrize("served", [None, 40])
+    def test_equal_at_the_longest_served(self, tmp_path: Path, served: int | None):
+        theirs = self.make(tmp_path)
+        ours = load(tmp_path, max_model_len=served)
+        assert ours.max_positions == 64
+        tokens = tiny.prompt(served or 64)
+        harness = Harness(ours)
+        parts = [harness.step({"row": tokens[start : start + 9]})["row"] for start in range(0, len(tokens), 9)]
+        assert tiny.distance(torch.cat(parts), tiny.reference_logits(theirs, tokens)) < 1e-4
+
+    def test_equal_within_the_original_length(self, tmp_path: Path):
+        theirs = self.make(tmp_path)
+        ours = load(tmp_path, max_model_len=self.ORIGINAL)
+        tokens = tiny.prompt(self.ORIGINAL)
+        assert tiny.distance(Harness(ours).step({"row": tokens})["row"], tiny.reference_logits(theirs, tokens)) < 1e-4
+
+    def test_longer_service_changes_short_prompts(self, tmp_path: Path):
+        theirs = self.make(tmp_path)
+        tokens = tiny.prompt(self.ORIGINAL)
+        ours = Harness(load(tmp_path)).step({"row": tokens})["row"]
+        assert tiny.distance(ours, tiny.reference_logits(theirs, tokens)) > 1e-3
+
+
+def test_tables_grow_and_keep_their_values():
+    rotary = Rotary(RopeParameters("default", 100.0, 6, 64), 64)
+    early = torch.tensor([0, 3, 200])
+    cos, sin = rotary.at(early, 201)
+    late_cos, _ = rotary.at(torch.tensor([5000]), 5001)
+    again = rotary.at(early, 201)
+    torch.testing.assert_close((cos, sin), again, rtol=0, atol=0)
+    assert late_cos[0, 0, 0] == torch.tensor(5000.0).cos()
+    assert torch.equal(sin[:, :, :3], -sin[:, :, 3:])

@@ -1,0 +1,132 @@
+"""Tiny random models of every family, made by transformers, and the logits it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+# name → (architecture without "ForCausalLM", fields that differ from SIZES)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-plain-heads": ("Llama", {"num_key_value_heads": 6, "head_dim": None, "tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-yarn-scaled": ("Llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.3, "truncate": False}}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-sliding": ("Mistral", {"sliding_window": 9}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-sliding": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {}),
+    "qwen3-biases": ("Qwen3", {"attention_bias": True}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 14,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "qwen3-moe-unnormalised": (
+        "Qwen3Moe",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "decoder_sparse_step": 2},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-sliding": ("Mixtral", {"num_local_experts": 3, "sliding_window": 7}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 17,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 100000.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+    ),
+    "gemma3-cap": ("Gemma3", {"sliding_window": 5, "final_logit_softcapping": 2.0}),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "rope_parameters": {**YARN, "truncate": False, "rope_theta": 150000.0},
+        },
+    ),
+}
+
+
+def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
+    """A random model whose weights are large enough that every part matters to the logits."""
+    architecture, special = FAMILIES[name]
+    settings = {key: value for key, value in {**SIZES, **special, **fields}.items() if value is not None}
+    if architecture == "Gemma3":
+        config = transformers.Gemma3TextConfig(**settings)
+    else:
+        config = getattr(transformers, f"{architecture}Config")(**settings)
+    config._attn_implementation = config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            spread = 0.3 if "norm" in key or "sinks" in key or "bias" in key else 1.5 * parameter.shape[-1] ** -0.5
+            parameter.normal_(0.0, spread)
+            if "norm" in key and architecture != "Gemma3":
+                parameter += 1.0
+    return model
+
+
+def save(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
+    """The same, saved as a checkpoint folder."""
+    model = make(name, **fields)
+    model.save_pretrained(folder)
+    return model
+
+
+def reference_logits(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    """transformers' logits of a whole prompt, [tokens, vocab]."""
+    with torch.no_grad():
+        return model(torch.tensor([list(tokens)]), use_cache=False).logits[0].float()
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference in units of the logits' standard deviation."""
+    return float((ours - theirs).abs().max() / theirs.std())
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Random token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, SIZES["vocab_size"], (length,), generator=generator).tolist()
