@@ -91,10 +91,15 @@ class IncrementalDetokenizer:
         self._seen = 0
         self._stopped: str | None = None
 
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the output, None while there is none."""
+        return self._stopped
+
     def push(self, tokens: Sequence[int]) -> Piece:
         """Takes further tokens. After a stop string nothing more is consumed."""
-        if self._stopped is not None:
-            return Piece("", self._stopped, 0)
+        if self.stopped is not None:
+            return Piece("", self.stopped, 0)
         if not self._root.children:
             self._seen += len(tokens)
             return Piece(self._decoder.decode(self._bytes(tokens)), None, len(tokens))
@@ -110,10 +115,8 @@ class IncrementalDetokenizer:
         """Gives what was held back; an unfinished character becomes U+FFFD. Call once, after the last token."""
         if self._stopped is not None:
             return Piece("", self._stopped, 0)
-        text = self._advance(self._decoder.decode(b"", True))
-        if self._stopped is None:
-            text += self._held
-            self._held = ""
+        text = self._advance(self._decoder.decode(b"", True)) + self._held
+        self._held = ""
         return Piece(text, self._stopped, 0)
 
     def _bytes(self, tokens: Sequence[int]) -> bytes:
@@ -126,8 +129,6 @@ class IncrementalDetokenizer:
 
     def _advance(self, text: str) -> str:
         """Runs new text through the automaton; returns what is safe now, up to a stop string if one is complete."""
-        if not text:
-            return ""
         state = self._state
         looking = self._seen >= self._min_tokens
         for index, char in enumerate(text):

@@ -32,12 +32,43 @@ from penstock.text.template_rewrite import check_tree, instrument
 _MAX_INT_BITS: Final = 4096
 _MAX_INDENT: Final = 16
 _WORK: Final = 16 * limits.TEMPLATE_MAX_CHARS  # characters and nodes one rendering may produce or walk over
-_SLOW_FACTOR: Final = 16  # filters written in Python cost that much more a character
-_FAST_FILTERS: Final = frozenset(("default", "d", "length", "count", "trim", "string", "lower", "upper", "safe", "list"))
+_PIECE_COST: Final = 64  # bytes and time of a small Python string, in characters of a long one
+_PIECEWISE_FILTERS: Final = frozenset(  # they take a text apart
+    [
+        "title",
+        "wordcount",
+        "truncate",
+        "sort",
+        "unique",
+        "groupby",
+        "map",
+        "select",
+        "reject",
+        "min",
+        "max",
+        "reverse",
+        "list",
+        "batch",
+    ]
+)
 _REMOVED_FILTERS: Final = frozenset(
-    "attr center filesizeformat pprint random slice striptags urlencode urlize wordwrap xmlattr".split()
+    [
+        "attr",
+        "center",
+        "filesizeformat",
+        "pprint",
+        "random",
+        "slice",
+        "striptags",
+        "urlencode",
+        "urlize",
+        "wordwrap",
+        "xmlattr",
+    ]
 )
 _REMOVED_METHODS: Final = frozenset(("translate", "expandtabs", "to_bytes", "maketrans", "from_bytes", "fromhex"))
+_SPLITTING_METHODS: Final = frozenset(("split", "rsplit", "splitlines"))
+_SPACES: Final = (" ", "\n", "\t", "\r")
 _PADDING_METHODS: Final = frozenset(("ljust", "rjust", "center", "zfill"))
 _PRINTF_WIDTH: Final = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")
 _FORMAT_WIDTH: Final = re.compile(r"\d{5}")
@@ -80,7 +111,7 @@ class Budget:
             elif isinstance(item, (list, tuple, set, frozenset)):
                 stack.extend((part, depth + 1) for part in item)
             elif isinstance(item, Namespace):
-                stack.append((item._Namespace__attrs, depth + 1))  # type: ignore[attr-defined]
+                stack.append((item._Namespace__attrs, depth + 1))
             elif isinstance(item, str):
                 self.spend(len(item))
 
@@ -88,7 +119,7 @@ class Budget:
 class _GenerationTag(Extension):
     """`{% generation %}` marks what the assistant says, for training; rendering takes its body as it is."""
 
-    tags = {"generation"}
+    tags: set[str] = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
@@ -163,11 +194,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals.update(
             namespace=_PublicNamespace, dict=_make_dict, raise_exception=_raise_exception, strftime_now=_strftime_now
         )
-        filters = {**self.filters, "tojson": _tojson}
+        filters: dict[str, Callable[..., Any]] = {**self.filters, "tojson": _tojson}
         self.filters = {
             name: self._bounded(name, function) for name, function in filters.items() if name not in _REMOVED_FILTERS
         }
-        self.tests = {name: self._bounded(name, function) for name, function in self.tests.items()}
+        tests: Mapping[str, Any] = self.tests
+        self.tests = {name: self._bounded(name, function) for name, function in tests.items()}
 
     @contextmanager
     def budget(self) -> Iterator[Budget]:
@@ -229,20 +261,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         if super().wrap_str_format(value) is None:
             return None
-        formatter, text, is_map = _BoundedFormatter(self), value.__self__, value.__name__ == "format_map"
+        formatter, text, is_map = _BoundedFormatter(self), str(value.__self__), value.__name__ == "format_map"
 
         def wrapper(*args: Any, **kwargs: Any) -> str:
             if is_map:
                 if len(args) != 1 or kwargs:
                     raise TypeError("format_map() takes exactly one argument")
-                return type(text)(formatter.vformat(text, (), args[0]))
+                return formatter.vformat(text, (), args[0])
             for part in (*args, *kwargs.values()):
                 self._budget.spend_deep(part)
-            return type(text)(formatter.vformat(text, args, kwargs))
+            return formatter.vformat(text, args, kwargs)
 
         return functools.update_wrapper(wrapper, value)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(__obj, "__self__", None)
         if owner is __self:
             return __obj(*args)
@@ -262,7 +294,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 raise TemplateError(f"the chat template computes with numbers of more than {_MAX_INT_BITS} bits.")
             if isinstance(one, (str, bytes, list, tuple)):
                 if operator == "*" and isinstance(other, int):
-                    self._budget.spend(len(one) * max(0, other))
+                    self._budget.spend(len(one) * max(0, other) * (1 if isinstance(one, (str, bytes)) else 8))
                 elif operator == "%" and one is left:
                     self._check_printf(left, right)
         result = super().call_binop(context, operator, left, right)
@@ -289,6 +321,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._budget.spend(max(0, args[0]))
         elif name == "replace" and len(args) >= 2:
             self._charge_replace(owner, args[0], args[1])
+        elif name in _SPLITTING_METHODS and isinstance(owner, str):
+            marks = (args[0],) if args and isinstance(args[0], str) and args[0] else _SPACES
+            self._budget.spend(sum(map(owner.count, marks)) * _PIECE_COST)
         elif name == "join" and len(args) == 1:
             items = list(args[0])
             self._charge_join(owner, items)
@@ -321,8 +356,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Charges a filter or test for its worst case, before it runs."""
         value = args[0] if args else None
         self._budget.spend(1)
-        if isinstance(value, str):
-            self._budget.spend(len(value) * (1 if name in _FAST_FILTERS else _SLOW_FACTOR) // 4)
+        if isinstance(value, str) and name in _PIECEWISE_FILTERS:
+            self._budget.spend(len(value) * _PIECE_COST)
         if name == "tojson":
             indent = kwargs.get("indent", args[2] if len(args) > 2 else None)
             self._budget.spend_deep(value, _check_width(indent, _MAX_INDENT))

@@ -17,9 +17,32 @@ _END_MARK: Final = "\ue000END-OF-FINAL-MESSAGE\ue001 "  # ends in a space to see
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 _MAX_DEPTH: Final = limits.MAX_JSON_DEPTH + 8
 _RESERVED: Final = frozenset(
-    "messages conversation tools add_generation_prompt continue_final_message chat_template tokenize bos_token "
-    "eos_token unk_token pad_token namespace dict range cycler joiner raise_exception strftime_now self loop "
-    "caller varargs kwargs super".split()
+    [
+        "messages",
+        "conversation",
+        "tools",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template",
+        "tokenize",
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "pad_token",
+        "namespace",
+        "dict",
+        "range",
+        "cycler",
+        "joiner",
+        "raise_exception",
+        "strftime_now",
+        "self",
+        "loop",
+        "caller",
+        "varargs",
+        "kwargs",
+        "super",
+    ]
 )
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -170,8 +193,8 @@ def _by_name(source: str | Mapping[str, str] | Sequence[Mapping[str, str]]) -> d
     named: dict[Any, Any] = {}
     if isinstance(source, Mapping):
         named = dict(source)
-    elif isinstance(source, Sequence) and all(isinstance(entry, Mapping) for entry in source):
-        named = {entry.get("name"): entry.get("template") for entry in source}
+    elif isinstance(source, Sequence):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
     if not named or not all(isinstance(key, str) and isinstance(value, str) for key, value in named.items()):
         raise TemplateError(
             f"chat_template is of type {type(source).__name__} with unusable entries; allowed: a string, or named "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Final, cast
 
 from jinja2 import Environment, nodes
 from jinja2.visitor import NodeTransformer
@@ -49,16 +49,16 @@ def instrument(tree: nodes.Template, environment: Environment) -> nodes.Template
 
 
 def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None).set_lineno(line)
+    return nodes.Call(nodes.EnvironmentAttribute(name), arguments, [], None, None, lineno=line)
 
 
-def _constant_chars(body: list[nodes.Node]) -> int:
+def _constant_chars(body: Sequence[nodes.Node]) -> int:
     return sum(len(data.data) for node in body for data in node.find_all(nodes.TemplateData))
 
 
 class _Instrument(NodeTransformer):
     def _visit_body(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
-        size = nodes.Const(_constant_chars(node.body), lineno=node.lineno)
+        size: nodes.Expr = nodes.Const(_constant_chars(node.body), lineno=node.lineno)
         self.generic_visit(node)
         tick = nodes.ExprStmt(_call("tick", [size], node.lineno), lineno=node.lineno)
         node.body.insert(0, tick)
@@ -70,7 +70,7 @@ class _Instrument(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self._visit_body(node)
         if node.test is not None:
-            node.test = _call("checked", [node.test], node.lineno)
+            node.test = _call("checked", [cast(nodes.Expr, node.test)], node.lineno)
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
