@@ -1,0 +1,225 @@
+"""Options as given → options fully concrete, every derived value with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.config.errors import ConfigError
+from penstock.config.machine import Machine
+from penstock.config.options import EngineOptions
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("auto", *DTYPE_BYTES)
+ISAS = ("auto", "generic", "avx2", "avx512", "amx")
+POLICIES = ("fcfs", "priority")
+SMALL_MODEL_PARAMETERS = 50_000_000
+
+Derived = tuple[Any, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """One attention layer's cache: elements a token, and the window it looks back (None for everything)."""
+
+    elements_per_token: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What is known of a model from its headers alone.
+
+    Attributes:
+        name: the folder's or file's name.
+        parameters: values in all tensors.
+        file_bytes: bytes of all tensors in the checkpoint.
+        checkpoint_dtype: "float32", "bfloat16" or "float16": the type its weights were published in.
+        context_length: longest sequence the model was made for.
+        vocab_size, hidden_size, intermediate_size, attention_size: widths (attention_size: heads × head size).
+        layers: attention layers, in order.
+    """
+
+    name: str
+    parameters: int
+    file_bytes: int
+    checkpoint_dtype: str
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    attention_size: int
+    layers: tuple[LayerFacts, ...]
+
+    def cache_bytes(self, tokens: int, dtype_bytes: int) -> int:
+        """Bytes of the cache entries of one sequence of that many tokens, without rounding to blocks."""
+        kept = (layer.elements_per_token * min(tokens, layer.window or tokens) for layer in self.layers)
+        return dtype_bytes * sum(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Concrete options; `reasons` holds (name, value, reason) of every one that was derived."""
+
+    options: EngineOptions
+    reasons: tuple[tuple[str, Any, str], ...]
+
+
+def _refuse(name: str, value: object, allowed: str) -> ConfigError:
+    flag = "--" + name.replace("_", "-")
+    return ConfigError(f"{flag} is {value!r}; allowed: {allowed}.")
+
+
+def _integer(options: EngineOptions, name: str, low: int, high: int, *, optional: bool = True) -> None:
+    value = getattr(options, name)
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _refuse(name, value, f"an integer from {low} to {high}")
+
+
+def _one_of(options: EngineOptions, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(options, name)
+    if value not in allowed:
+        raise _refuse(name, value, ", ".join(allowed))
+
+
+def validate(options: EngineOptions) -> None:
+    """Checks every option on its own.
+
+    Raises:
+        ConfigError: names the flag, its value and what is allowed.
+    """
+    if not isinstance(options.model, str) or not options.model:
+        raise _refuse("model", options.model, "a folder, a .gguf file or penstock-concierge")
+    if options.served_model_name is not None and not options.served_model_name:
+        raise _refuse("served_model_name", options.served_model_name, "a name that is not empty")
+    for name, allowed in (("device", DEVICES), ("dtype", DTYPES), ("isa", ISAS), ("policy", POLICIES)):
+        _one_of(options, name, allowed)
+    _integer(options, "threads", 1, 1024)
+    _integer(options, "max_model_len", 1, 2**31 - 1)
+    _integer(options, "max_num_seqs", 1, 65_536)
+    _integer(options, "max_num_batched_tokens", 1, 2**24)
+    _integer(options, "block_size", 1, 1024, optional=False)
+    _integer(options, "kv_cache_memory", 1, 2**60)
+    _integer(options, "kv_blocks", 2, 2**31 - 1)
+    _integer(options, "depth", 0, 1, optional=False)
+    _integer(options, "seed", -(2**63), 2**64 - 1, optional=False)
+    if not isinstance(options.enable_prefix_caching, bool):
+        raise _refuse("enable_prefix_caching", options.enable_prefix_caching, "true, false")
+
+
+def _name(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    return model.name, "the model's file or folder name"
+
+
+def _device(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if machine.cuda_devices:
+        return "cuda", f"torch sees {machine.cuda_devices} GPU(s)"
+    return "cpu", "torch sees no GPU"
+
+
+def _dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    given = model.checkpoint_dtype
+    if options.device == "cuda":
+        return given, "what the checkpoint holds"
+    share = 4 * model.parameters / max(1, machine.memory_available)
+    if share <= 0.25:
+        return "float32", f"exact, and its weights take {share:.0%} of the available memory"
+    if machine.has_bf16:
+        return (
+            given,
+            f"float32 weights would take {share:.0%} of the available memory, and the CPU computes in bfloat16",
+        )
+    return "float32", "this CPU has no bfloat16 instructions"
+
+
+def _isa(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if machine.isas:
+        return machine.isas[0], "the best the processor and the native library have in common"
+    return "generic", "the native library is not loaded"
+
+
+def _threads(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    return machine.cores, "cores this process may use (affinity and control-group quota)"
+
+
+def _max_model_len(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    return model.context_length, "the model's context length"
+
+
+def _max_num_seqs(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if options.device == "cuda":
+        return 256, "a GPU batches hundreds of sequences before it is busy"
+    return 64, "a CPU is busy with fewer; more only adds to everybody's wait"
+
+
+def _max_num_batched_tokens(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if options.device == "cuda":
+        return 8192, "keeps a GPU's matrix units busy"
+    if model.parameters < SMALL_MODEL_PARAMETERS:
+        return 2048, "a model under 50M parameters is fast enough that a long prompt chunk delays nobody noticeably"
+    return 512, "a longer prompt chunk would make running sequences wait on a CPU"
+
+
+def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    length, seqs = options.max_model_len or 1, options.max_num_seqs or 1  # both resolved before
+    size, block = DTYPE_BYTES[options.dtype], options.block_size
+    # One block more a layer and sequence than tokens need, because blocks are not shared while they are written.
+    slack = size * block * sum(layer.elements_per_token for layer in model.layers)
+    full = model.cache_bytes(length, size) + 2 * slack
+    wanted = seqs * (model.cache_bytes(-(-length // 4), size) + slack)
+    memory = machine.gpu_memory_available if options.device == "cuda" else machine.memory_available
+    quarter = memory // 4
+    if full >= min(wanted, quarter):
+        return full, f"one sequence of the full {length} tokens, the least that is useful"
+    if wanted <= quarter:
+        return wanted, f"{seqs} sequences of a quarter of {length} tokens"
+    return quarter, "a quarter of the available memory"
+
+
+_RULES: tuple[tuple[str, Callable[[EngineOptions, ModelFacts, Machine], Derived]], ...] = (
+    ("served_model_name", _name),
+    ("device", _device),
+    ("dtype", _dtype),
+    ("isa", _isa),
+    ("threads", _threads),
+    ("max_model_len", _max_model_len),
+    ("max_num_seqs", _max_num_seqs),
+    ("max_num_batched_tokens", _max_num_batched_tokens),
+    ("kv_cache_memory", _kv_cache_memory),
+)
+
+
+def _check_against_machine(options: EngineOptions, model: ModelFacts, machine: Machine) -> None:
+    if options.device == "cuda" and not machine.cuda_devices:
+        raise ConfigError("--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu.")
+    if machine.isas and options.isa not in ("auto", *machine.isas):
+        raise _refuse("isa", options.isa, ", ".join(("auto", *machine.isas)) + " on this machine")
+    if options.max_model_len is not None and options.max_model_len > model.context_length:
+        raise _refuse(
+            "max_model_len",
+            options.max_model_len,
+            f"at most {model.context_length}, the context length of {model.name}",
+        )
+
+
+def resolve(options: EngineOptions, model: ModelFacts, machine: Machine) -> Resolved:
+    """Gives every option that is "auto" or None a value and a reason; the others stay as they are.
+
+    kv_blocks alone may stay None: it overrides the KV cache's size, and without it kv_cache_memory rules.
+
+    Raises:
+        ConfigError: an option is outside its range, or model or machine cannot honour it.
+    """
+    validate(options)
+    _check_against_machine(options, model, machine)
+    reasons: list[tuple[str, Any, str]] = []
+    for name, rule in _RULES:
+        if getattr(options, name) in (None, "auto"):
+            value, reason = rule(options, model, machine)
+            reasons.append((name, value, reason))
+            options = replace(options, **{name: value})
+    return Resolved(options, tuple(reasons))

@@ -1,0 +1,307 @@
+"""What memory a model needs and how the KV cache's share is cut into blocks. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from penstock.config.errors import MemoryPlanError
+from penstock.config.resolve import ModelFacts
+from penstock.core.cache_spec import CacheGroup, CacheKind
+
+PREFIX_SHARE = 0.5  # of what running sequences need in a sliding group, kept besides for cached prefixes
+_WORK_BUFFERS = 4  # hidden-size buffers alive at once in a layer: residual, normed, output, and one in flight
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """What the plan must respect.
+
+    Attributes:
+        available_bytes: memory for everything.
+        max_model_len: longest sequence wished for, tokens.
+        max_model_len_fixed: whether the user set it; if not, it may shrink.
+        max_num_seqs, max_num_batched_tokens, block_size: as in EngineOptions.
+        kv_cache_memory: bytes for the KV cache; None takes all that is left.
+        kv_cache_memory_fixed: whether the user set it; if not, it may shrink to what is left.
+        kv_blocks: exact blocks of every group (block 0 included); overrides kv_cache_memory.
+        enable_prefix_caching: whether sliding groups get blocks for prefixes nobody is using.
+    """
+
+    available_bytes: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int = 16
+    max_model_len_fixed: bool = True
+    kv_cache_memory: int | None = None
+    kv_cache_memory_fixed: bool = True
+    kv_blocks: int | None = None
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where the memory goes.
+
+    Attributes:
+        weights_bytes: weights in the compute dtype.
+        weights_file_bytes: the same in the checkpoint.
+        kv_bytes: all KV blocks.
+        kv_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
+        kv_block_bytes: per cache group, bytes of one block over all its layers.
+        activation_bytes: the largest step's intermediate results and logits, an upper estimate.
+        max_model_len: longest prompt plus output, tokens.
+        max_concurrent_full_length: sequences of max_model_len that fit at once.
+        available_bytes: what the plan was made for.
+        notes: why a wish was changed, one sentence each.
+    """
+
+    weights_bytes: int
+    weights_file_bytes: int
+    kv_bytes: int
+    kv_blocks: tuple[int, ...]
+    kv_block_bytes: tuple[int, ...]
+    activation_bytes: int
+    max_model_len: int
+    max_concurrent_full_length: float
+    available_bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.activation_bytes
+
+    def table(self) -> tuple[tuple[str, str, str], ...]:
+        """Rows (what, how much, remark) for printing."""
+        blocks = " + ".join(f"{count:,}" for count in self.kv_blocks)
+        fits = f"{self.max_concurrent_full_length:.1f} sequences of {self.max_model_len:,} tokens"
+        return (
+            ("weights", format_bytes(self.weights_bytes), f"{format_bytes(self.weights_file_bytes)} in the checkpoint"),
+            ("KV cache", format_bytes(self.kv_bytes), f"{blocks} blocks; {fits}"),
+            ("activations", format_bytes(self.activation_bytes), "largest step, estimated"),
+            ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available"),
+            *(("note", "", note) for note in self.notes),
+        )
+
+
+def format_bytes(count: int) -> str:
+    """1536 → "1.5 KiB"."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def activation_bytes(model: ModelFacts, limits: MemoryLimits, dtype_bytes: int) -> int:
+    """An upper estimate of one step's intermediate results: the widest layer's buffers, and float32 logits twice."""
+    tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+    layer = _WORK_BUFFERS * model.hidden_size + 3 * model.intermediate_size + 4 * model.attention_size
+    rows = min(limits.max_num_seqs, tokens)
+    return tokens * layer * dtype_bytes + 2 * rows * model.vocab_size * 4
+
+
+def _ceil(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def _peak_blocks(group: CacheGroup, tokens: int, limits: MemoryLimits) -> int:
+    """Most blocks one sequence of that many tokens holds at once: all, or the window and one step's tokens."""
+    total = _ceil(tokens, limits.block_size)
+    if group.kind is not CacheKind.SLIDING or group.window is None:
+        return total
+    return min(total, _ceil(group.window - 1 + limits.max_num_batched_tokens, limits.block_size) + 1)
+
+
+def _useful_blocks(group: CacheGroup, tokens: int, limits: MemoryLimits) -> int:
+    """Blocks a sliding group can ever use, block 0 included: every row's window, one step's tokens, cached prefixes."""
+    window = group.window or tokens
+    standing = min(_ceil(tokens, limits.block_size), _ceil(window, limits.block_size) + 1)
+    rows = limits.max_num_seqs * standing + _ceil(limits.max_num_batched_tokens, limits.block_size)
+    share = int(rows * PREFIX_SHARE) if limits.enable_prefix_caching else 0
+    return 1 + max(rows, _peak_blocks(group, tokens, limits)) + share
+
+
+def _least(groups: Sequence[CacheGroup], sizes: Sequence[int], tokens: int, limits: MemoryLimits) -> int:
+    """Bytes one sequence of that many tokens needs, block 0 of every group included."""
+    return sum(size * (1 + _peak_blocks(group, tokens, limits)) for group, size in zip(groups, sizes, strict=True))
+
+
+def _longest(groups: Sequence[CacheGroup], sizes: Sequence[int], budget: int, limits: MemoryLimits) -> int:
+    """Most tokens, at most max_model_len, of a sequence that fits into the budget; 0 if not even one block does."""
+    low, high = 0, _ceil(limits.max_model_len, limits.block_size)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _least(groups, sizes, middle * limits.block_size, limits) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return min(low * limits.block_size, limits.max_model_len)
+
+
+def _share_blocks(
+    groups: Sequence[CacheGroup], sizes: Sequence[int], budget: int, limits: MemoryLimits
+) -> tuple[int, ...]:
+    """Cuts the budget: every group one full sequence, sliding groups at most half of the rest, full ones all else."""
+    tokens = limits.max_model_len
+    blocks = [1 + _peak_blocks(group, tokens, limits) for group in groups]
+    spare = budget - sum(size * count for size, count in zip(sizes, blocks, strict=True))
+    sliding = [i for i, group in enumerate(groups) if group.kind is CacheKind.SLIDING]
+    full = [i for i in range(len(groups)) if i not in sliding]
+    wanted = {i: max(0, _useful_blocks(groups[i], tokens, limits) - blocks[i]) for i in sliding}
+    cost = sum(sizes[i] * count for i, count in wanted.items())
+    part = min(1.0, (spare / 2 if full else spare) / cost) if cost else 0.0
+    for i, count in wanted.items():
+        blocks[i] += int(count * part)
+        spare -= sizes[i] * int(count * part)
+    if full:
+        more = spare // sum(sizes[i] for i in full)
+        for i in full:
+            blocks[i] += more
+    return tuple(blocks)
+
+
+def _concurrent(groups: Sequence[CacheGroup], blocks: Sequence[int], limits: MemoryLimits) -> float:
+    return min(
+        (count - 1) / _peak_blocks(group, limits.max_model_len, limits)
+        for group, count in zip(groups, blocks, strict=True)
+    )
+
+
+def _no_room_for_weights(
+    model: ModelFacts, groups: Sequence[CacheGroup], dtype_bytes: int, limits: MemoryLimits, weights: int, step: int
+) -> MemoryPlanError:
+    remedy = "take a smaller or more strongly quantised model, or a machine with more memory"
+    if dtype_bytes == 4:
+        shorter = replace(limits, max_model_len_fixed=False, kv_cache_memory_fixed=False, kv_blocks=None)
+        with suppress(MemoryPlanError):
+            plan = plan_memory(model=model, groups=groups, dtype_bytes=2, limits=shorter, weights_bytes=weights // 2)
+            remedy = "start with --dtype bfloat16, which halves the weights"
+            if limits.max_model_len_fixed and plan.max_model_len < limits.max_model_len:
+                remedy = f"start with --dtype bfloat16 --max-model-len {plan.max_model_len}"
+    return MemoryPlanError(
+        f"the weights need {format_bytes(weights)} and a step {format_bytes(step)}, but only "
+        f"{format_bytes(limits.available_bytes)} are available: {weights + step - limits.available_bytes} bytes are "
+        f"missing; {remedy}."
+    )
+
+
+def _no_room_for_length(least: int, budget: int, longest: int, left: int, limits: MemoryLimits) -> MemoryPlanError:
+    told = limits.kv_cache_memory is not None and limits.kv_cache_memory_fixed
+    if told and least <= left:
+        remedy = f"start with --kv-cache-memory {least}"
+    elif longest:
+        remedy = f"start with --max-model-len {longest}"
+    else:
+        remedy = "take a smaller model, or a machine with more memory"
+    return MemoryPlanError(
+        f"a sequence of {limits.max_model_len} tokens needs {format_bytes(least)} of KV cache, but there are "
+        f"{format_bytes(max(0, budget))}: {least - budget} bytes are missing; {remedy}."
+    )
+
+
+def _kv_budget(left: int, least: int, limits: MemoryLimits, notes: list[str]) -> int:
+    """Bytes for the KV cache out of `left`, those beside weights and activations; a derived size is at least `least`."""
+    asked = limits.kv_cache_memory
+    if asked is None:
+        return left
+    if not limits.kv_cache_memory_fixed:
+        asked = max(asked, min(least, left))
+    if asked <= left:
+        return asked
+    if limits.kv_cache_memory_fixed:
+        raise MemoryPlanError(
+            f"--kv-cache-memory asks for {format_bytes(asked)}, but beside weights and activations only "
+            f"{format_bytes(left)} are available: {asked - left} bytes are missing; "
+            f"start with --kv-cache-memory {left}."
+        )
+    notes.append(f"the KV cache is {format_bytes(left)} instead of {format_bytes(asked)}: all that is left")
+    return left
+
+
+def _fixed_blocks(sizes: Sequence[int], left: int, count: int) -> tuple[int, ...]:
+    needed = count * sum(sizes)
+    if needed > left:
+        raise MemoryPlanError(
+            f"--kv-blocks {count} needs {format_bytes(needed)}, but {format_bytes(left)} are available: "
+            f"{needed - left} bytes are missing; start with --kv-blocks {max(2, left // sum(sizes))}."
+        )
+    return (count,) * len(sizes)
+
+
+def plan_memory(
+    *,
+    model: ModelFacts,
+    groups: Sequence[CacheGroup],
+    dtype_bytes: int,
+    cache_dtype_bytes: int | None = None,
+    limits: MemoryLimits,
+    weights_bytes: int | None = None,
+) -> MemoryPlan:
+    """Makes the plan.
+
+    Args:
+        model: sizes from the checkpoint's headers.
+        groups: the model's cache groups, at least one.
+        dtype_bytes: bytes of one value in the compute dtype.
+        cache_dtype_bytes: bytes of one value in the KV cache; None takes dtype_bytes.
+        limits: what is available and wished for.
+        weights_bytes: bytes of the weights once loaded; None takes parameters × dtype_bytes.
+
+    Raises:
+        MemoryPlanError: it does not fit; the message names the missing bytes and one remedy that works.
+    """
+    weights = model.parameters * dtype_bytes if weights_bytes is None else weights_bytes
+    activations = activation_bytes(model, limits, dtype_bytes)
+    left = limits.available_bytes - weights - activations
+    if left <= 0:
+        raise _no_room_for_weights(model, groups, dtype_bytes, limits, weights, activations)
+    per_token = (cache_dtype_bytes or dtype_bytes) * limits.block_size
+    sizes = tuple(per_token * group.elements_per_token for group in groups)
+    notes: list[str] = []
+    if limits.kv_blocks is not None:
+        blocks = _fixed_blocks(sizes, left, limits.kv_blocks)
+        if _concurrent(groups, blocks, limits) < 1:
+            notes.append(f"--kv-blocks {limits.kv_blocks} is less than one sequence of {limits.max_model_len} tokens")
+    else:
+        least = _least(groups, sizes, limits.max_model_len, limits)
+        budget = _kv_budget(left, least, limits, notes)
+        if least > budget:
+            longest = _longest(groups, sizes, budget, limits)
+            if limits.max_model_len_fixed or not longest:
+                raise _no_room_for_length(least, budget, longest, left, limits)
+            notes.append(
+                f"the context is {longest} tokens instead of the model's {limits.max_model_len}: "
+                f"{least - budget} bytes of KV cache are missing for more"
+            )
+            limits = replace(limits, max_model_len=longest)
+        blocks = _share_blocks(groups, sizes, budget, limits)
+    return MemoryPlan(
+        weights_bytes=weights,
+        weights_file_bytes=model.file_bytes,
+        kv_bytes=sum(size * count for size, count in zip(sizes, blocks, strict=True)),
+        kv_blocks=blocks,
+        kv_block_bytes=sizes,
+        activation_bytes=activations,
+        max_model_len=limits.max_model_len,
+        max_concurrent_full_length=_concurrent(groups, blocks, limits),
+        available_bytes=limits.available_bytes,
+        notes=tuple(notes),
+    )
+
+
+def planned_groups(model: ModelFacts) -> tuple[CacheGroup, ...]:
+    """The cache groups a model will have, from its headers alone: layers grouped by window."""
+    found: dict[int | None, list[int]] = {}
+    for index, layer in enumerate(model.layers):
+        found.setdefault(layer.window, []).append(index)
+    return tuple(_group(model, window, layers) for window, layers in found.items())
+
+
+def _group(model: ModelFacts, window: int | None, layers: Iterable[int]) -> CacheGroup:
+    members = tuple(layers)
+    elements = sum(model.layers[index].elements_per_token for index in members)
+    return CacheGroup(CacheKind.FULL if window is None else CacheKind.SLIDING, window, members, elements)

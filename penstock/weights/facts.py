@@ -1,0 +1,125 @@
+"""What a checkpoint's headers say of the model, for planning before anything is loaded. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from penstock.config.errors import CheckpointError
+from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
+from penstock.quant.tensor import TensorInfo
+from penstock.weights.checkpoint import Checkpoint
+
+# What Gemma 3 configurations leave out because it is the reference implementation's default.
+_GEMMA3_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 4096,
+    }
+)
+
+
+def element_count(info: TensorInfo) -> int:
+    """Values a tensor stands for: MXFP4 `_blocks` hold two a byte, their `_scales` none of their own."""
+    if info.format == "u8" and info.name.endswith("_blocks"):
+        return 2 * info.nbytes
+    if info.format == "u8" and info.name.endswith("_scales"):
+        return 0
+    return math.prod(info.shape)
+
+
+def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        state = "missing" if value is None else repr(value)[:40]
+        raise CheckpointError(f"config.json: {name} is {state}; an integer of at least 1 is needed.")
+    return value
+
+
+def _windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
+    """Per layer the sliding window, None for full attention, as Hugging Face configs describe it."""
+    window = config.get("sliding_window")
+    if window is None or config.get("use_sliding_window") is False:
+        return [None] * layers
+    window = _integer(config, "sliding_window")
+    kinds = config.get("layer_types")
+    if kinds is None:
+        period = config.get("sliding_window_pattern")
+        if period is None:
+            period = {"gemma3_text": 6, "gpt_oss": 2}.get(str(config.get("model_type")))
+        if type(period) is not int or period < 1:
+            return [window] * layers
+        return [window if (layer + 1) % period else None for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise CheckpointError(f"config.json: layer_types must list {layers} entries, one a layer.")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[LayerFacts, ...]:
+    count = _integer(config, "num_hidden_layers")
+    if count > 4096:
+        raise CheckpointError(f"config.json: num_hidden_layers is {count}; at most 4096 are allowed.")
+    heads = _integer(config, "num_attention_heads")
+    kv_heads = _integer(config, "num_key_value_heads", heads)
+    elements = 2 * kv_heads * _integer(config, "head_dim", max(1, _integer(config, "hidden_size") // heads))
+    return tuple(LayerFacts(elements, window) for window in _windows(config, count))
+
+
+def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
+    stated = config.get("dtype") or config.get("torch_dtype")
+    if stated in DTYPE_BYTES:
+        return str(stated)
+    formats = {info.format for info in tensors.values()}
+    return "float32" if formats == {"f32"} else "float16" if formats <= {"f32", "f16"} else "bfloat16"
+
+
+def _context_length(config: Mapping[str, Any]) -> int:
+    """max_position_embeddings, stretched where rope scaling was meant to and the number was left as it was."""
+    length = _integer(config, "max_position_embeddings", 2048)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or config.get("model_type") == "gemma3_text":  # Gemma states the stretched one
+        return length
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings", length)
+    if kind not in ("yarn", "linear", "dynamic") or type(original) is not int:
+        return length
+    stretch = float(factor) if isinstance(factor, (int, float)) and 1 <= factor <= 2**20 else 1.0
+    return max(length, int(original * stretch))
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal config, else the config itself."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def model_facts(checkpoint: Checkpoint) -> ModelFacts:
+    """Reads the facts.
+
+    Raises:
+        CheckpointError: config.json lacks a size, or it is out of range.
+    """
+    config = text_config(checkpoint.config)
+    if config.get("model_type") == "gemma3_text":
+        config = {**_GEMMA3_DEFAULTS, **config}
+    infos = checkpoint.tensors.values()
+    hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+    return ModelFacts(
+        name=checkpoint.path.stem if checkpoint.path.suffix == ".gguf" else checkpoint.path.resolve().name,
+        parameters=sum(map(element_count, infos)),
+        file_bytes=sum(info.nbytes for info in infos),
+        checkpoint_dtype=_dtype(config, checkpoint.tensors),
+        context_length=_context_length(config),
+        vocab_size=_integer(config, "vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=_integer(config, "intermediate_size", 4 * hidden),
+        attention_size=heads * _integer(config, "head_dim", max(1, hidden // heads)),
+        layers=_layers(config),
+    )
