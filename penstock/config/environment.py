@@ -1,0 +1,88 @@
+"""The only reader of environment variables. Options on the command line come before these."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.config.errors import ConfigError
+
+_ISAS: Final = ("auto", "generic", "avx2", "avx512", "amx")
+_LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
+_MAX_THREADS: Final = 4096
+_MIN_KEY_CHARS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment asks for; a variable that is unset or empty leaves the default.
+
+    Attributes:
+        api_keys: PENSTOCK_API_KEY, separated by commas: keys the server accepts.
+        isa: PENSTOCK_ISA: native instruction set to force.
+        threads: PENSTOCK_THREADS: threads of native and torch kernels.
+        log_level: PENSTOCK_LOG_LEVEL, lower case.
+        model: PENSTOCK_MODEL: the model where none is named.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    isa: str = "auto"
+    threads: int | None = None
+    log_level: str = "info"
+    model: str | None = None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Reads and checks Penstock's variables.
+
+    Args:
+        variables: the environment to read; None reads the process's own.
+
+    Raises:
+        ConfigError: a value is not allowed; the message names the variable (and never shows a key).
+    """
+    given = os.environ if variables is None else variables
+    text = {name: given.get(f"PENSTOCK_{name}", "").strip() for name in ("ISA", "THREADS", "LOG_LEVEL", "MODEL")}
+    return Environment(
+        api_keys=_keys(given.get("PENSTOCK_API_KEY", "")),
+        isa=_one_of("PENSTOCK_ISA", text["ISA"], _ISAS, "auto"),
+        threads=_threads(text["THREADS"]),
+        log_level=_one_of("PENSTOCK_LOG_LEVEL", text["LOG_LEVEL"], _LOG_LEVELS, "info"),
+        model=_model(text["MODEL"]),
+    )
+
+
+def _refuse(name: str, shown: str, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} is {shown}; allowed: {allowed}. Correct the variable or unset it.")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...], default: str) -> str:
+    lowered = value.lower()
+    if lowered and lowered not in allowed:
+        raise _refuse(name, repr(value[:80]), ", ".join(allowed))
+    return lowered or default
+
+
+def _threads(value: str) -> int | None:
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= _MAX_THREADS):
+        raise _refuse("PENSTOCK_THREADS", repr(value[:80]), f"a whole number from 1 to {_MAX_THREADS}")
+    return int(value)
+
+
+def _model(value: str) -> str | None:
+    if "\0" in value or "\n" in value:
+        raise _refuse("PENSTOCK_MODEL", repr(value[:80]), "a folder, a .gguf file or a model's name")
+    return value or None
+
+
+def _keys(value: str) -> tuple[str, ...]:
+    keys = tuple(key.strip() for key in value.split(",") if key.strip())
+    for number, key in enumerate(keys, 1):
+        if len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
+            allowed = f"keys of at least {_MIN_KEY_CHARS} printable ASCII characters without spaces"
+            raise _refuse("PENSTOCK_API_KEY", f"unusable in its key number {number}", allowed)
+    return keys
