@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.config.errors import ConfigError
+from penstock.config.resolve import ISAS
 
-_ISAS: Final = ("auto", "generic", "avx2", "avx512", "amx")
 _LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 _MAX_THREADS: Final = 4096
-_MIN_KEY_CHARS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     text = {name: given.get(f"PENSTOCK_{name}", "").strip() for name in ("ISA", "THREADS", "LOG_LEVEL", "MODEL")}
     return Environment(
         api_keys=_keys(given.get("PENSTOCK_API_KEY", "")),
-        isa=_one_of("PENSTOCK_ISA", text["ISA"], _ISAS, "auto"),
+        isa=_one_of("PENSTOCK_ISA", text["ISA"], ISAS, "auto"),
         threads=_threads(text["THREADS"]),
         log_level=_one_of("PENSTOCK_LOG_LEVEL", text["LOG_LEVEL"], _LOG_LEVELS, "info"),
         model=_model(text["MODEL"]),
@@ -82,7 +81,8 @@ def _model(value: str) -> str | None:
 def _keys(value: str) -> tuple[str, ...]:
     keys = tuple(key.strip() for key in value.split(",") if key.strip())
     for number, key in enumerate(keys, 1):
-        if len(key) < _MIN_KEY_CHARS or not key.isascii() or not key.isprintable() or " " in key:
-            allowed = f"keys of at least {_MIN_KEY_CHARS} printable ASCII characters without spaces"
-            raise _refuse("PENSTOCK_API_KEY", f"unusable in its key number {number}", allowed)
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise _refuse(
+                "PENSTOCK_API_KEY", f"unusable in its key number {number}", "printable ASCII without spaces, by commas"
+            )
     return keys

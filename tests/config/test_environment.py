@@ -42,7 +42,6 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("PENSTOCK_THREADS", "9" * 5000),
         ("PENSTOCK_LOG_LEVEL", "loud"),
         ("PENSTOCK_MODEL", "a\nb"),
-        ("PENSTOCK_API_KEY", "short"),
         ("PENSTOCK_API_KEY", "long-enough-key,has a space in it"),
         ("PENSTOCK_API_KEY", "schlüssel-key"),
     ],
@@ -55,5 +54,5 @@ def test_a_bad_value_is_refused_by_name(name: str, value: str) -> None:
 
 def test_a_refused_key_is_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
-        read_environment({"PENSTOCK_API_KEY": "s3cret"})
+        read_environment({"PENSTOCK_API_KEY": "s3cret words"})
     assert "s3cret" not in str(caught.value)
