@@ -21,6 +21,7 @@ from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline
 
+_RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
 _INLINE_CHARS = 4096  # shorter texts are tokenised at once: a worker thread would cost more
 
 
@@ -83,7 +84,8 @@ class Frontend:
         if first.finish_reason is FinishReason.ERROR and not first.tokens:
             await outputs.aclose()
             raise EngineDeadError(first.error or "The engine stopped before it took the request.")
-        return TextGeneration(self.text.tokenizer, prompt_ids, sampling, eos_ids, first, outputs)
+        continues = request.messages is None or request.continue_final_message
+        return TextGeneration(self.text.tokenizer, prompt_ids, sampling, eos_ids, first, outputs, continues=continues)
 
     def render(self, request: GenerationRequest) -> str:
         """The prompt text of a chat.
@@ -100,6 +102,12 @@ class Frontend:
                 "messages cannot be used: this model has no chat template; send a prompt to the completions endpoint.",
                 param="messages",
                 code="no_chat_template",
+            )
+        clash = sorted(_RENDER_ARGUMENTS & request.template_kwargs.keys())
+        if clash:
+            raise RequestError(
+                f"chat_template_kwargs sets {clash[0]!r}, which the request's own fields set; leave it out.",
+                param="chat_template_kwargs",
             )
         try:
             return self.text.template.render(
@@ -148,7 +156,7 @@ class Frontend:
 
     def piece(self, token_id: int) -> str:
         """The text of a single token, for log-probabilities; bytes that are no UTF-8 become U+FFFD."""
-        return self.text.tokenizer.piece(token_id)
+        return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of a single token."""
@@ -161,13 +169,16 @@ class Frontend:
             )
 
         def encode() -> tuple[int, ...]:
+            text.encode()
             return tuple(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
         try:
             return encode() if len(text) <= _INLINE_CHARS else await asyncio.to_thread(encode)
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"{field} holds a lone surrogate, which no UTF-8 text can; remove it.", param=field
+                f"{field} holds a lone surrogate at character {error.start}, which no UTF-8 text can; remove it.",
+                param=field,
+                code="invalid_value",
             ) from error
 
     def _check_ids(self, field: str, ids: Iterable[int]) -> None:

@@ -28,8 +28,13 @@ class TextGeneration:
         eos_ids: tuple[int, ...],
         first: EngineOutput,
         outputs: Outputs,
+        *,
+        continues: bool,
     ) -> None:
-        """`first` was taken from `outputs` already; `eos_ids` are those in force (none with ignore_eos)."""
+        """`first` was taken from `outputs` already; `eos_ids` are those in force (none with ignore_eos).
+
+        `continues` says that the answer goes on with the prompt's text, so that a leading space belongs to it.
+        """
         self.prompt_ids = prompt_ids
         self.cached_tokens = 0
         self._sampling = sampling
@@ -44,6 +49,7 @@ class TextGeneration:
                 include_stop=sampling.include_stop_str_in_output,
                 skip_special_tokens=sampling.skip_special_tokens,
                 min_tokens=sampling.min_tokens,
+                after_prompt=continues,
             )
             for branch in range(sampling.n)
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -61,7 +62,8 @@ class TextPipeline:
         Raises:
             ParameterError: a value is outside its range.
         """
-        return SamplingParams(**{**self.defaults, **given})
+        chosen: dict[str, Any] = {**self.defaults, **given}
+        return SamplingParams(**chosen)
 
 
 def _text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -70,25 +72,20 @@ def _text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = checkpoint.tokenizer_config.get("chat_template")
-    if not source:
+    config = dict(checkpoint.tokenizer_config)
+    if not config.get("chat_template"):
         return None
-    tokens = {}
     for name, token_id in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
-        value = checkpoint.tokenizer_config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if not isinstance(value, str):
-            value = tokenizer.piece(token_id) if token_id is not None else ""
-        tokens[name] = value
-    return ChatTemplate(source, **tokens)
+        if name not in config and token_id is not None:  # GGUF metadata names them by id
+            config[name] = tokenizer.piece(token_id)
+    return ChatTemplate.from_config(config)
 
 
 def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """generation_config's ids first (they are the ones chat models mean), then config's, then the tokenizer's."""
+    """generation_config's ids (the ones chat models mean), then config's, then the tokenizer's."""
     found: dict[int, None] = {}
     configured = (checkpoint.generation_config, _text_config(checkpoint))
-    for value in [config.get("eos_token_id") for config in configured] + [tokenizer.eos_id]:
+    for value in [*(config.get("eos_token_id") for config in configured), sorted(tokenizer.end_ids)]:
         for token in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
                 found[token] = None
@@ -97,12 +94,10 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 def _defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Those of generation_config's values that SamplingParams accepts."""
-    defaults = {}
+    defaults: dict[str, Any] = {}
     for name in _DEFAULT_FIELDS:
-        value = generation_config.get(name)
-        try:
-            SamplingParams(**{name: value})
-        except (ParameterError, TypeError):
-            continue
-        defaults[name] = value
+        value: dict[str, Any] = {name: generation_config.get(name)}
+        with suppress(ParameterError):
+            SamplingParams(**value)
+            defaults |= value
     return defaults
