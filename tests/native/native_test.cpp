@@ -1,0 +1,120 @@
+// Runs every op of every instruction set over awkward sizes, for the sanitizers. `make sanitize` builds and runs it.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "dispatch.h"
+#include "philox.h"
+#include "sampler_row.h"
+#include "team.h"
+
+using namespace penstock;
+
+namespace {
+
+void require(bool holds, const char* what) {
+    if (holds) return;
+    std::fprintf(stderr, "failed: %s\n", what);
+    std::exit(1);
+}
+
+// Buffers of exactly the right size, so that a read or write past the end is caught.
+void decode_every_format(std::mt19937_64& random) {
+    for (int format = 0; format < static_cast<int>(BlockFormat::count); ++format) {
+        const BlockLayout& layout = block_layouts[format];
+        for (const std::int64_t blocks : {0, 1, 7}) {
+            std::vector<std::uint8_t> data(static_cast<std::size_t>(blocks * layout.bytes));
+            for (auto& byte : data) byte = static_cast<std::uint8_t>(random());
+            std::vector<float> out(static_cast<std::size_t>(blocks * layout.elements));
+            ops().dequantize(static_cast<BlockFormat>(format), data.data(), blocks, out.data());
+        }
+    }
+}
+
+RowSettings random_settings(std::mt19937_64& random, std::int64_t vocab) {
+    const auto chance = [&] { return random() % 3 == 0; };
+    const auto token = [&] { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(vocab)); };
+    RowSettings s;
+    s.vocab_size = vocab;
+    s.seed = random();
+    s.temperature = chance() ? 0.0 : 0.7;
+    if (chance()) s.top_k = static_cast<std::int64_t>(random() % 400);
+    if (chance()) s.top_p = 0.9;
+    if (chance()) s.min_p = 0.01;
+    if (chance()) s.typical_p = 0.5;
+    if (chance()) s.repetition_penalty = 1.3;
+    if (chance()) s.presence_penalty = 0.5;
+    if (chance()) s.logit_bias = {{token(), 100.0}, {vocab - 1, -100.0}};
+    if (chance()) s.bad_words = {{token()}, {token(), token(), vocab - 1}};
+    if (chance()) {
+        s.restrict_to_allowed = true;
+        s.allowed_ids = {0, token(), vocab - 1};
+    }
+    s.min_tokens = 2;
+    s.stop_ids = {token()};
+    s.prompt_ids = {0, vocab - 1};
+    return s;
+}
+
+void sample_every_size(std::mt19937_64& random) {
+    for (const std::int64_t vocab : {1, 2, 7, 8, 9, 31, 33, 1023, 1024, 1025, 5000}) {
+        std::vector<float> logits(static_cast<std::size_t>(vocab));
+        for (int round = 0; round < 60; ++round) {
+            for (auto& x : logits) x = static_cast<float>(static_cast<double>(random() % 2000) / 100.0 - 10.0);
+            if (round % 5 == 0) logits[random() % logits.size()] = -std::numeric_limits<float>::infinity();
+            if (round % 11 == 0) logits[random() % logits.size()] = std::nanf("");
+            SamplerRow row(random_settings(random, vocab));
+            const Scratch scratch = thread_scratch(vocab);
+            for (std::uint64_t position = 0; position < 4; ++position) {
+                const SampledRow got = ops().sample_row(row.view(logits.data(), nullptr, position), vocab, scratch);
+                require((got.error == RowError::none) == (got.token >= 0 && got.token < vocab), "token or error");
+                if (got.token >= 0) row.extend(got.token);
+            }
+            const std::int64_t top = vocab < 20 ? vocab : 20;
+            std::vector<std::int32_t> ids(static_cast<std::size_t>(top));
+            std::vector<double> values(static_cast<std::size_t>(top));
+            Logprobs out{0.0, 0, ids.data(), values.data()};
+            ops().logprobs_row(logits.data(), vocab, vocab - 1, top, scratch, out);
+        }
+    }
+}
+
+void share_work() {
+    for (const int threads : {1, 2, 7}) {
+        set_num_threads(threads);
+        std::vector<int> touched(1001);
+        parallel_for(1001, 10, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) ++touched[static_cast<std::size_t>(i)];
+        });
+        for (const int times : touched) require(times == 1, "every item once");
+    }
+}
+
+}  // namespace
+
+int main() {
+    for (const auto isa : built_isas()) {
+        if (select_isa(isa).refusal != Refusal::none) continue;
+        std::mt19937_64 random(1);
+        decode_every_format(random);
+        sample_every_size(random);
+        std::printf("%s passed\n", ops().isa);
+    }
+    share_work();
+    require(uniform(1, 2, 3) < 1.0, "uniform below one");
+    bool thrown = false;
+    try {
+        RowSettings s;
+        s.vocab_size = 4;
+        s.stop_ids = {4};
+        SamplerRow row(s);
+    } catch (const std::invalid_argument&) {
+        thrown = true;
+    }
+    require(thrown, "a token outside the vocabulary is refused");
+    return 0;
+}

@@ -1,0 +1,197 @@
+"""CPU features, the choice of an instruction set, the random generator and hostile arguments to the sampler."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.kernels.cpu import implementations, native
+from penstock.kernels.reference import sampling as reference
+from penstock.kernels.registry import KernelContext, choose
+from penstock.kernels.sampling import RowSettings
+
+AVX512 = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+
+def test_features_agree_with_the_kernel() -> None:
+    """The kernel lists a feature only where it saves the registers too."""
+    info = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not info.is_file():
+        pytest.skip("compares with Linux on x86-64")
+    flags = next(line for line in info.read_text().splitlines() if line.startswith("flags")).split()
+    features = native.cpu_features()
+    for name in (
+        "avx",
+        "avx2",
+        "fma",
+        "f16c",
+        "avx512f",
+        "avx512bw",
+        "avx512_vnni",
+        "avx512_bf16",
+        "amx_tile",
+        "amx_int8",
+    ):
+        assert features[name] == (name in flags), name
+
+
+def test_the_best_possible_set_is_chosen() -> None:
+    native.select_isa("auto")
+    possible = [name for name in native.built_isas() if native.library().refusal(name) is None]
+    assert native.isa() == possible[-1]
+    assert native.select_isa("generic") == "generic"
+    assert native.select_isa("auto") == possible[-1]
+
+
+def test_refusals_differ() -> None:
+    library = native.library()
+    assert "not one of auto, generic, avx2, avx512, amx" in library.refusal("sse9")
+    assert "this build" in library.refusal("amx", dict.fromkeys((*AVX512, "amx_tile"), True))
+    lacking = library.refusal("avx2", {"avx2": True, "fma": False})
+    assert "lacks fma, f16c" in lacking
+    assert "Choose auto" in lacking
+    assert library.refusal("avx512", dict.fromkeys(AVX512, True)) is None
+    assert library.refusal("avx512", dict.fromkeys(AVX512[:3], True)).count("avx512") == 5
+    assert library.refusal("generic", {}) is None
+
+
+@pytest.mark.parametrize("name", ["amx", "sse9", "", "AVX2"])
+def test_an_impossible_choice_changes_nothing(name: str) -> None:
+    before = native.isa()
+    with pytest.raises(ConfigError, match="isa"):
+        native.select_isa(name)
+    assert native.isa() == before
+
+
+def test_registry_takes_the_native_sampler_and_says_why_not() -> None:
+    candidates = (*implementations(), reference.implementation())
+    choice = choose("sampling", candidates, KernelContext("cpu", "float32"))
+    assert choice.chosen.name == f"native ({native.isa()})"
+    choice = choose("sampling", candidates, KernelContext("cpu", "float32", prefer_reference=True))
+    assert choice.chosen.name == "reference (numpy)"
+    assert choice.refused[0][1] == "the reference is preferred"
+    assert choose("sampling", candidates, KernelContext("cuda", "bfloat16")).refused[0][1] == "runs on cpu, not cuda"
+
+
+# Known answers of the authors' Random123 distribution (kat_vectors, philox4x32 with 10 rounds).
+KNOWN = (
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+)
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert tuple(native.library().philox4x32(counter, key)) == expected
+    assert reference.philox4x32(counter, key) == expected
+
+
+def test_uniform_is_the_same_everywhere_and_uniform() -> None:
+    rng = np.random.default_rng(1)
+    drawn = []
+    for _ in range(2000):
+        seed, branch, position = int(rng.integers(2**63)) * 2 + 1, int(rng.integers(2**32)), int(rng.integers(2**62))
+        value = native.library().uniform(seed, branch, position)
+        assert value == reference.uniform(seed, branch, position)
+        drawn.append(value)
+    assert 0.0 <= min(drawn) < 0.01
+    assert 0.99 < max(drawn) < 1.0
+    assert abs(np.mean(drawn) - 0.5) < 0.03
+    assert len(set(drawn)) == 2000
+    streams = {native.library().uniform(s, b, p) for s in range(10) for b in range(10) for p in range(10)}
+    assert len(streams) == 1000
+
+
+def test_sample_refuses_what_does_not_fit() -> None:
+    library = native.library()
+    logits = np.zeros((2, 50), np.float32)
+    rows = [library.SamplerRow(50), library.SamplerRow(50)]
+    positions, tokens, errors = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.uint8)
+    library.sample(logits, rows, positions, tokens, errors)
+    for arguments in (
+        (logits, rows[:1], positions, tokens, errors),
+        (logits, rows, positions[:1], tokens, errors),
+        (logits, rows, positions, tokens[:1], errors),
+        (logits, rows, positions, tokens, errors[:1]),
+        (logits[:1], rows, positions, tokens, errors),
+        (logits, [rows[0], rows[0]], positions, tokens, errors),
+        (np.zeros((2, 51), np.float32), rows, positions, tokens, errors),
+        (np.zeros((2, 0), np.float32), rows, positions, tokens, errors),
+        (logits, rows, positions - 1, tokens, errors),
+        (logits, rows, positions, tokens, errors, np.zeros((2, 1), np.uint32)),
+        (logits, rows, positions, tokens, errors, np.zeros((1, 2), np.uint32)),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            library.sample(*arguments)
+    for arguments in (
+        (logits.astype(np.float64), rows, positions, tokens, errors),
+        (logits[:, ::2], rows, positions, tokens, errors),
+        (logits, [1, 2], positions, tokens, errors),
+        (logits, rows, positions.astype(np.int32), tokens, errors),
+    ):
+        with pytest.raises(TypeError):
+            library.sample(*arguments)
+
+
+def test_logprobs_refuses_what_does_not_fit() -> None:
+    kernel = native.NativeSampling()
+    logits = np.zeros((2, 50), np.float32)
+    for targets, top in (([0, 50], 1), ([-1, 0], 1), ([0], 1), ([0, 0], 51)):
+        with pytest.raises(ValueError, match=r"\w"):
+            kernel.logprobs(logits, np.array(targets), top)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"vocab_size": 0},
+        {"logit_bias": ((10, 1.0),)},
+        {"logit_bias": ((0, float("nan")),)},
+        {"allowed_ids": (10,)},
+        {"allowed_ids": (-1,)},
+        {"bad_words": ((1, 10),)},
+        {"bad_words": ((),)},
+        {"stop_ids": (10,)},
+        {"prompt_ids": (10,), "repetition_penalty": 2.0},
+        {"generated_ids": (2**40,)},
+        {"temperature": float("nan")},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"min_p": 1.5},
+    ],
+)
+def test_rows_refuse_bad_settings(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        native.NativeSampling().row(RowSettings(**{"vocab_size": 10, **wrong}))  # type: ignore[arg-type]
+
+
+def test_threads_may_call_at_once() -> None:
+    """The team serves one caller; others work alone, with the same result."""
+    logits = np.random.default_rng(0).standard_normal((16, 8192)).astype(np.float32)
+    kernel = native.NativeSampling()
+    positions = np.arange(16)
+    expected = kernel.sample(logits, [kernel.row(RowSettings(8192, seed=i)) for i in range(16)], positions)[0]
+    failures: list[object] = []
+
+    def work() -> None:
+        for _ in range(20):
+            got = kernel.sample(logits, [kernel.row(RowSettings(8192, seed=i)) for i in range(16)], positions)[0]
+            if not np.array_equal(got, expected):
+                failures.append(got)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
