@@ -36,7 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._arm(limits.HEADER_TIMEOUT_S, self._head_timed_out)
+        self._arm(limits.HEADER_TIMEOUT_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -51,7 +51,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes, self._field_bytes = True, 0, 0
+        self._in_head, self._field_bytes = True, 0
         self._arm(limits.HEADER_TIMEOUT_S, self._head_timed_out)
         super().on_message_begin()
 
@@ -65,7 +65,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._head_bytes = False, 0
         self._disarm()
         super().on_headers_complete()
 
@@ -89,7 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _head_timed_out(self) -> None:
-        if self._head_bytes and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self._answer(HTTPStatus.REQUEST_TIMEOUT, "The request's headers came in too slowly.")
         self.transport.close()
 

@@ -17,12 +17,15 @@ def text(shared_data: Path) -> TextPipeline:
     return TextPipeline.load(str(shared_data / "models" / "penstock-concierge"))
 
 
-@pytest.fixture
-def client(text: TextPipeline) -> ScriptedClient:
-    return ScriptedClient(script_of(text), text.vocab_size)
-
-
-@pytest.fixture
-def server(client: ScriptedClient, text: TextPipeline) -> Iterator[Running]:
-    with running(client, text) as server:
+@pytest.fixture(scope="module")
+def module_server(text: TextPipeline) -> Iterator[Running]:
+    with running(ScriptedClient(script_of(text), text.vocab_size), text) as server:
         yield server
+
+
+@pytest.fixture
+def server(module_server: Running) -> Running:
+    """A running server whose scripted engine has its default behaviour."""
+    module_server.until_idle()
+    module_server.client.reset()
+    return module_server

@@ -47,6 +47,12 @@ class ScriptedClient:
     seen: list[EngineRequest] = field(default_factory=list)
     generated: int = 0
 
+    def reset(self) -> None:
+        """Back to the default behaviour, with nothing seen."""
+        self.delay, self.first_delay, self.die_after, self.full = 0.0, 0.0, None, False
+        self.state = EngineState.READY
+        self.seen.clear()
+
     async def start(self) -> EngineInfo:
         return self.info
 
