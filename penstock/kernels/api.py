@@ -6,14 +6,15 @@ engine's compute dtype; reductions (norms, softmax, rotations) are carried out i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from penstock.kernels import reference
+from penstock.kernels import cpu, onednn, reference
 from penstock.kernels.registry import Choice, KernelContext, choose
+from penstock.kernels.sampling import SamplingKernel
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai"]
 Routing = Literal["softmax_topk", "topk_softmax"]
@@ -71,11 +72,22 @@ class RopeAndCacheWrite(Protocol):
         """
 
 
+class PackLinear(Protocol):
+    """Brings a weight into the layout `linear` reads; done once, when the weight is loaded."""
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """weight [M, N] → the same values for `linear` of the same implementation (perhaps the same tensor)."""
+
+
 class Linear(Protocol):
     """A dense layer."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """x [T, N], weight [M, N], bias [M], residual [T, M] → x · weightᵀ + bias + residual, [T, M]."""
+        """x · weightᵀ + bias + residual, [T, M].
+
+        x [T, N], weight [M, N] from `pack_linear` (or plain: a table shared with an embedding), bias [M],
+        residual [T, M].
+        """
 
 
 class GateUp(Protocol):
@@ -180,34 +192,37 @@ class PagedAttention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """The implementation of every op for one engine, and why each was chosen."""
+    """The implementation of every op for one engine, and why each was chosen.
+
+    `sampling` makes a new `kernels.sampling.SamplingKernel`; all others are the ops themselves.
+    """
 
     embedding: Embedding
     rms_norm: RmsNorm
     layer_norm: LayerNorm
     rope_and_cache_write: RopeAndCacheWrite
+    pack_linear: PackLinear
     linear: Linear
     gate_up: GateUp
     route_experts: RouteExperts
     grouped_experts: GroupedExperts
     plan_attention: PlanAttention
     paged_attention: PagedAttention
+    sampling: Callable[[], SamplingKernel]
     choices: tuple[Choice, ...]
 
 
 def resolve_kernels(context: KernelContext) -> KernelSet:
-    """Chooses every op for a device, dtype and instruction set; native implementations come before the reference.
-
-    `choices` also covers ops that are not part of a model's forward pass, such as sampling.
+    """Chooses every op for a device, dtype and instruction set: native first, the reference last.
 
     Raises:
         LookupError: an op has no implementation that serves the context; the message lists the reasons.
     """
-    available = reference.implementations()
-    names = dict.fromkeys([field.name for field in fields(KernelSet) if field.name != "choices"])
-    names |= dict.fromkeys(item.op for item in available)
-    choices = {op: choose(op, [item for item in available if item.op == op], context) for op in names}
-    chosen: dict[str, Any] = {
-        field.name: choices[field.name].chosen.function for field in fields(KernelSet) if field.name in choices
+    available = (*cpu.implementations(), *onednn.implementations(), *reference.implementations())
+    choices = {
+        field.name: choose(field.name, [item for item in available if item.op == field.name], context)
+        for field in fields(KernelSet)
+        if field.name != "choices"
     }
+    chosen: dict[str, Any] = {op: choice.chosen.function for op, choice in choices.items()}
     return KernelSet(**chosen, choices=tuple(choices.values()))

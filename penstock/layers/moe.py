@@ -80,10 +80,10 @@ def _value(weight: Weight | None) -> Tensor | None:
     return None if weight is None else weight.value
 
 
-def router_weight(key: str, options: ExpertOptions, *aliases: str) -> Weight:
+def router_weight(kernels: KernelSet, key: str, options: ExpertOptions, *aliases: str) -> Weight:
     """The router's matrix [E, N]."""
     shape = (options.num_experts, options.hidden_size)
-    return Weight(shape, (WeightPart(key, shape, aliases=aliases),))
+    return Weight(shape, (WeightPart(key, shape, aliases=aliases),), pack=kernels.pack_linear)
 
 
 def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: str, up: str, down: str) -> ExpertWeights:
@@ -133,32 +133,24 @@ def _transpose_and_split(stack: Tensor) -> Tensor:
 
 
 def interleaved_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
-    """GPT-OSS's experts: stacked, gate and up interleaved, with biases.
+    """GPT-OSS's experts: stacked, gate and up rows interleaved, with biases.
 
-    On disk either [E, in, out] in a float format, or [E, out, in] packed in MXFP4 (OCP Microscaling Formats v1.0),
-    or one by one with gate and up apart (`<prefix>.<e>.gate_proj.weight` …), as readers of other containers offer it.
+    On disk either [E, in, out] in a float format, or [E, out, in] packed in MXFP4 (OCP Microscaling Formats v1.0).
     """
     count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
 
-    def single(name: str, suffix: str, shape: tuple[int, ...], offset: int = 0) -> list[WeightPart]:
-        keys = (f"{prefix}.{expert}.{name}.{suffix}" for expert in range(count))
-        return [WeightPart(key, shape, offset, index=expert) for expert, key in enumerate(keys)]
-
-    def weight(name: str, shape: tuple[int, int, int], pairs: bool, apart: list[WeightPart]) -> Weight:
+    def weight(name: str, shape: tuple[int, int, int], *, pairs: bool) -> Weight:
         key, flipped = f"{prefix}.{name}", (shape[0], shape[2], shape[1])
         packed = WeightPart(key, shape, transform=_split_pairs if pairs else None, packed=True)
         plain = WeightPart(key, flipped, transform=_transpose_and_split if pairs else _transpose)
-        return Weight(shape, (plain,), alternatives=((packed,), tuple(apart)))
+        return Weight(shape, (plain,), alternatives=((packed,),))
 
-    def bias(name: str, shape: tuple[int, int], pairs: bool, apart: list[WeightPart]) -> Weight:
-        part = WeightPart(f"{prefix}.{name}_bias", shape, transform=_split_pairs if pairs else None)
-        return Weight(shape, (part,), alternatives=(tuple(apart),))
+    def bias(name: str, shape: tuple[int, int], *, pairs: bool) -> Weight:
+        return Weight(shape, (WeightPart(f"{prefix}.{name}_bias", shape, transform=_split_pairs if pairs else None),))
 
-    gates, ups = single("gate_proj", "weight", (inner, outer)), single("up_proj", "weight", (inner, outer), inner)
-    gate_biases, up_biases = single("gate_proj", "bias", (inner,)), single("up_proj", "bias", (inner,), inner)
     return ExpertWeights(
-        weight("gate_up_proj", (count, 2 * inner, outer), True, gates + ups),
-        weight("down_proj", (count, outer, inner), False, single("down_proj", "weight", (outer, inner))),
-        bias("gate_up_proj", (count, 2 * inner), True, gate_biases + up_biases),
-        bias("down_proj", (count, outer), False, single("down_proj", "bias", (outer,))),
+        weight("gate_up_proj", (count, 2 * inner, outer), pairs=True),
+        weight("down_proj", (count, outer, inner), pairs=False),
+        bias("gate_up_proj", (count, 2 * inner), pairs=True),
+        bias("down_proj", (count, outer), pairs=False),
     )

@@ -45,7 +45,8 @@ class Weight:
         keep_float32: stay in float32 whatever the compute dtype (norm scales, sinks, router bias).
         alternatives: other complete sets of parts (the same weight in another layout on disk), tried in order when
             the first part of `parts` is not in the checkpoint.
-        tensor: the loaded tensor; None before loading.
+        pack: brings the filled tensor into the layout its kernel reads; None for none.
+        tensor: the loaded tensor, packed; None before loading.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +55,12 @@ class Weight:
     shard_axis: int | None = None
     keep_float32: bool = False
     alternatives: tuple[tuple[WeightPart, ...], ...] = ()
+    pack: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     tensor: Tensor | None = field(default=None, repr=False)
+
+    def fill(self, tensor: Tensor) -> None:
+        """Takes the whole tensor, of the declared shape."""
+        self.tensor = tensor if self.pack is None else self.pack(tensor)
 
     @property
     def value(self) -> Tensor:

@@ -25,7 +25,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
     def feed_forward(index: int) -> FeedForward:
         prefix = f"model.layers.{index}.mlp"
-        router = router_weight(f"{prefix}.router.weight", options)
+        router = router_weight(blueprint.kernels, f"{prefix}.router.weight", options)
         shape = (options.num_experts,)
         router_bias = Weight(shape, (WeightPart(f"{prefix}.router.bias", shape),))
         experts = interleaved_experts(f"{prefix}.experts", options)

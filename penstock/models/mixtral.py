@@ -19,7 +19,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
     def feed_forward(index: int) -> FeedForward:
         usual, other = f"model.layers.{index}.block_sparse_moe", f"model.layers.{index}.mlp"
-        router = router_weight(f"{usual}.gate.weight", options, f"{other}.gate.weight")
+        router = router_weight(blueprint.kernels, f"{usual}.gate.weight", options, f"{other}.gate.weight")
         experts = separate_experts((f"{usual}.experts", f"{other}.experts"), options, "w1", "w3", "w2")
         return SparseMoe(blueprint.kernels, router, None, experts, options)
 

@@ -27,7 +27,13 @@ def build(blueprint: Blueprint) -> DecoderModel:
             return blueprint.mlp(index)
         prefix = f"model.layers.{index}.mlp"
         experts = separate_experts((f"{prefix}.experts",), options, "gate_proj", "up_proj", "down_proj")
-        return SparseMoe(blueprint.kernels, router_weight(f"{prefix}.gate.weight", options), None, experts, options)
+        return SparseMoe(
+            blueprint.kernels,
+            router_weight(blueprint.kernels, f"{prefix}.gate.weight", options),
+            None,
+            experts,
+            options,
+        )
 
     return blueprint.uniform(
         windows=[window] * blueprint.num_layers,

@@ -24,4 +24,4 @@ def fill_dummy(
         values = torch.empty(weight.shape).normal_(0.0, scale, generator=generator)
         if "norm" in weight.parts[0].key:
             values += 1.0
-        weight.tensor = values.to(device=device, dtype=torch.float32 if weight.keep_float32 else dtype)
+        weight.fill(values.to(device=device, dtype=torch.float32 if weight.keep_float32 else dtype))

@@ -82,7 +82,7 @@ def load_weights(
         if stored not in used and not any(pattern.fullmatch(name) for pattern in ignorable):
             faults.left_over.append(stored)
     faults.check(checkpoint.path)
-    total = sum(checkpoint.tensors[name].nbytes for name in used)
+    total = sum(checkpoint.tensors[name].nbytes for _, found in sources for item in found for name in item.names)
     done = 0
     for weight, found in sources:
         target = torch.float32 if weight.keep_float32 else dtype
@@ -91,13 +91,14 @@ def load_weights(
         for source in found:
             tensor = _decode(source, checkpoint, target)
             if whole is None:
-                weight.tensor = tensor.contiguous().to(device)
+                weight.fill(tensor.contiguous().to(device))
             else:
                 _slot(whole, weight, source.part, tensor).copy_(tensor)
             done += sum(checkpoint.tensors[name].nbytes for name in source.names)
             if progress is not None:
                 progress(done, total)
-        weight.tensor = weight.tensor if whole is None else whole
+        if whole is not None:
+            weight.fill(whole)
 
 
 def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict[str, str]:

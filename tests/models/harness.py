@@ -24,7 +24,7 @@ BLOCK_SIZE = 4
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
     """The model of a checkpoint folder, on the reference kernels."""
     checkpoint = open_checkpoint(path)
-    kernels = resolve_kernels(KernelContext("cpu", str(dtype).removeprefix("torch."), prefer_reference=True))
+    kernels = resolve_kernels(KernelContext("cpu", str(dtype).removeprefix("torch.")))
     model = build_model(checkpoint.config, kernels, dtype=dtype, **options)
     load_weights(model, checkpoint, dtype=dtype)
     return model
@@ -47,7 +47,9 @@ class Harness:
         group_of = {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
         for layer, spec in enumerate(model.cache_specs):
             shape = (num_blocks, BLOCK_SIZE, spec.num_kv_heads)
-            key, value = (torch.full((*shape, dim), torch.nan, dtype=model.dtype) for dim in (spec.key_dim, spec.value_dim))
+            key, value = (
+                torch.full((*shape, dim), torch.nan, dtype=model.dtype) for dim in (spec.key_dim, spec.value_dim)
+            )
             self.caches.append(LayerCache(group_of[layer], key, value))
         self.tables: dict[str, list[list[int]]] = {}
         self.lengths: dict[str, int] = {}

@@ -38,7 +38,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN}),
-    "llama-yarn-scaled": ("Llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.3, "truncate": False}}),
+    "llama-yarn-scaled": (
+        "Llama",
+        {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 0.3, "truncate": False}},
+    ),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-sliding": ("Mistral", {"sliding_window": 9}),

@@ -1,4 +1,4 @@
-"""Plain torch implementations of every op: the oracle of all others, and what runs where nothing faster can."""
+"""Implementations of every op in plain torch (sampling: numpy): the oracle of all others, and the last resort."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.kernels.reference import attention, dense, experts
+from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.registry import Implementation, KernelContext
 
 
@@ -20,11 +21,13 @@ def implementations() -> tuple[Implementation, ...]:
         "rms_norm": dense.rms_norm,
         "layer_norm": dense.layer_norm,
         "rope_and_cache_write": dense.rope_and_cache_write,
+        "pack_linear": dense.pack_linear,
         "linear": dense.linear,
         "gate_up": dense.gate_up,
         "route_experts": experts.route_experts,
         "grouped_experts": experts.grouped_experts,
         "plan_attention": attention.plan_attention,
         "paged_attention": attention.PagedAttention(),
+        "sampling": ReferenceSampling,
     }
-    return tuple(Implementation(op, "reference (torch)", run, _serves_all) for op, run in functions.items())
+    return tuple(Implementation(op, "reference", run, _serves_all) for op, run in functions.items())
