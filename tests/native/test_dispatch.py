@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.kernels.cpu import implementations, native
+from penstock.kernels import cpu
+from penstock.kernels import reference as torch_reference
+from penstock.kernels.cpu import native
 from penstock.kernels.reference import sampling as reference
 from penstock.kernels.registry import KernelContext, choose
 from penstock.kernels.sampling import RowSettings
@@ -69,11 +71,12 @@ def test_an_impossible_choice_changes_nothing(name: str) -> None:
 
 
 def test_registry_takes_the_native_sampler_and_says_why_not() -> None:
-    candidates = (*implementations(), reference.implementation())
+    everything = (*cpu.implementations(), *torch_reference.implementations())
+    candidates = [item for item in everything if item.op == "sampling"]
     choice = choose("sampling", candidates, KernelContext("cpu", "float32"))
     assert choice.chosen.name == f"native ({native.isa()})"
     choice = choose("sampling", candidates, KernelContext("cpu", "float32", prefer_reference=True))
-    assert choice.chosen.name == "reference (numpy)"
+    assert choice.chosen.function is reference.ReferenceSampling
     assert choice.refused[0][1] == "the reference is preferred"
     assert choose("sampling", candidates, KernelContext("cuda", "bfloat16")).refused[0][1] == "runs on cpu, not cuda"
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernels.registry import Implementation
 from penstock.kernels.sampling import (
     MASS_SLACK,
     NOT_FINITE,
@@ -271,8 +270,3 @@ class ReferenceSampling:
             out.top_ids[i] = np.argsort(-row, kind="stable")[:top]
             out.top_logprobs[i] = scores[out.top_ids[i]]
         return out
-
-
-def implementation() -> Implementation:
-    """The reference for the registry."""
-    return Implementation("sampling", "reference (numpy)", ReferenceSampling, lambda _: None)
