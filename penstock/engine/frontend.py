@@ -54,12 +54,14 @@ class Frontend:
     async def generate(self, request: GenerationRequest) -> TextGeneration:
         """Starts an answer; returns once the engine has admitted the request.
 
+        With tools, special tokens stay in the text whatever skip_special_tokens says: they mark the calls.
+
         Raises:
             RequestError: the request is refused (ContextLengthError, ParameterError, OverloadedError and others).
             EngineDeadError: no engine is there, or it died before it admitted the request.
         """
         prompt_ids = await self.tokenize(request)
-        sampling = self._resolve(request.sampling, prompt_ids, _prompt_field(request))
+        sampling = self._resolve(request, prompt_ids)
         eos_ids = () if sampling.ignore_eos else self.text.eos_ids
         outputs = self.client.submit(
             EngineRequest(
@@ -187,8 +189,9 @@ class Frontend:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                 raise ParameterError(field, token, f"token ids from 0 to {size - 1}")
 
-    def _resolve(self, sampling: SamplingParams, prompt_ids: tuple[int, ...], field: str) -> SamplingParams:
+    def _resolve(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> SamplingParams:
         """Checks the parameters against this model and fills in max_tokens and bad_words_ids."""
+        sampling, field = request.sampling, _prompt_field(request)
         context, prompt = self.info.max_model_len, len(prompt_ids)
         if prompt >= context:
             raise ContextLengthError(
@@ -206,6 +209,8 @@ class Frontend:
         self._check_ids("logit_bias", (token for token, _ in sampling.logit_bias))
         self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        if request.tools:  # models mark their calls with special tokens
+            sampling = replace(sampling, skip_special_tokens=False)
         bad_words_ids = dict.fromkeys(sampling.bad_words_ids)
         for word in sampling.bad_words:
             bad_words_ids.update(dict.fromkeys(self._word_ids(word)))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from penstock.config.environment import read_environment
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
 from penstock.core.request import EngineOutput
 from penstock.engine import messages
@@ -158,6 +159,7 @@ def run(launch: messages.Launch) -> int:
     commands.set(zmq.RCVHWM, 0)
     commands.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
     try:
+        logging.getLogger().setLevel(read_environment().log_level.upper())
         commands.bind(launch.commands)
         engine, info = build(launch, events)
         driver = EngineDriver(engine, events)
@@ -190,7 +192,7 @@ def last_words(error: Exception) -> messages.Fatal:
 
 def main() -> int:
     """Reads the Launch and runs."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
         launch = messages.decode_launch(sys.stdin.buffer.read())
     except MessageError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,11 @@ class Script:
         self.requests: list[EngineRequest] = []
         self.closed = 0
 
-    def submit(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    def submit(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         self.requests.append(request)
         return self._play()
 
-    async def _play(self) -> AsyncIterator[EngineOutput]:
+    async def _play(self) -> AsyncGenerator[EngineOutput, None]:
         try:
             for output in self.outputs:
                 if isinstance(output, Exception):

@@ -157,7 +157,7 @@ async def test_async_stream_and_whole() -> None:
         deltas = [delta async for delta in llm.generate("Once", params)]
         assert "".join(delta.text for delta in deltas) == whole.text
         assert deltas[-1].finish_reason is FinishReason.LENGTH
-        many = await asyncio.gather(*(llm.chat(CHAT, max_tokens=3) for _ in range(10)))  # type: ignore[call-overload]
+        many = await asyncio.gather(*(llm.chat(CHAT, max_tokens=3) for _ in range(10)))
         assert all(len(answer.outputs[0].token_ids) == 3 for answer in many)
         answer = llm.generate("x", params)
         await answer
