@@ -19,6 +19,8 @@ class EngineOptions:
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         max_num_seqs: most branches in one step; None derives it.
         max_num_batched_tokens: token budget of one step; None derives it.
+        max_chunk_tokens: most tokens of one request in a step, so that several long prompts advance side by side; None
+            for the whole budget.
         block_size: tokens in one KV block.
         kv_cache_memory: bytes for the KV cache; None derives it from free memory.
         kv_blocks: exact number of KV blocks (tests, benchmarks); overrides kv_cache_memory.
@@ -37,6 +39,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_chunk_tokens: int | None = None
     block_size: int = 16
     kv_cache_memory: int | None = None
     kv_blocks: int | None = None
@@ -56,7 +59,7 @@ class SchedulerOptions:
         max_model_len: longest prompt plus output.
         block_size: tokens in one block.
         num_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
-        enable_prefix_caching, policy, depth: as in EngineOptions.
+        enable_prefix_caching, policy, depth, max_chunk_tokens: as in EngineOptions.
     """
 
     max_num_seqs: int
@@ -67,6 +70,7 @@ class SchedulerOptions:
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     depth: int = 0
+    max_chunk_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "max_model_len", 1, 2**31 - 1)
     _integer(options, "max_num_seqs", 1, 65_536)
     _integer(options, "max_num_batched_tokens", 1, 2**24)
+    _integer(options, "max_chunk_tokens", 1, 2**24)
     _integer(options, "block_size", 1, 1024, optional=False)
     _integer(options, "kv_cache_memory", 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)

@@ -1,4 +1,4 @@
-"""The KV cache as the scheduler sees it: block tables of branches over pools and the prefix tree. Ids only, no memory."""
+"""The KV cache as the scheduler sees it: block tables of branches over pools and the prefix tree. Ids, no memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class KVCache:
             return total
         return min(total, -(-(window - 1 + chunk) // self.block_size) + 1)
 
-    # -- a branch's life ------------------------------------------------------------------------------------------------
+    # -- a branch's life ----------------------------------------------------------------------------------------------
 
     def match(self, branch: Branch, limit: int) -> Match:
         return self.tree.match(branch.namespace, branch.tokens, limit)
@@ -139,7 +139,7 @@ class KVCache:
             hold.announced = self.tree.announce(hold.cursor, branch.tokens[: branch.num_prompt], branch)
 
     def extend(self, branch: Branch, tokens: int) -> tuple[tuple[int, ...], ...] | None:
-        """Grows the tables to hold that many tokens; returns the new blocks per group, or None (and changes nothing)."""
+        """Grows the tables to hold that many tokens; returns new blocks per group, or None and changes nothing."""
         hold = branch.hold
         assert hold is not None
         needs = [max(0, -(-tokens // self.block_size) - len(table)) for table in hold.tables]

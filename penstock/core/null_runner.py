@@ -13,7 +13,14 @@ from typing import Any
 
 from penstock.core.cache_spec import CacheGroup
 from penstock.core.protocol import (
-    NULL_BLOCK, CacheOpKind, NewRow, RowResult, RowSpan, StepPlan, StepResult, TokenLogprobs,
+    NULL_BLOCK,
+    CacheOpKind,
+    NewRow,
+    RowResult,
+    RowSpan,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
 )  # fmt: skip
 
 _MASK = (1 << 64) - 1

@@ -132,7 +132,8 @@ class MemoryGate:
     def holds(self, admission: Admission) -> bool:
         cache = admission.cache
         return not admission.idle_engine and any(
-            cache.admission_need(g, admission.branch.known, admission.chunk, admission.match) + reserved > cache.available(g)
+            cache.admission_need(g, admission.branch.known, admission.chunk, admission.match) + reserved
+            > cache.available(g)
             for g, reserved in enumerate(admission.reserved)
         )
 

@@ -152,7 +152,9 @@ class SamplingParams:
             raise ParameterError("bad_words", f"{len(self.bad_words)} words", f"at most {limits.MAX_BAD_WORDS}")
         for word in self.bad_words:
             if not isinstance(word, str) or not 0 < len(word) <= limits.MAX_STOP_CHARS:
-                raise ParameterError("bad_words", word, f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters")
+                raise ParameterError(
+                    "bad_words", word, f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters"
+                )
 
     @property
     def greedy(self) -> bool:

@@ -76,6 +76,7 @@ class Scheduler:
         self.counters = Counters()
         self.running: list[Branch] = []  # in policy order
         self.waiting: list[Branch] = []  # in policy order
+        self._chunk = min(options.max_num_batched_tokens, options.max_chunk_tokens or options.max_num_batched_tokens)
         self._policy = policy or policy_named(options.policy)
         self._gates = tuple(default_gates() if gates is None else gates)
         self._requests: dict[str, list[Branch]] = {}
@@ -130,11 +131,11 @@ class Scheduler:
             raise RequestError("max_tokens is not resolved; the frontend sets it.", param="max_tokens")
         if prompt + most > self.options.max_model_len:
             raise ContextLengthError(
-                f"the prompt has {prompt} tokens and {most} more are asked for: {prompt + most} in all, but the context "
-                f"holds {self.options.max_model_len}. Shorten the prompt or lower max_tokens.",
+                f"the prompt has {prompt} tokens and {most} more are asked for: {prompt + most} in all, but the "
+                f"context holds {self.options.max_model_len}. Shorten the prompt or lower max_tokens.",
                 param="max_tokens",
             )
-        if not self.cache.can_hold(prompt + most - 1, self.options.max_num_batched_tokens):
+        if not self.cache.can_hold(prompt + most - 1, self._chunk):
             capacity = (min(pool.num_blocks for pool in self.cache.pools) - 1) * self.options.block_size
             raise RequestError(
                 f"the prompt has {prompt} tokens and {most} more are asked for, but the KV cache holds {capacity} "
@@ -148,6 +149,13 @@ class Scheduler:
         for branch in list(self._requests.get(request_id, ())):
             if branch.state is not BranchState.FINISHED:
                 self._finish(branch, FinishReason.CANCELLED)
+
+    def preempt(self, request_id: str) -> int:
+        """Sends a request's running branches back to the queue, as if memory had run out; returns how many ran."""
+        running = [b for b in self._requests.get(request_id, ()) if b.state is BranchState.RUNNING]
+        for branch in running:
+            self._send_back(branch)
+        return len(running)
 
     def take_outputs(self) -> list[EngineOutput]:
         """Everything that became known since the last call."""
@@ -171,7 +179,7 @@ class Scheduler:
 
     def _continue(self, branch: Branch, draft: _Draft) -> None:
         """Gives a running branch its tokens, preempting later ones if blocks run out."""
-        length = min(branch.remaining, draft.budget)
+        length = min(branch.remaining, draft.budget, self._chunk)
         if branch.state is not BranchState.RUNNING or length <= 0:
             return
         target = branch.computed + length
@@ -234,7 +242,7 @@ class Scheduler:
 
     def _reserve(self, branch: Branch, reserved: list[int]) -> None:
         """Adds what a running branch will still need, one block of growth included."""
-        for g, blocks in enumerate(self.cache.growth(branch, self.options.max_num_batched_tokens)):
+        for g, blocks in enumerate(self.cache.growth(branch, self._chunk)):
             reserved[g] += blocks + 1
 
     def _held_by(self, branch: Branch, match: Match, reserved: Sequence[int]) -> Gate | None:
@@ -244,7 +252,7 @@ class Scheduler:
             reserved=reserved,
             idle_engine=not self.running and not self.cache.coming(),
             free_rows=len(self._free_rows),
-            chunk=self.options.max_num_batched_tokens,
+            chunk=self._chunk,
             cache=self.cache,
         )
         return next((gate for gate in self._gates if gate.holds(admission)), None)
@@ -265,13 +273,13 @@ class Scheduler:
 
     def _start(self, branch: Branch, match: Match, draft: _Draft) -> bool:
         """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
-        length = min(branch.known - match.tokens, draft.budget)
+        length = min(branch.known - match.tokens, draft.budget, self._chunk)
         self.cache.attach(branch, match)
         added = self.cache.extend(branch, match.tokens + length)
         if added is None and match.tail is not None:  # the block to copy from is pinned too: do without it
             self.cache.release(branch, keep=False)
             match = Match(match.nodes, None, 0, 0, None, match.reason)
-            length = min(branch.known - match.tokens, draft.budget)
+            length = min(branch.known - match.tokens, draft.budget, self._chunk)
             self.cache.attach(branch, match)
             added = self.cache.extend(branch, match.tokens + length)
         if added is None:
@@ -305,6 +313,9 @@ class Scheduler:
             draft.budget += len(span.tokens)
         draft.cache_ops.pop(branch, None)
         draft.preempted = True
+        self._send_back(branch)
+
+    def _send_back(self, branch: Branch) -> None:
         branch.preemptions += 1
         self.counters.preemptions += 1
         self._leave_batch(branch, keep=True)
@@ -361,7 +372,7 @@ class Scheduler:
             adapter=request.adapter,
         )
 
-    # -- committing -----------------------------------------------------------------------------------------------------
+    # -- committing ---------------------------------------------------------------------------------------------------
 
     def commit(self, result: StepResult) -> None:
         """Takes the answer to the oldest outstanding plan."""
@@ -471,7 +482,7 @@ class Scheduler:
         assert self.waiting == sorted(self.waiting, key=self._policy.key)
         assert all(b.hold is not None and b.row >= 0 for b in self.running)
         assert all(b.hold is None and b.row < 0 for b in self.waiting)
-        rows = [b.row for b in self.running] + self._free_rows + sum(self._leaving_rows.values(), [])
+        rows = [b.row for b in self.running] + self._free_rows + [row for rows in self._leaving_rows.values() for row in rows]
         assert sorted(rows) == list(range(self.options.max_num_seqs)), "a row is lost or doubled"
         for branch in self.running:
             assert branch.committed <= branch.computed <= branch.known

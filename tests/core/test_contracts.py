@@ -11,7 +11,16 @@ import pytest
 from penstock.config.errors import ParameterError
 from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import (
-    CacheOp, CacheOpKind, NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings, TokenLogprobs, last_sample,
+    CacheOp,
+    CacheOpKind,
+    NewRow,
+    RowResult,
+    RowSpan,
+    StepPlan,
+    StepResult,
+    StepTimings,
+    TokenLogprobs,
+    last_sample,
 )  # fmt: skip
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.sampling import SamplingParams

@@ -75,6 +75,11 @@ def built_isas() -> tuple[str, ...]:
     return tuple(library().built_isas()) if available() else ()
 
 
+def usable_isas() -> tuple[str, ...]:
+    """Instruction sets that this build has and this machine can run, best first."""
+    return tuple(isa for isa in reversed(built_isas()) if library().refusal(isa) is None)
+
+
 def set_num_threads(threads: int) -> None:
     """Sets how many threads native ops use, the caller's included."""
     library().set_num_threads(threads)
