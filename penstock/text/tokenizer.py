@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import tokenizers
 
@@ -79,7 +79,7 @@ class Tokenizer:
         self._bytes: list[bytes | None] = [None] * self.vocab_size
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> Tokenizer:
+    def from_folder(cls, path: str | Path) -> Self:
         """Reads tokenizer.json, and tokenizer_config.json where present, of a Hugging Face folder.
 
         Raises:
@@ -113,7 +113,7 @@ class Tokenizer:
         )
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
         """Builds the tokenizer that a GGUF file's metadata describes.
 
         Raises:
@@ -146,8 +146,8 @@ class Tokenizer:
         backend = self._backend if parse_special else self._plain
         try:
             ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeError as error:
-            raise RequestError(f"the text is not valid Unicode ({error}); send it without lone surrogates.") from error
+        except (TypeError, UnicodeError) as error:  # the library takes a lone surrogate for a wrong type
+            raise RequestError("the text is not valid Unicode; send it without lone surrogates.") from error
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -1,0 +1,179 @@
+"""Tokenizers give exactly the ids their models were trained with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.config import limits
+from penstock.config.errors import CheckpointError, RequestError
+from penstock.text.tokenizer import Tokenizer
+
+Build = Callable[[str], Tokenizer]
+GOLDEN = [
+    "llama-bpe",
+    "llama-spm",
+    "qwen2",
+    "qwen35",
+    "gpt-2",
+    "phi-3",
+    "gemma-4",
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "starcoder",
+]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text(" \tab.'\n1é▁", max_size=40)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_ids(shared_data: Path, tokenizer: Build, name: str) -> None:
+    base = shared_data / "tokenizers" / f"ggml-vocab-{name}.gguf"
+    texts = Path(f"{base}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    golden = [[int(i) for i in line.split()] for line in Path(f"{base}.out").read_text().splitlines()]
+    texts = texts[: len(golden)]
+    assert len(texts) == len(golden) >= 40
+    built = tokenizer(name)
+    assert [built.encode(text, add_special_tokens=False, parse_special=False) for text in texts] == golden
+    assert [built.decode(ids) for ids in golden] == texts
+
+
+def sentencepiece_bpe(metadata: Mapping[str, Any], text: str) -> list[int]:
+    """The published algorithm, word for word: merge the best-scoring adjacent pair, leftmost first, until none is."""
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    ids = {token: i for i, token in enumerate(tokens) if metadata["tokenizer.ggml.token_type"][i] in (1, 4)}
+    parts = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
+        if not pairs:
+            break
+        at = min(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    found: list[int] = []
+    for part in parts:
+        found.extend([ids[part]] if part in ids else [tokens.index(f"<0x{byte:02X}>") for byte in part.encode()])
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS)
+def test_sentencepiece_merges_follow_the_scores(
+    tokenizer: Build, gguf_metadata: Callable[[str], Mapping[str, Any]], text: str
+) -> None:
+    ids = tokenizer("llama-spm").encode(text, add_special_tokens=False, parse_special=False)
+    assert ids == sentencepiece_bpe(gguf_metadata("llama-spm"), text)
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=TEXTS)
+@pytest.mark.parametrize("name", ["concierge", "stories"])
+def test_a_folder_gives_what_its_tokenizer_json_says(shared_data: Path, tokenizer: Build, name: str, text: str) -> None:
+    folder = {"concierge": "penstock-concierge", "stories": "stories260K/hf"}[name]
+    oracle = tokenizers.Tokenizer.from_file(str(shared_data / "models" / folder / "tokenizer.json"))
+    built = tokenizer(name)
+    for special in (True, False):
+        ids = oracle.encode(text, add_special_tokens=special).ids
+        assert built.encode(text, add_special_tokens=special) == ids
+        assert built.decode(ids, skip_special_tokens=special) == oracle.decode(ids, skip_special_tokens=special)
+
+
+def test_the_files_beginning_and_end_tokens(tokenizer: Build) -> None:
+    assert tokenizer("llama-spm").encode("Hello") == [1, 15043]
+    assert tokenizer("llama-bpe").encode("Hello")[0] == tokenizer("llama-bpe").bos_id == 128000
+    assert tokenizer("qwen2").encode("Hello") == tokenizer("qwen2").encode("Hello", add_special_tokens=False)
+    stories = tokenizer("stories")
+    assert (stories.bos_id, stories.eos_id, stories.special_ids) == (1, 2, frozenset({0, 1, 2}))
+    assert stories.encode("Once upon a time") == [1, 403, 407, 261, 378]
+    concierge = tokenizer("concierge")
+    assert concierge.bos_id is None
+    assert concierge.eos_id == concierge.token_to_id("<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("name", "marker"),
+    [("concierge", "<|im_end|>"), ("qwen2", "<|im_end|>"), ("gemma-4", "<eos>"), ("stories", "</s>")],
+)
+def test_control_tokens_in_text_are_read_only_when_asked(tokenizer: Build, name: str, marker: str) -> None:
+    built = tokenizer(name)
+    control = built.token_to_id(marker)
+    assert control in built.special_ids
+    text = f"a{marker}b"
+    assert control in built.encode(text)
+    plain = built.encode(text, parse_special=False)
+    assert control not in plain
+    assert built.decode(plain) == text
+    assert marker not in built.decode(built.encode(text))
+    assert marker in built.decode(built.encode(text), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["llama-spm", "gemma-4", "qwen2", "gpt-2", "concierge", "stories"])
+def test_token_bytes_are_exact(tokenizer: Build, name: str) -> None:
+    built = tokenizer(name)
+    text = "Grüße, 世界! 🎉\tno  more\n"
+    joined = b"".join(built.token_bytes(i) for i in built.encode(text, add_special_tokens=False))
+    assert joined == (b" " if built.strip_first else b"") + text.encode()
+    assert built.token_bytes(-1) == built.token_bytes(built.vocab_size) == b""
+    assert built.piece(-1) is None
+    assert built.piece(built.vocab_size) is None
+    assert built.decode([-1, built.vocab_size, 2**40]) == ""
+    single = {built.token_bytes(i) for i in range(built.vocab_size)}
+    assert {bytes([b]) for b in range(128)} <= single or name == "stories"
+
+
+def test_byte_tokens_join_to_characters(tokenizer: Build) -> None:
+    spm = tokenizer("llama-spm")
+    euro = [3 + byte for byte in "€".encode()]
+    assert spm.decode(euro) == "€"
+    assert spm.decode(euro[:2]) == "\ufffd"
+    assert spm.decode([*euro[:2], 15043]) == "\ufffd Hello"
+
+
+def test_text_that_cannot_be_encoded_is_refused(tokenizer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match="Unicode"):
+        tokenizer("concierge").encode("\ud800")
+    monkeypatch.setattr(limits, "MAX_PROMPT_CHARS", 10)
+    with pytest.raises(RequestError, match="11 characters"):
+        tokenizer("concierge").encode("x" * 11)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"model": 1}',
+        '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}',
+    ],
+)
+def test_a_damaged_tokenizer_json_is_a_clean_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_folder_without_tokenizer_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="save_pretrained"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_damaged_config_is_a_clean_error(shared_data: Path, tmp_path: Path) -> None:
+    source = shared_data / "models" / "penstock-concierge" / "tokenizer.json"
+    (tmp_path / "tokenizer.json").write_bytes(source.read_bytes())
+    assert Tokenizer.from_folder(tmp_path).eos_id is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    assert Tokenizer.from_folder(tmp_path).eos_id == 2
+    for content in (b"[]", b"{", b"\xff\xfe\xff", b"[" * 100_000):
+        (tmp_path / "tokenizer_config.json").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+            Tokenizer.from_folder(tmp_path)
