@@ -24,9 +24,9 @@ class ApiKeys:
 
     def __init__(self, keys: Iterable[str]) -> None:
         keys = tuple(keys)
-        if any(not key.strip() for key in keys):
-            raise ConfigError("An API key is empty; leave it out or give a non-empty one.")
-        self._digests = tuple(_digest(key) for key in keys)
+        if not all(key.strip() == key != "" and key.isprintable() for key in keys):
+            raise ConfigError("An API key is empty or has spaces around it; give a printable one, or leave it out.")
+        self._digests = tuple(_digest(key.encode()) for key in keys)
 
     def check(self, path: str, headers: Headers) -> None:
         """Raises HttpError 401 unless the routed path is public, no keys are set, or the request carries one."""
@@ -34,7 +34,7 @@ class ApiKeys:
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
         presented = token.strip() if scheme.lower() == "bearer" and token else headers.get("x-api-key", "")
-        digest = _digest(presented)
+        digest = _digest(presented.encode("latin-1"))  # the bytes that were sent
         # Every key is compared, so that the time taken does not tell which one came close.
         if not sum(hmac.compare_digest(digest, known) for known in self._digests):
             given = "The API key is not valid." if presented else "This server needs an API key."
@@ -42,8 +42,8 @@ class ApiKeys:
             raise HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 class HostRule:

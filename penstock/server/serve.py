@@ -58,6 +58,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the address is unknown, taken or not allowed.
     """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port is {port}; allowed: 0 to 65535, where 0 takes any free one.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -1,0 +1,81 @@
+"""Requests drawn from our own OpenAPI document: never a 5xx, never a status the document does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+
+from penstock.engine.text_pipeline import TextPipeline
+from tests.server.support import Running, ScriptedClient, running, script_of
+
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance)
+OPERATIONS = [
+    ("POST", "/v1/chat/completions", 60),
+    ("POST", "/v1/completions", 60),
+    ("POST", "/tokenize", 25),
+    ("POST", "/v1/tokenize", 10),
+    ("POST", "/detokenize", 25),
+    ("POST", "/v1/detokenize", 10),
+    ("GET", "/v1/models/{model}", 25),
+    *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/docs", "/openapi.json")),
+    *(("GET", path, 2) for path in ("/livez", "/readyz", "/health")),
+]
+
+
+@pytest.fixture(scope="module")
+def fuzzed(text: TextPipeline) -> Iterator[Running]:
+    with running(ScriptedClient(script_of(text), text.vocab_size), text) as server:
+        yield server
+
+
+def test_every_operation_is_in_the_list(fuzzed: Running) -> None:
+    document = httpx.get(f"{fuzzed.url}/openapi.json").json()
+    there = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
+    assert there == {(method, path) for method, path, _ in OPERATIONS}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "examples", "mode"),
+    [
+        (*operation, mode)
+        for operation in OPERATIONS
+        for mode in GenerationMode
+        if mode is GenerationMode.POSITIVE or operation[0] == "POST"  # the others take nothing that could be wrong
+    ],
+    ids=str,
+)
+def test_requests_of_the_document(fuzzed: Running, method: str, path: str, examples: int, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
+    operation = schema[path][method]
+    seen: set[int] = set()
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )
+    def run(case: schemathesis.Case) -> None:
+        response = case.call(timeout=20)
+        seen.add(response.status_code)
+        case.validate_response(response, checks=list(CHECKS))
+
+    run()
+    assert seen
+    assert not any(status >= 500 for status in seen)
+
+
+def test_the_engine_served_some_of_them(fuzzed: Running) -> None:
+    assert len(fuzzed.client.seen) > 20
+    fuzzed.until_idle()
+    assert httpx.post(f"{fuzzed.url}/v1/completions", json={"prompt": "Hello"}).status_code == 200

@@ -1,0 +1,117 @@
+"""Loading, restarting, draining, aborting; and that nothing of a request is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from penstock.engine.api import EngineState
+from penstock.engine.text_pipeline import TextPipeline
+from tests.server.support import ANSWER, Running, ScriptedClient, running, script_of, until
+
+ASK = {"prompt": "Hello", "max_tokens": 100}
+
+
+@pytest.fixture
+def own(text: TextPipeline):  # type: ignore[no-untyped-def]
+    """A server of the test's own, which it may stop."""
+    with running(ScriptedClient(script_of(text), text.vocab_size, delay=0.05), text) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (EngineState.STARTING, "not_ready"),
+        (EngineState.RESTARTING, "engine_unavailable"),
+        (EngineState.STOPPED, "engine_unavailable"),
+    ],
+)
+def test_an_engine_that_is_not_ready(server: Running, state: EngineState, code: str) -> None:
+    server.client.state = state
+    for path in ("/readyz", "/health"):
+        assert httpx.get(server.url + path).status_code == 503
+    assert httpx.get(f"{server.url}/livez").status_code == (503 if state is EngineState.STOPPED else 200)
+    answer = httpx.post(f"{server.url}/v1/completions", json=ASK)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
+    assert int(answer.headers["retry-after"]) >= 1
+    assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "scripted"
+    assert httpx.get(f"{server.url}/metrics").status_code == 200
+
+
+def drain(server: Running, timeout: float) -> asyncio.Future[bool]:
+    return asyncio.run_coroutine_threadsafe(server.lifecycle.drain(timeout), server.loop)  # type: ignore[return-value]
+
+
+def in_background(server: Running, **fields: object) -> tuple[threading.Thread, list[httpx.Response]]:
+    answers: list[httpx.Response] = []
+    ask = {**ASK, **fields}
+
+    def work() -> None:
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=ask, timeout=20))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, answers
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes(own: Running) -> None:
+    work = [in_background(own), in_background(own, stream=True)]
+    until(lambda: len(own.client.live) == 2)
+    drained = drain(own, 20)
+    until(lambda: own.lifecycle.draining)
+    assert httpx.get(f"{own.url}/readyz").json() == {"status": "draining"}
+    refused = httpx.post(f"{own.url}/v1/completions", json=ASK)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert "retry-after" in refused.headers
+    assert drained.result(20) is True  # type: ignore[call-arg]
+    for thread, _ in work:
+        thread.join()
+    (whole,), (stream,) = work[0][1], work[1][1]
+    assert whole.json()["choices"][0]["text"] == ANSWER
+    assert stream.text.endswith("data: [DONE]\n\n")
+
+
+def test_draining_an_idle_server_takes_no_time(own: Running) -> None:
+    started = time.monotonic()
+    assert drain(own, 20).result(5) is True  # type: ignore[call-arg]
+    assert time.monotonic() - started < 1
+
+
+def test_aborting_ends_streams_with_an_error_event(own: Running) -> None:
+    own.client.first_delay = 30
+    work = [in_background(own), in_background(own, stream=True)]
+    until(lambda: len(own.client.live) == 2)
+    assert drain(own, 0.1).result(5) is False  # type: ignore[call-arg]
+    own.call(own.lifecycle.aborted.set)
+    for thread, _ in work:
+        thread.join(5)
+    (whole,), (stream,) = work[0][1], work[1][1]
+    assert (whole.status_code, whole.json()["error"]["code"]) == (503, "shutting_down")
+    last = stream.text.removesuffix("\n\n").rsplit("data: ", 1)[1]
+    assert json.loads(last)["error"]["code"] == "shutting_down"
+    own.until_idle()
+
+
+def test_nothing_is_left_of_a_thousand_requests(server: Running) -> None:
+    def tasks() -> int:
+        counted = asyncio.run_coroutine_threadsafe(count(), server.loop)
+        return counted.result(5)
+
+    async def count() -> int:
+        return len(asyncio.all_tasks())
+
+    with httpx.Client(base_url=server.url) as http:
+        http.post("/v1/completions", json=ASK)
+        before = tasks()
+        for number in range(1000):
+            body = {**ASK, "max_tokens": 2, "stream": number % 2 == 0, "n": 1 + number % 3}
+            assert http.post("/v1/completions", json=body).status_code == 200
+        until(lambda: tasks() <= before)
+    assert server.lifecycle.in_flight == 0
+    assert not server.client.live

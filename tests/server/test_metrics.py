@@ -1,0 +1,131 @@
+"""Figures and their names."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.core.request import EngineStats
+from penstock.engine.api import EngineState
+from penstock.server.metrics import ALIASES, Metrics, throughput_line
+from tests.server.support import Running
+
+Labels = tuple[tuple[str, str], ...]
+
+
+def scrape(server: Running) -> dict[tuple[str, Labels], float]:
+    text = httpx.get(f"{server.url}/metrics").text
+    families = list(text_string_to_metric_families(text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(found: dict[tuple[str, Labels], float], name: str, **labels: str) -> float:
+    if not name.startswith(("http_", "penstock_http")):
+        labels["model_name"] = "scripted"
+    return found.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def test_requests_are_counted(server: Running) -> None:
+    before = scrape(server)
+    for stream in (False, True):
+        body = {"prompt": ["Hello", "Good morning"], "n": 2, "stream": stream, "max_tokens": 4}
+        httpx.post(f"{server.url}/v1/completions", json=body)
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": 5})
+    httpx.get(f"{server.url}/nowhere/at/all")
+    after = scrape(server)
+
+    def grown(name: str, **labels: str) -> float:
+        return value(after, name, **labels) - value(before, name, **labels)
+
+    assert grown("penstock_requests_finished_total", finished_reason="length") == 8
+    assert grown("penstock_time_to_first_token_seconds_count") == 8
+    assert grown("penstock_inter_token_latency_seconds_count") == 24
+    assert grown("penstock_time_per_output_token_seconds_count") == 8
+    assert grown("penstock_request_seconds_count") == 2
+    assert grown("penstock_request_generation_tokens_sum") == 32
+    assert grown("penstock_request_params_n_sum") == 8
+    assert grown("penstock_request_params_max_tokens_sum") == 16
+    route = {"route": "/v1/completions", "method": "POST"}
+    assert grown("penstock_http_requests_total", **route, status="200") == 2
+    assert grown("penstock_http_requests_total", **route, status="400") == 1
+    assert grown("penstock_http_requests_total", route="unmatched", method="GET", status="404") == 1
+    assert grown("penstock_http_request_seconds_count", route="/v1/completions") == 3
+
+
+def test_every_alias_has_the_value_of_its_source(server: Running) -> None:
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hello"})
+    found = scrape(server)
+    for ours, aliases in ALIASES.items():
+        samples = {
+            (name.removeprefix(ours), labels): number
+            for (name, labels), number in found.items()
+            if name == ours or (name.startswith(ours + "_") and name.removeprefix(ours) in SUFFIXES)
+        }
+        assert samples, ours
+        for alias in aliases:
+            for (suffix, labels), number in samples.items():
+                if not ours.startswith("penstock_http"):  # this very scrape counts there
+                    assert found[alias + suffix, labels] == number, alias
+
+
+SUFFIXES = ("", "_total", "_sum", "_count", "_bucket")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+        "vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+        "vllm:e2e_request_latency_seconds_count", "vllm:time_to_first_token_seconds_sum",
+        "vllm:inter_token_latency_seconds_count", "vllm:time_per_output_token_seconds_count",
+        "vllm:request_prompt_tokens_count", "vllm:request_generation_tokens_count",
+    ],
+)  # fmt: skip
+def test_names_dashboards_read(server: Running, name: str) -> None:
+    assert (name, (("model_name", "scripted"),)) in scrape(server)
+
+
+def test_engine_figures(server: Running) -> None:
+    found = scrape(server)
+    assert value(found, "vllm:kv_cache_usage_perc") == 0.25
+    assert value(found, "penstock_prefix_cache_misses_total", reason="cold") == 3
+    assert value(found, "vllm:cache_config_info", block_size="16", num_gpu_blocks="64") == 1
+
+
+def test_metrics_while_the_engine_is_away(server: Running) -> None:
+    server.client.state = EngineState.RESTARTING
+    assert value(scrape(server), "penstock_requests_running") == 0
+
+
+def test_clients_cannot_add_series(server: Running) -> None:
+    for number in range(20):
+        httpx.get(f"{server.url}/v1/models/x{number}")
+        httpx.request(f"METHOD{number}", f"{server.url}/x{number}")
+    routes = {dict(labels)["route"] for (name, labels) in scrape(server) if name == "penstock_http_requests_total"}
+    methods = {dict(labels)["method"] for (name, labels) in scrape(server) if name == "penstock_http_requests_total"}
+    assert not any("x1" in route for route in routes)
+    assert methods <= {"GET", "POST", "DELETE", "OPTIONS", "other"}
+
+
+def test_two_servers_share_nothing() -> None:
+    one, other = Metrics("one"), Metrics("other")
+    one.finished("stop")
+    assert b"finished_reason" in one.render(EngineStats(), {})
+    assert b"finished_reason" not in other.render(EngineStats(), {})
+
+
+def test_the_throughput_line() -> None:
+    now = EngineStats(
+        running=3, waiting=2, blocks_used=32, blocks_total=64, prefix_queries=200, prefix_hits=150,
+        prompt_tokens=1000, generated_tokens=500,
+    )  # fmt: skip
+    line = throughput_line(EngineStats(prefix_queries=100, prefix_hits=100), now, 10.0)
+    assert line == ("running 3, waiting 2, KV 50.0%, prefix hits 50.0%, prompt 100.0 tok/s, generation 50.0 tok/s")
