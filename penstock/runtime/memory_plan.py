@@ -11,6 +11,7 @@ from penstock.config.resolve import ModelFacts
 from penstock.core.cache_spec import CacheGroup, CacheKind
 
 PREFIX_SHARE = 0.5  # of what running sequences need in a sliding group, kept besides for cached prefixes
+NO_REMEDY = "take a smaller model, or a machine with more memory"
 _WORK_BUFFERS = 4  # hidden-size buffers alive at once in a layer: residual, normed, output, and one in flight
 
 
@@ -174,9 +175,9 @@ def _concurrent(groups: Sequence[CacheGroup], blocks: Sequence[int], limits: Mem
 def _no_room_for_weights(
     model: ModelFacts, groups: Sequence[CacheGroup], dtype_bytes: int, limits: MemoryLimits, weights: int, step: int
 ) -> MemoryPlanError:
-    remedy = "take a smaller or more strongly quantised model, or a machine with more memory"
+    remedy = NO_REMEDY
     if dtype_bytes == 4:
-        shorter = replace(limits, max_model_len_fixed=False, kv_cache_memory_fixed=False, kv_blocks=None)
+        shorter = replace(limits, max_model_len_fixed=False)
         with suppress(MemoryPlanError):
             plan = plan_memory(model=model, groups=groups, dtype_bytes=2, limits=shorter, weights_bytes=weights // 2)
             remedy = "start with --dtype bfloat16, which halves the weights"
@@ -196,15 +197,22 @@ def _no_room_for_length(least: int, budget: int, longest: int, left: int, limits
     elif longest:
         remedy = f"start with --max-model-len {longest}"
     else:
-        remedy = "take a smaller model, or a machine with more memory"
+        remedy = NO_REMEDY
     return MemoryPlanError(
         f"a sequence of {limits.max_model_len} tokens needs {format_bytes(least)} of KV cache, but there are "
         f"{format_bytes(max(0, budget))}: {least - budget} bytes are missing; {remedy}."
     )
 
 
-def _kv_budget(left: int, least: int, limits: MemoryLimits, notes: list[str]) -> int:
-    """Bytes for the KV cache out of `left`, those beside weights and activations; a derived size is at least `least`."""
+def _kv_budget(left: int, least: int, longest: int, limits: MemoryLimits, notes: list[str]) -> int:
+    """Bytes for the KV cache.
+
+    Args:
+        left: bytes beside weights and activations.
+        least: bytes of one sequence of max_model_len; a derived size is raised to it.
+        longest: tokens of the longest sequence that fits into `left`.
+        notes: takes a sentence if a derived size has to shrink.
+    """
     asked = limits.kv_cache_memory
     if asked is None:
         return left
@@ -213,10 +221,14 @@ def _kv_budget(left: int, least: int, limits: MemoryLimits, notes: list[str]) ->
     if asked <= left:
         return asked
     if limits.kv_cache_memory_fixed:
+        remedy = f"start with --kv-cache-memory {left}"
+        if limits.max_model_len_fixed and longest < limits.max_model_len:
+            remedy += f" --max-model-len {longest}"
+        if not longest:
+            remedy = NO_REMEDY
         raise MemoryPlanError(
             f"--kv-cache-memory asks for {format_bytes(asked)}, but beside weights and activations only "
-            f"{format_bytes(left)} are available: {asked - left} bytes are missing; "
-            f"start with --kv-cache-memory {left}."
+            f"{format_bytes(left)} are available: {asked - left} bytes are missing; {remedy}."
         )
     notes.append(f"the KV cache is {format_bytes(left)} instead of {format_bytes(asked)}: all that is left")
     return left
@@ -225,9 +237,10 @@ def _kv_budget(left: int, least: int, limits: MemoryLimits, notes: list[str]) ->
 def _fixed_blocks(sizes: Sequence[int], left: int, count: int) -> tuple[int, ...]:
     needed = count * sum(sizes)
     if needed > left:
+        most = left // sum(sizes)
         raise MemoryPlanError(
             f"--kv-blocks {count} needs {format_bytes(needed)}, but {format_bytes(left)} are available: "
-            f"{needed - left} bytes are missing; start with --kv-blocks {max(2, left // sum(sizes))}."
+            f"{needed - left} bytes are missing; {f'start with --kv-blocks {most}' if most >= 2 else NO_REMEDY}."
         )
     return (count,) * len(sizes)
 
@@ -268,7 +281,7 @@ def plan_memory(
             notes.append(f"--kv-blocks {limits.kv_blocks} is less than one sequence of {limits.max_model_len} tokens")
     else:
         least = _least(groups, sizes, limits.max_model_len, limits)
-        budget = _kv_budget(left, least, limits, notes)
+        budget = _kv_budget(left, least, _longest(groups, sizes, left, limits), limits, notes)
         if least > budget:
             longest = _longest(groups, sizes, budget, limits)
             if limits.max_model_len_fixed or not longest:

@@ -20,21 +20,11 @@ from penstock.weights.readers.safetensors import read_safetensors_file
 Arrays = dict[str, np.ndarray]
 WriteGguf = Callable[..., Path]
 Metadata = Callable[..., dict[str, Any]]
-SIZE_KEYS = [
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "hidden_act",
-    "tie_word_embeddings",
-    "architectures",
-    "model_type",
-]
+SIZE_KEYS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "tie_word_embeddings"),
+    *("architectures", "model_type"),
+)
 
 
 def values(checkpoint: Checkpoint, name: str) -> np.ndarray:

@@ -1,0 +1,131 @@
+"""Option resolution: every derived value has a reason, every bad one names flag, value and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.config.machine import Machine
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import LayerFacts, ModelFacts, resolve
+
+GIB = 2**30
+MACHINE = Machine(cores=6, memory_total=32 * GIB, memory_available=24 * GIB, isas=("avx512", "avx2", "generic"))
+SMALL = ModelFacts(
+    name="tiny",
+    parameters=7_000_000,
+    file_bytes=14_000_000,
+    checkpoint_dtype="bfloat16",
+    context_length=2048,
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=1024,
+    attention_size=256,
+    layers=(LayerFacts(256),) * 6,
+)
+LARGE = replace(SMALL, name="large", parameters=8_000_000_000, context_length=131_072, layers=(LayerFacts(2048),) * 32)
+
+
+def reasons(
+    options: EngineOptions, model: ModelFacts = SMALL, machine: Machine = MACHINE
+) -> dict[str, tuple[Any, str]]:
+    return {name: (value, reason) for name, value, reason in resolve(options, model, machine).reasons}
+
+
+def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
+    resolved = resolve(EngineOptions(), SMALL, MACHINE)
+    open_names = {f.name for f in fields(resolved.options) if getattr(resolved.options, f.name) in (None, "auto")}
+    assert open_names <= {"kv_blocks", "max_chunk_tokens"}  # None is their own "no limit"
+    for name, value, reason in resolved.reasons:
+        assert getattr(resolved.options, name) == value
+        assert len(reason) > 10
+    given = replace(resolved.options, threads=3, max_num_seqs=5)
+    again = resolve(given, SMALL, MACHINE)
+    assert again.options == given
+    assert again.reasons == ()
+
+
+def test_defaults_on_a_cpu() -> None:
+    options = resolve(EngineOptions(), SMALL, MACHINE).options
+    assert (options.device, options.dtype, options.isa, options.threads) == ("cpu", "float32", "avx512", 6)
+    assert (options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len) == (64, 2048, 2048)
+    assert options.served_model_name == "tiny"
+    assert resolve(EngineOptions(), LARGE, MACHINE).options.max_num_batched_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("model", "has_bf16", "device", "dtype", "why"),
+    [
+        (SMALL, True, "auto", "float32", "exact"),
+        (LARGE, True, "auto", "bfloat16", "the CPU computes in bfloat16"),
+        (LARGE, False, "auto", "float32", "no bfloat16 instructions"),
+        (replace(LARGE, checkpoint_dtype="float16"), True, "auto", "float16", "would take 124%"),
+        (SMALL, False, "cuda", "bfloat16", "what the checkpoint holds"),
+    ],
+)
+def test_dtype(model: ModelFacts, has_bf16: bool, device: str, dtype: str, why: str) -> None:
+    machine = replace(MACHINE, has_bf16=has_bf16, cuda_devices=1, gpu_memory_available=40 * GIB)
+    device = "cpu" if device == "auto" else device
+    value, reason = reasons(EngineOptions(device=device), model, machine)["dtype"]
+    assert value == dtype
+    assert why in reason
+
+
+def test_cuda_is_taken_where_it_is_and_refused_where_not() -> None:
+    machine = replace(MACHINE, cuda_devices=2, gpu_memory_available=40 * GIB)
+    assert resolve(EngineOptions(), SMALL, machine).options.device == "cuda"
+    with pytest.raises(ConfigError, match="--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu"):
+        resolve(EngineOptions(device="cuda"), SMALL, MACHINE)
+
+
+def test_kv_cache_size_rules() -> None:
+    value, reason = reasons(EngineOptions())["kv_cache_memory"]
+    assert "64 sequences of a quarter of 2048 tokens" in reason
+    assert 64 * 512 * 256 * 6 * 4 <= value < 1.1 * 64 * 512 * 256 * 6 * 4
+    medium = replace(LARGE, context_length=32_768)
+    value, reason = reasons(EngineOptions(dtype="bfloat16"), medium)["kv_cache_memory"]
+    assert (value, reason) == (6 * GIB, "a quarter of the available memory")
+    value, reason = reasons(EngineOptions(dtype="bfloat16"), LARGE)["kv_cache_memory"]
+    assert value > 131_072 * 2048 * 32 * 2
+    assert "one sequence of the full 131072 tokens" in reason
+    assert "kv_cache_memory" not in reasons(EngineOptions(kv_cache_memory=10_000))
+
+
+def test_sliding_layers_count_their_window_only() -> None:
+    sliding = replace(SMALL, layers=(LayerFacts(256, 100), LayerFacts(256)))
+    assert sliding.cache_bytes(50, 2) == 2 * 256 * 100
+    assert sliding.cache_bytes(1000, 2) == 2 * 256 * 1100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": "tpu"}, "--device is 'tpu'; allowed: auto, cpu, cuda"),
+        ({"dtype": "int8"}, "--dtype is 'int8'; allowed: auto, float32, bfloat16, float16"),
+        ({"isa": "sse9"}, "--isa is 'sse9'; allowed: auto, generic, avx2, avx512, amx"),
+        ({"isa": "amx"}, "--isa is 'amx'; allowed: auto, avx512, avx2, generic on this machine"),
+        ({"policy": "lifo"}, "--policy is 'lifo'; allowed: fcfs, priority"),
+        ({"threads": 0}, "--threads is 0; allowed: an integer from 1 to 1024"),
+        ({"threads": True}, "--threads is True"),
+        ({"max_num_seqs": -1}, "--max-num-seqs is -1"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens is 0"),
+        ({"max_model_len": 2.5}, "--max-model-len is 2.5"),
+        ({"max_model_len": 2049}, "--max-model-len is 2049; allowed: at most 2048, the context length of tiny"),
+        ({"block_size": None}, "--block-size is None"),
+        ({"block_size": 2048}, "--block-size is 2048; allowed: an integer from 1 to 1024"),
+        ({"kv_cache_memory": 2**63}, "--kv-cache-memory is"),
+        ({"kv_blocks": 1}, "--kv-blocks is 1; allowed: an integer from 2"),
+        ({"depth": 2}, "--depth is 2; allowed: an integer from 0 to 1"),
+        ({"seed": 2**64}, "--seed is"),
+        ({"model": ""}, "--model is ''"),
+        ({"served_model_name": ""}, "--served-model-name is ''"),
+        ({"enable_prefix_caching": "yes"}, "--enable-prefix-caching is 'yes'; allowed: true, false"),
+    ],
+)
+def test_bad_options_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(replace(EngineOptions(), **change), SMALL, MACHINE)
+    assert message in str(caught.value)

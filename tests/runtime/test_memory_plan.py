@@ -1,0 +1,201 @@
+"""The memory plan: sums, shares, shrinking, and remedies that work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.config.errors import MemoryPlanError
+from penstock.config.resolve import LayerFacts, ModelFacts
+from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.kv_cache import KVCache
+from penstock.runtime.memory_plan import (
+    MemoryLimits,
+    MemoryPlan,
+    activation_bytes,
+    format_bytes,
+    plan_memory,
+    planned_groups,
+)
+
+
+def model(parameters: int = 1_000_000, windows: tuple[int | None, ...] = (None, None)) -> ModelFacts:
+    return ModelFacts(
+        name="m",
+        parameters=parameters,
+        file_bytes=2 * parameters,
+        checkpoint_dtype="bfloat16",
+        context_length=4096,
+        vocab_size=1000,
+        hidden_size=64,
+        intermediate_size=128,
+        attention_size=64,
+        layers=tuple(LayerFacts(64, window) for window in windows),
+    )
+
+
+def limits(available: int, **changes: object) -> MemoryLimits:
+    base = MemoryLimits(available, max_model_len=4096, max_num_seqs=8, max_num_batched_tokens=256)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def plan(facts: ModelFacts, bounds: MemoryLimits, dtype_bytes: int = 4) -> MemoryPlan:
+    return plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=dtype_bytes, limits=bounds)
+
+
+def test_full_model_takes_all_that_is_left() -> None:
+    facts, bounds = model(), limits(50_000_000)
+    found = plan(facts, bounds)
+    block = 16 * 128 * 4
+    assert found.weights_bytes == 4_000_000
+    assert found.weights_file_bytes == 2_000_000
+    assert found.kv_block_bytes == (block,)
+    left = 50_000_000 - 4_000_000 - activation_bytes(facts, bounds, 4)
+    assert found.kv_blocks == (left // block,)
+    assert found.kv_bytes == found.kv_blocks[0] * block
+    assert found.max_concurrent_full_length == (found.kv_blocks[0] - 1) / 256
+    assert found.total_bytes <= found.available_bytes
+    assert found.notes == ()
+
+
+def test_table_says_everything_in_words() -> None:
+    rows = plan(model(), limits(50_000_000)).table()
+    assert [row[0] for row in rows] == ["weights", "KV cache", "activations", "total"]
+    assert rows[0][1:] == ("3.8 MiB", "1.9 MiB in the checkpoint")
+    assert "sequences of 4,096 tokens" in rows[1][2]
+    assert [format_bytes(n) for n in (0, 1023, 1536, 3 * 2**30, 5 * 2**41)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 GiB",
+        "10.0 TiB",
+    ]
+
+
+def test_sliding_groups_get_only_what_they_can_use() -> None:
+    facts = model(windows=(512, 512, 512, None))
+    found = plan(facts, limits(400_000_000))
+    rows = 8 * (512 // 16 + 1) + 256 // 16
+    assert found.kv_blocks[0] == 1 + rows + rows // 2
+    assert found.kv_blocks[1] > 10 * found.kv_blocks[0]
+    without = plan(facts, limits(400_000_000, enable_prefix_caching=False))
+    assert without.kv_blocks[0] == 1 + rows
+    assert without.kv_blocks[1] > found.kv_blocks[1]
+
+
+def test_a_tight_budget_leaves_full_groups_at_least_half_of_the_rest() -> None:
+    facts = model(windows=(512, 512, 512, None))
+    least = 64 * 4 * 16 * (3 * (1 + 49) + 1 + 256)
+    found = plan(facts, limits(400_000_000, kv_cache_memory=least + 1_000_000))
+    extra_full = (found.kv_blocks[1] - 257) * found.kv_block_bytes[1]
+    assert 500_000 - found.kv_block_bytes[1] <= extra_full <= 520_000
+    assert found.kv_blocks[0] > 50
+    assert found.max_concurrent_full_length >= 1
+
+
+def test_an_unset_context_shrinks_with_the_reason() -> None:
+    found = plan(model(), limits(6_000_000, max_model_len_fixed=False))
+    assert found.max_model_len < 4096
+    assert found.max_model_len % 16 == 0
+    assert f"the context is {found.max_model_len} tokens instead of the model's 4096" in found.notes[0]
+    assert found.max_concurrent_full_length >= 1
+
+
+def test_a_set_context_is_refused_with_missing_bytes_and_remedy() -> None:
+    with pytest.raises(MemoryPlanError, match=r"(\d+) bytes are missing; start with --max-model-len (\d+)") as caught:
+        plan(model(), limits(6_000_000))
+    missing, length = map(int, re.search(r"(\d+) bytes.*len (\d+)", str(caught.value)).groups())  # type: ignore[union-attr]
+    assert plan(model(), limits(6_000_000, max_model_len=length)).max_model_len == length
+    assert plan(model(), limits(6_000_000 + missing)).max_model_len == 4096
+    with pytest.raises(MemoryPlanError):
+        plan(model(), limits(6_000_000 + missing - 1))
+
+
+def test_weights_that_do_not_fit_name_bfloat16_only_where_it_helps() -> None:
+    with pytest.raises(MemoryPlanError, match="start with --dtype bfloat16"):
+        plan(model(100_000_000), limits(300_000_000))
+    with pytest.raises(MemoryPlanError, match="take a smaller model"):
+        plan(model(100_000_000), limits(100_000_000))
+    with pytest.raises(MemoryPlanError, match="take a smaller model"):
+        plan(model(100_000_000), limits(150_000_000), dtype_bytes=2)
+
+
+def test_kv_overrides() -> None:
+    assert plan(model(), limits(50_000_000, kv_blocks=77)).kv_blocks == (77,)
+    small = plan(model(), limits(50_000_000, kv_blocks=77))
+    assert small.notes == ("--kv-blocks 77 is less than one sequence of 4096 tokens",)
+    with pytest.raises(MemoryPlanError, match=r"--kv-blocks 99999 needs .*start with --kv-blocks \d+"):
+        plan(model(), limits(50_000_000, kv_blocks=99_999))
+    with pytest.raises(MemoryPlanError, match=r"--kv-cache-memory asks for .*start with --kv-cache-memory \d+"):
+        plan(model(), limits(50_000_000, kv_cache_memory=2**40))
+    derived = plan(model(), limits(50_000_000, kv_cache_memory=2**40, kv_cache_memory_fixed=False))
+    assert "instead of 1.0 TiB" in derived.notes[0]
+    raised = plan(model(), limits(50_000_000, kv_cache_memory=1, kv_cache_memory_fixed=False))
+    assert raised.max_concurrent_full_length == 1
+
+
+def remedied(bounds: MemoryLimits, message: str) -> tuple[MemoryLimits, int] | None:
+    """The limits after the remedy in an error message, and the bytes of the compute type; None if it has none."""
+    flags = (
+        dict(re.findall(r"--([a-z-]+) (\w+)", message.rsplit("start with", 1)[1])) if "start with" in message else {}
+    )
+    if not flags:
+        return None
+    names = {"max-model-len": "max_model_len", "kv-cache-memory": "kv_cache_memory", "kv-blocks": "kv_blocks"}
+    changes = {names[flag]: int(value) for flag, value in flags.items() if flag in names}
+    return replace(bounds, **changes), 2 if flags.get("dtype") == "bfloat16" else 4  # type: ignore[arg-type]
+
+
+bounds_strategy = st.builds(
+    MemoryLimits,
+    available_bytes=st.integers(1, 2**28),
+    max_model_len=st.integers(1, 20_000),
+    max_num_seqs=st.integers(1, 100),
+    max_num_batched_tokens=st.integers(1, 3000),
+    block_size=st.sampled_from([1, 7, 16, 32]),
+    max_model_len_fixed=st.booleans(),
+    kv_cache_memory=st.none() | st.integers(1, 2**27),
+    kv_cache_memory_fixed=st.booleans(),
+    kv_blocks=st.none() | st.integers(2, 5000),
+    enable_prefix_caching=st.booleans(),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    bounds=bounds_strategy,
+    parameters=st.integers(1, 2**26),
+    windows=st.lists(st.sampled_from([None, 16, 100, 1024]), min_size=1, max_size=4).map(tuple),
+)
+def test_every_plan_fits_and_every_remedy_works(
+    bounds: MemoryLimits, parameters: int, windows: tuple[int | None, ...]
+) -> None:
+    facts = model(parameters, windows)
+    dtype_bytes = 4
+    try:
+        found = plan(facts, bounds)
+    except MemoryPlanError as error:
+        retry = remedied(bounds, str(error))
+        if retry is None:
+            return
+        bounds, dtype_bytes = retry
+        found = plan(facts, bounds, dtype_bytes)
+    assert found.total_bytes <= bounds.available_bytes
+    assert found.max_model_len <= bounds.max_model_len
+    assert len(found.kv_blocks) == len(set(windows))
+    if bounds.kv_blocks is None:
+        assert found.max_concurrent_full_length >= 1
+        cache = KVCache(planned_groups(facts), found.kv_blocks, bounds.block_size)
+        assert cache.can_hold(found.max_model_len, bounds.max_num_batched_tokens)
+
+
+def test_planned_groups_follow_the_layers_order() -> None:
+    groups = planned_groups(model(windows=(8, None, 8, 8)))
+    assert groups == (
+        CacheGroup(CacheKind.SLIDING, 8, (0, 2, 3), 192),
+        CacheGroup(CacheKind.FULL, None, (1,), 64),
+    )
