@@ -22,7 +22,13 @@ CHUNKS, HITS, PREEMPTIONS, COMPANY, DEPTHS = (1, 7, 16, 512), ("miss", "partial"
 def make_engine(model: Path, chunk: int, depth: int) -> Engine:
     engine, _ = build_engine(
         EngineOptions(
-            model=str(model), dtype="float32", max_chunk_tokens=chunk, max_num_seqs=8, kv_blocks=200, depth=depth
+            model=str(model),
+            dtype="float32",
+            threads=1,
+            max_chunk_tokens=chunk,
+            max_num_seqs=8,
+            kv_blocks=200,
+            depth=depth,
         )
     )
     return engine
@@ -104,7 +110,7 @@ def test_greedy_answers_are_identical_on_every_axis(
 
 def test_running_out_of_memory_changes_no_answer(story: tuple[Path, tuple[int, ...], list[int]]) -> None:
     model, prompt, truth = story
-    engine, _ = build_engine(EngineOptions(model=str(model), dtype="float32", max_num_seqs=6, kv_blocks=15))
+    engine, _ = build_engine(EngineOptions(model=str(model), dtype="float32", threads=1, max_num_seqs=6, kv_blocks=15))
     for i in range(6):
         engine.add(ask(f"r{i}", prompt))
     for i in range(6):
@@ -117,7 +123,7 @@ def test_running_out_of_memory_changes_no_answer(story: tuple[Path, tuple[int, .
 
 def test_the_concierge_gives_its_reference_answers_in_one_batch(shared_data: Path) -> None:
     golden = json.loads((shared_data / "models" / "penstock-concierge" / "greedy.json").read_text())
-    engine, _ = build_engine(EngineOptions(dtype="float32"))
+    engine, _ = build_engine(EngineOptions(dtype="float32", threads=1))
     for i, case in enumerate(golden):
         request = ask(str(i), tuple(case["prompt_ids"]), 64)
         engine.add(EngineRequest(request.request_id, request.prompt_ids, request.sampling, stop_ids=(2, 0)))
