@@ -23,7 +23,7 @@ from penstock.engine.api import Delta, EngineInfo
 from penstock.engine.frontend import Frontend
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.engine.thread_client import ThreadClient
+from penstock.engine.thread_client import THREAD_NAME, ThreadClient
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
@@ -475,6 +475,9 @@ async def _gather(calls: Sequence[functools.partial[Answer]]) -> list[Completion
 
 def _shut_down(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     """Ends engine, loop and threads; runs at close, when the LLM is dropped, or at interpreter exit."""
+    if threading.current_thread().name in (THREAD_NAME, thread.name):  # dropped by one of them: it cannot wait here
+        threading.Thread(target=_shut_down, args=(llm, loop, thread), daemon=True).start()
+        return
     closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)
     try:
         closing.result()

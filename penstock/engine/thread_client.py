@@ -18,6 +18,7 @@ from penstock.engine.streams import OutputStream, StreamTable
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
 
+THREAD_NAME = "penstock-engine"
 _log = logging.getLogger(__name__)
 _Item = EngineRequest | str | asyncio.Future[EngineStats] | None
 """What the thread is told: a request to add, an id to cancel, a future to fill with statistics, or None to end."""
@@ -41,6 +42,7 @@ class ThreadClient:
         self._latest = EngineStats()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._finished = asyncio.Event()
 
     async def start(self) -> EngineInfo:
         """Builds the engine in its thread; whatever that raises is raised here."""
@@ -48,7 +50,7 @@ class ThreadClient:
             raise EngineDeadError("This engine was started before; make a new one.")
         self._loop = asyncio.get_running_loop()
         ready: asyncio.Future[EngineInfo] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._main, args=(ready,), name="penstock-engine", daemon=True)
+        self._thread = threading.Thread(target=self._main, args=(ready,), name=THREAD_NAME, daemon=True)
         self._thread.start()
         try:
             self._info = await ready
@@ -91,8 +93,9 @@ class ThreadClient:
         """Ends the thread after the step it is in; unfinished branches get an ERROR output."""
         self._inbox.put(None)
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-        self._ended("The engine was closed.")
+            await self._finished.wait()
+            self._thread.join()
+        self._state = EngineState.STOPPED
 
     # ---- below: the engine's thread
 
@@ -107,6 +110,7 @@ class ThreadClient:
             engine, info = self._factory()
         except BaseException as error:
             self._post(_settle, ready, error)
+            self._post(self._ended, "The engine could not start.")
             return
         driver = EngineDriver(engine, self)
         self._post(_settle, ready, info)
@@ -146,6 +150,7 @@ class ThreadClient:
     def _ended(self, message: str) -> None:
         """In the event loop: nothing will come from the thread any more."""
         self._state = EngineState.STOPPED
+        self._finished.set()
         self._streams.fail_all(message)
         while not self._inbox.empty():
             item = self._inbox.get()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,6 +141,55 @@ def test_dropped_object_frees_its_threads() -> None:
     del llm
     gc.collect()
     assert not engine_threads()
+
+
+EXIT = """
+import penstock.engine.llm as module
+from tests.engine.support import null_engine
+module._build = lambda options: null_engine()
+llm = module.LLM()
+print(len(llm.generate("a", max_tokens=3)[0].outputs[0].token_ids))
+"""
+
+
+def test_program_that_closes_nothing_ends_cleanly() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=20, cwd=Path(__file__).parents[2]
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_dropped_by_its_own_thread() -> None:
+    llm = [LLM()]
+    asyncio.run_coroutine_threadsafe(_drop(llm), llm[0]._loop)
+    deadline = time.monotonic() + 10
+    while engine_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not engine_threads()
+
+
+async def _drop(llm: list[LLM]) -> None:
+    llm.clear()
+
+
+def test_interrupt_cancels_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.llm._build", lambda _: null_engine(wrap=lambda runner: Slow(runner, 0.01)))
+    with LLM() as llm:
+        loop = llm._loop
+        main = threading.main_thread().ident
+        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["x"] * 64, max_tokens=1900, ignore_eos=True)
+        timer.join()
+
+        async def settled() -> None:
+            while (await llm._async.stats()).running:
+                await asyncio.sleep(0.01)
+
+        asyncio.run_coroutine_threadsafe(settled(), loop).result(10)
+        assert llm.stats().cancelled
+        assert len(llm.generate("a", max_tokens=3)[0].outputs[0].token_ids) == 3
 
 
 def test_engine_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
