@@ -1,0 +1,103 @@
+"""Configurations that cannot be built are refused by name; model files stay small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import penstock.models
+from penstock.config.errors import CheckpointError
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
+from penstock.models.registry import ARCHITECTURES, Model, build_model
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def build(**fields: Any) -> Model:
+    config = {name: value for name, value in {**LLAMA, **fields}.items() if value != "absent"}
+    return build_model(config, resolve_kernels(KernelContext("cpu", "float32")), dtype=torch.float32)
+
+
+def test_defaults():
+    model = build()
+    assert model.cache_specs[0].num_kv_heads == 4
+    assert model.cache_specs[0].key_dim == 6
+    assert (model.max_positions, model.vocab_size) == (64, 50)
+    assert build(rope_theta=None, num_key_value_heads=None).cache_specs == model.cache_specs
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"architectures": ["FooForCausalLM"]}, "FooForCausalLM.*LlamaForCausalLM"),
+        ({"architectures": []}, "architectures"),
+        ({"architectures": "absent"}, "architectures"),
+        ({"hidden_size": "absent"}, "hidden_size is missing"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
+        ({"num_attention_heads": True}, "num_attention_heads is True"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3.*4 attention heads"),
+        ({"hidden_size": 25}, "hidden_size is 25"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'.*silu"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+        ({"attention_bias": "yes"}, "attention_bias is 'yes'"),
+        ({"rope_parameters": 5}, "rope_parameters is 5"),
+        ({"rope_scaling": {"type": "su", "factor": 2.0}}, "type is 'su'.*yarn"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq.*mxfp4"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "moe_intermediate_size is missing"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": "0"}, "mlp_only_layers"),
+        ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 2}, "experts_per_token is missing"),
+        ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1"),
+        ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention", "chunked"]}, "chunked"),
+        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional"),
+    ],
+)
+def test_refusals_name_the_field(fields: dict[str, Any], named: str):
+    with pytest.raises(CheckpointError, match=named):
+        build(**fields)
+
+
+def test_a_second_architecture_name_is_tried():
+    assert build(architectures=["Unknown", "MistralForCausalLM"]).vocab_size == 50
+
+
+def test_gemma_3_files_that_state_little():
+    """Published vision-language files leave the text model's head counts and vocabulary out."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 7, "sliding_window": 1024}
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    model = build_model(config, resolve_kernels(KernelContext("cpu", "float32")), dtype=torch.float32)
+    assert [spec.window for spec in model.cache_specs] == [1024] * 5 + [None, 1024]
+    assert (model.vocab_size, model.max_positions) == (262_208, 131_072)
+    assert model.cache_specs[0].elements_per_token == 2 * 4 * 256
+
+
+def test_model_files_stay_small():
+    folder = Path(penstock.models.__file__).parent
+    lines = {path.name: len(path.read_text().splitlines()) for path in folder.glob("*.py")}
+    families = {
+        "llama.py",
+        "mistral.py",
+        "qwen2.py",
+        "qwen3.py",
+        "qwen3_moe.py",
+        "mixtral.py",
+        "gemma3.py",
+        "gpt_oss.py",
+    }
+    assert families <= set(lines)
+    assert {name: count for name, count in lines.items() if name in families and count > 150} == {}
+    assert lines["mistral.py"] <= 40
+    assert len(ARCHITECTURES) >= len(families)
