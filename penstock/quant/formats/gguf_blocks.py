@@ -123,8 +123,7 @@ def _decode_q6_k(blocks: Bytes) -> Floats:
 
 def _decode_mxfp4(blocks: Bytes) -> Floats:
     values = E2M1_DOUBLED[_low_nibbles_first(blocks[:, 1:])]
-    with np.errstate(over="ignore"):
-        return half_scale(blocks[:, :1]) * values
+    return half_scale(blocks[:, :1]) * values
 
 
 BLOCK_FORMATS: tuple[Format, ...] = (

@@ -11,8 +11,7 @@ from penstock.quant.formats.record import Bytes, Floats, Format
 
 def _numpy_decoder(dtype: str) -> Callable[[Bytes], Floats]:
     def decode(blocks: Bytes) -> Floats:
-        with np.errstate(over="ignore"):
-            return blocks.view(dtype).astype(np.float32)
+        return blocks.view(dtype).astype(np.float32)
 
     return decode
 
