@@ -1,0 +1,141 @@
+"""`penstock doctor`: what this machine offers, what Penstock makes of it, and why."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock import __version__
+from penstock.config.errors import CheckpointError
+from penstock.config.options import ServerOptions
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def doctor(
+    dtype: Annotated[str, typer.Option("--dtype", help="The compute type to choose kernels for.")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what this machine offers and what Penstock makes of it."""
+    found = examine(dtype)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        _print(found)
+
+
+def examine(dtype: str = "float32") -> dict[str, Any]:
+    """Everything that is reported, as plain values.
+
+    Raises:
+        ConfigError: the compute type is unknown.
+    """
+    from penstock.config.options import EngineOptions
+    from penstock.config.resolve import validate
+
+    validate(EngineOptions(dtype=dtype))
+    from penstock.engine.build import kernel_decisions, measure_machine
+    from penstock.kernels.api import resolve_kernels
+    from penstock.kernels.cpu import native
+    from penstock.kernels.registry import KernelContext
+
+    machine = measure_machine()
+    device = "cuda" if machine.cuda_devices else "cpu"
+    isa = machine.isas[0] if machine.isas else "none"
+    compute = "float32" if dtype == "auto" else dtype
+    kernels = resolve_kernels(KernelContext(device, compute, isa))
+    return {
+        "penstock": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": {
+            "name": cpu_name(),
+            "cores_usable": machine.cores,
+            "features": native.cpu_features(),
+            "bfloat16": machine.has_bf16,
+        },
+        "memory": {"total_bytes": machine.memory_total, "available_bytes": machine.memory_available},
+        "native_library": {
+            "loaded": native.available(),
+            "why_not": native.unavailable_reason(),
+            "built_for": list(native.built_isas()),
+            "usable": list(machine.isas),
+            "in_use": isa,
+        },
+        "torch": {"version": importlib.metadata.version("torch"), "cuda_devices": machine.cuda_devices},
+        "kernels": {
+            "device": device,
+            "dtype": compute,
+            "ops": [{"op": d.name, "implementation": d.value, "reason": d.reason} for d in kernel_decisions(kernels)],
+        },
+        "bundled_model": _bundled_model(),
+        "port": port_state(ServerOptions().host, ServerOptions().port),
+    }
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        match = None
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def _bundled_model() -> dict[str, Any]:
+    from penstock.weights.open import bundled_model_path
+
+    try:
+        return {"present": True, "path": str(bundled_model_path())}
+    except CheckpointError as error:
+        return {"present": False, "why_not": str(error)}
+
+
+def port_state(host: str, port: int) -> dict[str, Any]:
+    """Whether `penstock serve` could listen there now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return {"host": host, "port": port, "free": False, "why_not": error.strerror or str(error)}
+    return {"host": host, "port": port, "free": True}
+
+
+def _print(found: dict[str, Any]) -> None:
+    from penstock.cli.terminal import print_table
+    from penstock.runtime.memory_plan import format_bytes
+
+    cpu, memory, native = found["cpu"], found["memory"], found["native_library"]
+    usable = [name for name, there in cpu["features"].items() if there]
+    lacking = [name for name, there in cpu["features"].items() if not there]
+    library = f"loaded, uses {native['in_use']} (built for {', '.join(native['built_for'])})"
+    model, port = found["bundled_model"], found["port"]
+    rows = (
+        ("penstock", f"{found['penstock']} on Python {found['python']} ({sys.executable})"),
+        ("system", found["system"]),
+        ("processor", f"{cpu['name']}, {cpu['cores_usable']} cores usable"),
+        ("features", f"{', '.join(usable) or 'unknown'}" + (f"; not: {', '.join(lacking)}" if lacking else "")),
+        ("memory", f"{format_bytes(memory['available_bytes'])} available of {format_bytes(memory['total_bytes'])}"),
+        ("native library", library if native["loaded"] else f"missing: {native['why_not']}"),
+        ("torch", f"{found['torch']['version']}, {found['torch']['cuda_devices']} GPUs"),
+        ("bundled model", f"present at {model['path']}" if model["present"] else f"missing: {model['why_not']}"),
+        (f"port {port['port']}", "free" if port["free"] else f"taken: {port['why_not']}; choose another with --port"),
+    )
+    print_table("Machine", ("", ""), rows)
+    kernels = found["kernels"]
+    typer.echo()
+    print_table(
+        f"Kernels for {kernels['dtype']} on {kernels['device']}",
+        ("op", "implementation", "why not a better one"),
+        [(op["op"], op["implementation"], op["reason"]) for op in kernels["ops"]],
+    )

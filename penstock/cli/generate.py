@@ -1,0 +1,103 @@
+"""`penstock generate`: raw completion of a text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.options import option_fields, takes_engine_options, takes_sampling
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@takes_engine_options
+@takes_sampling
+def generate(
+    engine: EngineOptions,
+    sampling: dict[str, Any],
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The text to continue. Default: standard input.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")] = False,
+    logprobs: Annotated[int | None, typer.Option("--logprobs", help="Alternatives listed with each token.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+) -> None:
+    """Continue a text; no chat template."""
+    from penstock.cli.terminal import configure_logging, status
+
+    configure_logging(quiet=True)
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise ConfigError("there is nothing to continue; give --prompt TEXT, or a text on standard input.")
+        prompt = sys.stdin.read()
+    sampling |= {"ignore_eos": ignore_eos, "seed": engine.seed}
+    if as_json or logprobs is not None:
+        sampling["logprobs"] = logprobs or 0
+    with asyncio.Runner() as runner:
+        result = runner.run(_generate(engine, prompt, sampling, streamed=not as_json, waiting=status))
+    typer.echo(json.dumps(result, ensure_ascii=False) if as_json else "")
+
+
+async def _generate(
+    engine: EngineOptions, prompt: str, sampling: dict[str, Any], *, streamed: bool, waiting: Any
+) -> dict[str, Any]:
+    from penstock.core.request import FinishReason, GenerationRequest
+    from penstock.engine.llm import AsyncLLM
+
+    began = time.perf_counter()
+    llm = AsyncLLM(**option_fields(replace(engine)))
+    try:
+        params = llm.sampling(**sampling)
+        with waiting(f"Loading {engine.model}"):
+            frontend = await llm.start()
+        sent = time.perf_counter()
+        generation = await frontend.generate(GenerationRequest("generate", params, prompt=prompt))
+        deltas, first = [], None
+        async for delta in generation:
+            if delta.token_ids and first is None:
+                first = time.perf_counter()
+            deltas.append(delta)
+            if streamed:
+                typer.echo(delta.text, nl=False)
+        ended = time.perf_counter()
+    finally:
+        await llm.close()
+    token_ids = [token for delta in deltas for token in delta.token_ids]
+    if deltas[-1].finish_reason is FinishReason.ERROR:
+        raise ConfigError(deltas[-1].error or "the engine stopped before the answer ended.")
+    logprobs = [entry for delta in deltas for entry in delta.logprobs]
+    return {
+        "text": "".join(delta.text for delta in deltas),
+        "token_ids": token_ids,
+        "logprobs": [
+            {"token": e.token, "logprob": e.logprob, "rank": e.rank, "top": [list(pair) for pair in e.top]}
+            for e in logprobs
+        ],
+        "finish_reason": deltas[-1].finish_reason,
+        "usage": {
+            "prompt_tokens": len(generation.prompt_ids),
+            "completion_tokens": len(token_ids),
+            "total_tokens": len(generation.prompt_ids) + len(token_ids),
+            "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+        },
+        "timings": _timings(began, sent, first or ended, ended, len(token_ids)),
+    }
+
+
+def _timings(began: float, sent: float, first: float, ended: float, tokens: int) -> dict[str, float | None]:
+    """Milliseconds to load, to the first token and in all; tokens a second after the first."""
+    return {
+        "load_ms": 1e3 * (sent - began),
+        "ttft_ms": 1e3 * (first - sent),
+        "total_ms": 1e3 * (ended - sent),
+        "output_tokens_per_s": (tokens - 1) / (ended - first) if tokens > 1 and ended > first else None,
+    }

@@ -1,0 +1,98 @@
+"""The `penstock` command. Sub-commands live in one module each and are imported when they are called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any, cast
+
+import typer
+from typer.core import TyperGroup
+
+from penstock import __version__
+
+_COMMANDS = (
+    ("serve", "Serve a model over HTTP, with OpenAI's API."),
+    ("run", "Chat with a model, or ask it once."),
+    ("generate", "Continue a text; no chat template."),
+    ("bench", "Measure latency, throughput or a running server."),
+    ("doctor", "Say what this machine offers and what Penstock makes of it."),
+    ("plan", "Say what memory a model needs, without loading it."),
+)
+_HELP = """One engine for running and serving large language models.
+
+Start with `penstock run`: a small model that ships with Penstock answers at once, offline."""
+
+
+class LazyGroup(TyperGroup):
+    """Knows its commands by name and a line of help; a command's module is imported when it is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name in self.commands:
+            command = cast(Any, typer.main.get_command(import_module(f"penstock.cli.{name}").app))
+            command.name = name
+            self.commands[name] = command
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; a deliberate error is one line on standard error and exit code 1."""
+        from penstock.config.environment import read_environment
+        from penstock.config.errors import PenstockError
+
+        try:
+            debug = read_environment().log_level == "debug"
+        except PenstockError as error:
+            raise _failure(error) from None
+        try:
+            return super().invoke(ctx)
+        except PenstockError as error:
+            if debug:
+                raise
+            raise _failure(error) from None
+
+
+def _failure(error: Exception) -> typer.Exit:
+    typer.echo(f"penstock: {error}", err=True)
+    return typer.Exit(1)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    help=_HELP,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+for _name, _line in _COMMANDS:
+    app.command(_name, help=_line)(lambda: None)
+
+
+def main() -> None:
+    """Entry point of the `penstock` script."""
+    try:
+        app(prog_name="penstock")
+    except BrokenPipeError:  # the reader of our output has gone, for example `| head`
+        sys.stderr.close()
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Flags that several commands share, kept in tables: a command gets the whole group as one object."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from penstock.config.environment import read_environment
+from penstock.config.options import EngineOptions, ServerOptions
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_MODEL, _MEMORY, _SCHEDULING, _COMPUTE = "Model", "Memory", "Scheduling", "Compute"
+_NETWORK, _SAMPLING = "Network", "Sampling"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as 2GiB, 512MB, 1.5g or 1048576; K, KiB and kiB are 1024, KB is 1000.
+
+    Raises:
+        typer.BadParameter: it is no size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size; write for example 2GiB, 512MiB or a number of bytes.")
+    number, unit, suffix = match.groups()
+    decimal = bool(unit) and (suffix or "").lower() == "b"
+    return int(float(number) * (1000 if decimal else 1024) ** _UNITS[unit.lower()])
+
+
+def flag(
+    name: str, kind: Any, default: Any, panel: str, help: str, *spellings: str, **settings: Any
+) -> inspect.Parameter:
+    """A keyword parameter that Typer turns into an option; without spellings its flag is the name with dashes."""
+    option = typer.Option(
+        *(spellings or ("--" + name.replace("_", "-"),)), help=help, rich_help_panel=panel, **settings
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def _model(metavar: str = "[MODEL]", default: str | None = None) -> inspect.Parameter:
+    help = "A Hugging Face folder or a .gguf file; without it the small model that ships with Penstock."
+    argument = typer.Argument(metavar=metavar, help=help, show_default=False)
+    annotation = Annotated[str | None, argument]
+    return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+MODEL_FLAGS = (
+    _model(),
+    flag("device", str, "auto", _COMPUTE, "Where to compute: auto, cpu or cuda."),
+    flag("dtype", str, "auto", _COMPUTE, "Type of weights and compute: auto, float32, bfloat16 or float16."),
+    flag("isa", str | None, None, _COMPUTE, "Force an instruction set: generic, avx2, avx512, amx. Default: the best."),
+    flag("threads", int | None, None, _COMPUTE, "Threads of the kernels. Default: the cores this process may use."),
+    flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
+    flag("max_num_seqs", int | None, None, _SCHEDULING, "Most sequences in one step."),
+    flag("max_num_batched_tokens", int | None, None, _SCHEDULING, "Most tokens in one step."),
+    flag("max_chunk_tokens", int | None, None, _SCHEDULING,
+         "Most tokens of one request in a step, so that long prompts advance side by side."),
+    flag("block_size", int, 16, _MEMORY, "Tokens in one block of the KV cache."),
+    flag("kv_cache_memory", str | None, None, _MEMORY, "KV cache size, for example 2GiB. Default: from what is free.",
+         "--kv-cache-memory", "--kv-cache-memory-bytes", metavar="SIZE"),
+    flag("kv_blocks", int | None, None, _MEMORY, "Exact number of KV blocks; comes before --kv-cache-memory."),
+    flag("enable_prefix_caching", bool, True, _MEMORY, "Reuse computed prefixes across requests.",
+         "--enable-prefix-caching/--no-enable-prefix-caching"),
+    flag("policy", str, "fcfs", _SCHEDULING, "Who is served first: fcfs or priority.", "--scheduling-policy"),
+    flag("depth", int, 0, _SCHEDULING, "Steps planned ahead of the one that runs: 0 or 1.", "--depth"),
+    flag("async_scheduling", bool, False, _SCHEDULING, "The same as --depth 1.", "--async-scheduling"),
+    flag("seed", int, 0, _COMPUTE, "Where random streams start; equal seeds give equal answers."),
+)  # fmt: skip
+SERVED_NAME_FLAG = flag("served_model_name", str | None, None, _MODEL, "The name clients use. Default: the folder's.")
+SERVER_FLAGS = (
+    flag("host", str, "127.0.0.1", _NETWORK, "Address to listen on; a public one needs --api-key."),
+    flag("port", int, 8000, _NETWORK, "Port to listen on; 0 lets the system choose."),
+    flag("api_key", list[str] | None, None, _NETWORK,
+         "A key clients must send as a bearer token; repeatable. Also: environment variable PENSTOCK_API_KEY."),
+    flag("allowed_origins", list[str] | None, None, _NETWORK, "A web origin that may call the API; repeatable.",
+         "--allowed-origins", "--allowed-origin"),
+    flag("drain_timeout", float, 30.0, _NETWORK, "Seconds that running requests get after SIGTERM."),
+)  # fmt: skip
+SAMPLING_FLAGS = (
+    flag("max_tokens", int | None, None, _SAMPLING, "Most tokens to generate. Default: up to the context length."),
+    flag("temperature", float | None, None, _SAMPLING, "0 always takes the most probable token."),
+    flag("top_k", int | None, None, _SAMPLING, "Draw among the k most probable tokens; 0 keeps all."),
+    flag("top_p", float | None, None, _SAMPLING, "Draw among the smallest set with this probability."),
+    flag("min_p", float | None, None, _SAMPLING, "Drop tokens below this share of the largest probability."),
+    flag("repetition_penalty", float | None, None, _SAMPLING, "Above 1 discourages tokens already seen."),
+    flag("presence_penalty", float | None, None, _SAMPLING, "Subtracted from tokens already generated."),
+    flag("frequency_penalty", float | None, None, _SAMPLING, "Subtracted once per occurrence."),
+    flag("stop", list[str] | None, None, _SAMPLING, "A text that ends the answer; repeatable."),
+)
+
+
+def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
+    chosen = dict(given)
+    environment = read_environment()
+    chosen["model"] = chosen["model"] or environment.model or EngineOptions().model
+    chosen["isa"] = chosen["isa"] or environment.isa or "auto"
+    chosen["threads"] = chosen["threads"] or environment.threads
+    if chosen["kv_cache_memory"] is not None:
+        chosen["kv_cache_memory"] = parse_bytes(chosen["kv_cache_memory"])
+    if chosen.pop("async_scheduling"):
+        chosen["depth"] = 1
+    return EngineOptions(**chosen)
+
+
+def _server_options(given: Mapping[str, Any]) -> ServerOptions:
+    chosen = dict(given)
+    chosen["api_keys"] = tuple(chosen.pop("api_key") or read_environment().api_keys)
+    chosen["allowed_origins"] = tuple(chosen["allowed_origins"] or ())
+    return ServerOptions(**chosen)
+
+
+def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Only what was given: the rest are the model's own defaults."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if v is not None and v != []}
+
+
+def takes(
+    name: str, parameters: Iterable[inspect.Parameter], make: Callable[[Mapping[str, Any]], Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: the command's parameter `name` becomes these flags, and it is called with make(their values)."""
+    group = tuple(parameters)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != name]
+        signature = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*group, *own)]
+
+        @functools.wraps(command)
+        def call(**given: Any) -> Any:
+            values = {p.name: given.pop(p.name) for p in group}
+            return command(**given, **{name: make(values)})
+
+        setattr(call, "__signature__", inspect.Signature(signature))  # noqa: B010 - mypy knows no such attribute
+        call.__annotations__ = {p.name: p.annotation for p in signature}
+        return call
+
+    return decorate
+
+
+takes_engine_options = takes("engine", MODEL_FLAGS, _engine_options)
+takes_named_engine_options = takes("engine", (*MODEL_FLAGS, SERVED_NAME_FLAG), _engine_options)
+takes_server_options = takes("server", SERVER_FLAGS, _server_options)
+takes_sampling = takes("sampling", SAMPLING_FLAGS, _sampling)
+
+
+def option_fields(options: EngineOptions) -> dict[str, Any]:
+    """The options as keywords for `LLM`."""
+    return {field.name: getattr(options, field.name) for field in fields(options)}

@@ -1,0 +1,98 @@
+"""`penstock plan`: what memory a model needs, without loading it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import takes_engine_options
+from penstock.config.errors import MemoryPlanError
+from penstock.config.options import EngineOptions
+
+if TYPE_CHECKING:
+    from penstock.engine.build import Prepared
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@takes_engine_options
+def plan(
+    engine: EngineOptions,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what memory a model needs, without loading it. Exit code 1 says that it does not fit."""
+    from penstock.engine.build import prepare
+
+    try:
+        prepared = prepare(engine)
+    except MemoryPlanError as error:
+        if not as_json:
+            raise
+        typer.echo(json.dumps({"fits": False, "error": str(error)}))
+        raise typer.Exit(1) from None
+    facts = describe(prepared)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        _print(prepared, facts)
+
+
+def describe(prepared: Prepared) -> dict[str, Any]:
+    """The plan as plain values; sizes in bytes."""
+    made, options = prepared.plan, prepared.options
+    return {
+        "fits": True,
+        "model": prepared.facts.name,
+        "parameters": prepared.facts.parameters,
+        "dtype": options.dtype,
+        "device": options.device,
+        "max_model_len": made.max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "block_size": options.block_size,
+        "kv_blocks": list(made.kv_blocks),
+        "bytes": {
+            "weights_on_disk": made.weights_file_bytes,
+            "weights_resident": made.weights_bytes,
+            "kv_cache": made.kv_bytes,
+            "activations": made.activation_bytes,
+            "total": made.total_bytes,
+            "available": made.available_bytes,
+            "free": made.available_bytes - made.total_bytes,
+        },
+        "full_length_sequences": made.max_concurrent_full_length,
+        "settings": [{"name": s.name, "value": s.value, "reason": s.reason} for s in prepared.settings],
+        "notes": list(made.notes),
+    }
+
+
+def _print(prepared: Prepared, facts: dict[str, Any]) -> None:
+    from penstock.cli.terminal import print_table
+    from penstock.runtime.memory_plan import format_bytes
+
+    sizes = facts["bytes"]
+    blocks = " + ".join(f"{count:,}" for count in facts["kv_blocks"])
+    rows = (
+        ("weights on disk", "weights_on_disk", f"{facts['parameters']:,} parameters"),
+        ("weights resident", "weights_resident", facts["dtype"]),
+        ("KV cache", "kv_cache", f"{blocks} blocks of {facts['block_size']} tokens"),
+        ("activations", "activations", "largest step, estimated"),
+        ("total", "total", f"on {facts['device']}"),
+        ("free", "free", f"of {format_bytes(sizes['available'])} available now"),
+    )
+    print_table(
+        f"Memory for {facts['model']}",
+        ("what", "size", "remark"),
+        [(what, format_bytes(sizes[key]), remark) for what, key, remark in rows],
+    )
+    count, length = facts["full_length_sequences"], facts["max_model_len"]
+    typer.echo(
+        f"\n{count:.1f} sequences of the full {length:,} tokens fit; at most {facts['max_num_seqs']} run at once.\n"
+    )
+    settings = [(s["name"], s["value"], s["reason"]) for s in facts["settings"]]
+    print_table("Derived settings", ("setting", "value", "because"), settings)
+    for note in facts["notes"]:
+        typer.echo(f"Note: {note}.")

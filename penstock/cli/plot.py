@@ -1,0 +1,48 @@
+"""A picture of a load test: the distribution of each latency. Needs matplotlib (the extra `bench`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.cli.measure import RequestRecord
+from penstock.config.errors import ConfigError
+
+_KINDS = (".png", ".svg")
+
+
+def check_plot(path: Path) -> None:
+    """Raises ConfigError if a plot could not be written to `path`."""
+    if path.suffix.lower() not in _KINDS:
+        raise ConfigError(f"--plot is {str(path)!r}; allowed: a file that ends in {' or '.join(_KINDS)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot names {path}, but there is no folder {path.parent}.")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; install it with: pip install 'penstock[bench]'.")
+
+
+def plot_latencies(records: Sequence[RequestRecord], path: Path, *, title: str) -> None:
+    """Draws cumulative distributions of TTFT, TPOT, ITL and E2EL (ms, logarithmic) of the completed requests."""
+    check_plot(path)
+    from matplotlib.figure import Figure
+
+    done = [record for record in records if record.error is None]
+    panels = (
+        ("TTFT", [record.ttft for record in done]),
+        ("TPOT", [record.tpot for record in done if record.tpot is not None]),
+        ("ITL", [gap for record in done for gap in record.itl]),
+        ("E2EL", [record.e2el for record in done]),
+    )
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure.suptitle(f"{title}: {len(done)} of {len(records)} requests completed")
+    for axes, (name, seconds) in zip(figure.subplots(2, 2).flat, panels, strict=True):
+        values = sorted(1e3 * value for value in seconds)
+        if values:
+            axes.step(values, [(rank + 1) / len(values) for rank in range(len(values))], where="post")
+        axes.set_xscale("log" if values and values[0] > 0 else "linear")
+        axes.set_xlabel(f"{name}, ms")
+        axes.set_ylabel("share of samples")
+        axes.set_ylim(0, 1.02)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=144)

@@ -1,0 +1,73 @@
+"""How commands speak to a person: tables, progress, the log. Rich is imported only where something is shown."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from penstock.config.environment import read_environment
+
+
+def configure_logging(*, quiet: bool) -> None:
+    """Sends the log to standard error at PENSTOCK_LOG_LEVEL; a quiet command raises it to warnings, save for debug."""
+    chosen = read_environment().log_level
+    level = "warning" if quiet and chosen == "info" else chosen
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> None:
+    """A table on standard output; with `numbers` every column but the first is aligned to the right."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if numbers and index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+@contextmanager
+def status(message: str) -> Iterator[None]:
+    """Shows that something takes its time, on standard error, if that is a terminal; nothing of it stays."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
+
+
+@contextmanager
+def loading_bar() -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to tell (bytes loaded, bytes in all); draws a bar on standard error if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("Loading weights"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task("weights", start=True, total=None)
+
+    def told(done: int, total: int) -> None:
+        if not progress.live.is_started and done < total:
+            progress.start()
+        progress.update(task, completed=done, total=total)
+        if done >= total:
+            progress.stop()
+
+    try:
+        yield told
+    finally:
+        progress.stop()
