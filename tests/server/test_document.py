@@ -29,6 +29,16 @@ OPERATIONS = [
 ]
 
 
+# Without these, which well-formed requests rarely have right, more requests reach the engine.
+OFTEN_REFUSED = frozenset({
+    *("model", "max_tokens", "max_completion_tokens", "min_tokens", "best_of", "suffix", "tools", "tool_choice"),
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("modalities", "audio", "functions", "function_call", "web_search_options", "use_beam_search", "length_penalty"),
+    *("stream_options", "logit_bias", "allowed_token_ids", "stop_token_ids", "top_logprobs", "chat_template_kwargs"),
+    *("continue_final_message", "prompt_logprobs"),
+})  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def fuzzed(text: TextPipeline) -> Iterator[Running]:
     with running(ScriptedClient(script_of(text), text.vocab_size), text) as server:
@@ -55,6 +65,7 @@ def test_requests_of_the_document(fuzzed: Running, method: str, path: str, examp
     schema = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
     operation = schema[path][method]
     seen: set[int] = set()
+    count = 0
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
@@ -66,6 +77,10 @@ def test_requests_of_the_document(fuzzed: Running, method: str, path: str, examp
         suppress_health_check=list(HealthCheck),
     )
     def run(case: schemathesis.Case) -> None:
+        nonlocal count
+        count += 1
+        if isinstance(case.body, dict) and count % 2:
+            case.body = {name: value for name, value in case.body.items() if name not in OFTEN_REFUSED}
         response = case.call(timeout=20)
         seen.add(response.status_code)
         case.validate_response(response, checks=list(CHECKS))
