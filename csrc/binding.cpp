@@ -83,7 +83,8 @@ void check_rows(const std::vector<SamplerRow*>& rows, std::int64_t vocab) {
 }
 
 void sample(Matrix<const float> logits, const std::vector<SamplerRow*>& rows, Vector<const std::int64_t> positions,
-            Vector<std::int64_t> tokens, Vector<std::uint8_t> errors, std::optional<Matrix<const std::uint32_t>> masks) {
+            Vector<std::int64_t> tokens, Vector<std::uint8_t> errors,
+            std::optional<Matrix<const std::uint32_t>> masks) {
     const std::int64_t count = length(logits.shape(0)), vocab = length(logits.shape(1));
     require(length(rows.size()) == count && length(positions.shape(0)) == count && length(tokens.shape(0)) == count &&
                 length(errors.shape(0)) == count,
@@ -126,8 +127,9 @@ void logprobs(Matrix<const float> logits, Vector<const std::int64_t> targets, Ve
             "logits, targets and outputs differ in length.");
     require(top <= vocab, "more alternatives are asked for than the vocabulary has tokens.");
     for (std::int64_t i = 0; i < count; ++i)
-        require(targets.data()[i] >= 0 && targets.data()[i] < vocab,
-                "target id " + std::to_string(targets.data()[i]) + " is outside the vocabulary of " + std::to_string(vocab) + ".");
+        require(targets.data()[i] >= 0 && targets.data()[i] < vocab, "target id " + std::to_string(targets.data()[i]) +
+                                                                         " is outside the vocabulary of " +
+                                                                         std::to_string(vocab) + ".");
     nb::gil_scoped_release release;
     const OpTable& table = ops();
     parallel_for(count, rows_in_chunk(std::max<std::int64_t>(vocab, 1)), [&](std::int64_t begin, std::int64_t end) {
@@ -146,8 +148,8 @@ void dequantize_blocks(const std::string& format, Vector<const std::uint8_t> dat
     const auto* at = std::ranges::find(block_layouts, format, &BlockLayout::name);
     require(at != std::end(block_layouts), "block format \"" + format + "\" has no native decoder.");
     const std::int64_t bytes = length(data.shape(0)), blocks = bytes / at->bytes;
-    require(bytes % at->bytes == 0, std::to_string(bytes) + " bytes are not whole blocks of " + std::to_string(at->bytes) +
-                                        " bytes (" + format + ").");
+    require(bytes % at->bytes == 0, std::to_string(bytes) + " bytes are not whole blocks of " +
+                                        std::to_string(at->bytes) + " bytes (" + format + ").");
     require(length(out.shape(0)) == blocks * at->elements,
             std::to_string(blocks) + " blocks of " + format + " decode to " + std::to_string(blocks * at->elements) +
                 " values, the output holds " + std::to_string(out.shape(0)) + ".");
@@ -204,13 +206,17 @@ NB_MODULE(_native, m) {
     m.def("built_isas", [] { return names(built_isas()); }, "Those in this build, worst first.");
     m.def("refusal", &refusal, "isa"_a, "features"_a = nb::none(),
           "Why an instruction set cannot be used (on a machine with these features), or None.");
-    m.def("select_isa", [](const std::string& isa) { raise_refusal(select_isa(isa)); }, "isa"_a,
-          "Uses an instruction set from now on; ValueError: unknown name, RuntimeError: not possible here.");
-    m.def("cpu_features", [] {
-        std::map<std::string, bool> out;
-        for (const Feature& f : cpu_features()) out.emplace(f.name, f.usable);
-        return out;
-    }, "Which features the processor has and the operating system lets programs use.");
+    m.def(
+        "select_isa", [](const std::string& isa) { raise_refusal(select_isa(isa)); }, "isa"_a,
+        "Uses an instruction set from now on; ValueError: unknown name, RuntimeError: not possible here.");
+    m.def(
+        "cpu_features",
+        [] {
+            std::map<std::string, bool> out;
+            for (const Feature& f : cpu_features()) out.emplace(f.name, f.usable);
+            return out;
+        },
+        "Which features the processor has and the operating system lets programs use.");
     m.def("num_threads", &num_threads);
     m.def("set_num_threads", &set_num_threads, "threads"_a);
 }

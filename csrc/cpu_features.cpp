@@ -37,9 +37,9 @@ auto detect() {
     const Registers one = cpuid(1, 0), seven = cpuid(7, 0), more = seven.eax >= 1 ? cpuid(7, 1) : Registers{};
     const std::uint64_t saved = saved_registers(bit(one.ecx, 27));
     const auto saves = [&](std::uint64_t mask) { return (saved & mask) == mask; };
-    const bool ymm = saves(0x6);               // XMM, YMM
-    const bool zmm = saves(0xe6);              // and opmask, upper halves of ZMM0-15, ZMM16-31
-    const bool tiles = saves(0x60000);         // TILECFG, TILEDATA
+    const bool ymm = saves(0x6);        // XMM, YMM
+    const bool zmm = saves(0xe6);       // and opmask, upper halves of ZMM0-15, ZMM16-31
+    const bool tiles = saves(0x60000);  // TILECFG, TILEDATA
     return std::to_array<Feature>({
         {"sse4_2", bit(one.ecx, 20)},
         {"os_ymm", ymm},

@@ -97,7 +97,8 @@ std::vector<std::string_view> built_isas() {
 Verdict judge(std::string_view name, std::span<const Feature> features) {
     const Isa* isa = find(name);
     const std::string quoted = '"' + std::string(name) + '"';
-    if (!isa) return {Refusal::unknown, "instruction set " + quoted + " is not one of auto, " + join(known_isas()) + "."};
+    if (!isa)
+        return {Refusal::unknown, "instruction set " + quoted + " is not one of auto, " + join(known_isas()) + "."};
     if (!isa->table)
         return {Refusal::not_built, "this build of penstock has no ops for instruction set " + quoted + "; it has " +
                                         join(built_isas()) + ". Choose one of those or auto."};

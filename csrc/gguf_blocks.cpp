@@ -90,8 +90,7 @@ void q2_k(const u8* block, float* out) {
         const float least = dmin * static_cast<float>(block[group] >> 4);
         const u8* q = block + 16 + group / 8 * 32 + group % 2 * 16;
         const int shift = group % 8 / 2 * 2;
-        for (int i = 0; i < 16; ++i)
-            out[group * 16 + i] = scale * static_cast<float>(q[i] >> shift & 3) - least;
+        for (int i = 0; i < 16; ++i) out[group * 16 + i] = scale * static_cast<float>(q[i] >> shift & 3) - least;
     }
 }
 
@@ -188,8 +187,8 @@ void decode_all(const u8* blocks, std::int64_t num_blocks, const BlockLayout& la
 
 using DecodeAll = void (*)(const u8*, std::int64_t, const BlockLayout&, float*);
 constexpr DecodeAll decoders[] = {
-    decode_all<f16>,  decode_all<bf16>, decode_all<q4_0>, decode_all<q4_1>, decode_all<q5_0>,
-    decode_all<q5_1>, decode_all<q8_0>, decode_all<q2_k>, decode_all<q3_k>, decode_all<q4_k>,
+    decode_all<f16>,  decode_all<bf16>, decode_all<q4_0>,  decode_all<q4_1>, decode_all<q5_0>,
+    decode_all<q5_1>, decode_all<q8_0>, decode_all<q2_k>,  decode_all<q3_k>, decode_all<q4_k>,
     decode_all<q5_k>, decode_all<q6_k>, decode_all<mxfp4>,
 };
 static_assert(sizeof(decoders) / sizeof(decoders[0]) == static_cast<std::size_t>(BlockFormat::count));

@@ -45,9 +45,9 @@ struct Scratch {
 
 struct Logprobs {
     double logprob;
-    std::int64_t rank;           // 1 is the most probable; equal logits rank by token id
-    std::int32_t* top_ids;       // [top]
-    double* top_logprobs;        // [top]
+    std::int64_t rank;      // 1 is the most probable; equal logits rank by token id
+    std::int32_t* top_ids;  // [top]
+    double* top_logprobs;   // [top]
 };
 
 struct SampledRow {
@@ -64,8 +64,8 @@ struct BlockLayout {
 };
 
 inline constexpr BlockLayout block_layouts[] = {
-    {"f16", 1, 2},      {"bf16", 1, 2},     {"q4_0", 32, 18},   {"q4_1", 32, 20},   {"q5_0", 32, 22},
-    {"q5_1", 32, 24},   {"q8_0", 32, 34},   {"q2_k", 256, 84},  {"q3_k", 256, 110}, {"q4_k", 256, 144},
+    {"f16", 1, 2},      {"bf16", 1, 2},     {"q4_0", 32, 18},  {"q4_1", 32, 20},   {"q5_0", 32, 22},
+    {"q5_1", 32, 24},   {"q8_0", 32, 34},   {"q2_k", 256, 84}, {"q3_k", 256, 110}, {"q4_k", 256, 144},
     {"q5_k", 256, 176}, {"q6_k", 256, 210}, {"mxfp4", 32, 17},
 };
 static_assert(sizeof(block_layouts) / sizeof(block_layouts[0]) == static_cast<std::size_t>(BlockFormat::count));

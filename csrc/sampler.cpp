@@ -116,11 +116,11 @@ Cut cut_by_mass(const std::uint64_t* keys, int bits, const double* weights, std:
 
 void keep_by_mass(Candidates& list, int bits, double target, const Scratch& scratch) {
     const double least = 1e-300;
-    const Cut cut = cut_by_mass(scratch.keys, bits, list.weights, list.count, target > least ? target : least, scratch.index);
+    const Cut cut =
+        cut_by_mass(scratch.keys, bits, list.weights, list.count, target > least ? target : least, scratch.index);
     std::int64_t ties = cut.ties;
-    list.filter([&](std::int64_t i) {
-        return scratch.keys[i] < cut.key || (scratch.keys[i] == cut.key && ties-- > 0);
-    });
+    list.filter(
+        [&](std::int64_t i) { return scratch.keys[i] < cut.key || (scratch.keys[i] == cut.key && ties-- > 0); });
 }
 
 // Keys that ascend as finite logits descend.

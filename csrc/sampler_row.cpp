@@ -14,8 +14,8 @@ constexpr double least_positive = std::numeric_limits<double>::denorm_min();
 
 void check_range(const char* name, double value, double low, double high) {
     if (!(value >= low && value <= high))
-        throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) + "; allowed: " +
-                                    std::to_string(low) + " to " + std::to_string(high) + ".");
+        throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) +
+                                    "; allowed: " + std::to_string(low) + " to " + std::to_string(high) + ".");
 }
 
 }  // namespace
@@ -45,7 +45,8 @@ SamplerRow::SamplerRow(const RowSettings& s)
     }
     if (s.restrict_to_allowed) {
         allowed_.resize(static_cast<std::size_t>((vocab_ + 31) / 32));
-        for (const auto token : s.allowed_ids) allowed_[static_cast<std::size_t>(checked(token) / 32)] |= 1u << token % 32;
+        for (const auto token : s.allowed_ids)
+            allowed_[static_cast<std::size_t>(checked(token) / 32)] |= 1u << token % 32;
     }
     for (const auto token : s.stop_ids) stop_ids_.push_back(checked(token));
     for (const auto& word : s.bad_words) {

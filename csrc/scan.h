@@ -62,9 +62,18 @@ static inline vec::F64 exp_nonpositive(vec::F64 x) {
     const vec::F64 n = shifted - shift;
     const vec::F64 r = (clamped - n * vec::splat(0x1.62e42feep-1)) - n * vec::splat(0x1.a39ef35793c76p-33);
     vec::F64 sum = vec::splat(1.0 / 6227020800.0);
-    constexpr double coefficients[] = {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0,
-                                       1.0 / 40320.0,     1.0 / 5040.0,     1.0 / 720.0,     1.0 / 120.0,
-                                       1.0 / 24.0,        1.0 / 6.0,        0.5,             1.0,
+    constexpr double coefficients[] = {1.0 / 479001600.0,
+                                       1.0 / 39916800.0,
+                                       1.0 / 3628800.0,
+                                       1.0 / 362880.0,
+                                       1.0 / 40320.0,
+                                       1.0 / 5040.0,
+                                       1.0 / 720.0,
+                                       1.0 / 120.0,
+                                       1.0 / 24.0,
+                                       1.0 / 6.0,
+                                       0.5,
+                                       1.0,
                                        1.0};
     for (const double c : coefficients) sum = sum * r + vec::splat(c);
     return vec::zero_below(sum * vec::exp2_of_shifted(shifted), x, low);
@@ -106,7 +115,8 @@ static inline void store_weights(const float* logits, std::int64_t size, float m
     }
 }
 
-// Writes ids and logits of the tokens with logit >= threshold, in order of id; returns how many. -infinity never counts.
+// Writes ids and logits of the tokens with logit >= threshold, in order of id; returns how many. -infinity never
+// counts.
 static inline std::int64_t collect(const float* logits, std::int64_t size, float threshold, std::uint32_t* ids,
                                    float* values) {
     const vec::F32 at_least = vec::splat(threshold > least_finite ? threshold : least_finite);

@@ -8,10 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <memory>
-#include <utility>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace penstock {
@@ -21,10 +22,17 @@ struct Job {
     const std::function<void(std::int64_t, std::int64_t)>& work;
     std::int64_t count, chunk;
     std::atomic<std::int64_t> next{0};
+    std::atomic_flag failed = ATOMIC_FLAG_INIT;
+    std::exception_ptr failure{};  // the first one, written by the thread that set `failed`
 
     void run() {
-        for (std::int64_t at; (at = next.fetch_add(chunk, std::memory_order_relaxed)) < count;)
-            work(at, std::min(at + chunk, count));
+        try {
+            for (std::int64_t at; (at = next.fetch_add(chunk, std::memory_order_relaxed)) < count;)
+                work(at, std::min(at + chunk, count));
+        } catch (...) {
+            next.store(count);
+            if (!failed.test_and_set()) failure = std::current_exception();
+        }
     }
 };
 
@@ -47,6 +55,7 @@ public:
         std::unique_lock lock(mutex);
         done.wait(lock, [&] { return running == 0; });
         current = nullptr;
+        if (job.failure) std::rethrow_exception(job.failure);
     }
 
 private:

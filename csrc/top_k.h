@@ -40,7 +40,8 @@ struct TopHeap {
 };
 
 // Fills ids and values with the min(k, size) tokens that rank first, as a heap; returns how many.
-static inline TopHeap top_heap(const float* logits, std::int64_t size, std::int64_t k, std::uint32_t* ids, float* values) {
+static inline TopHeap top_heap(const float* logits, std::int64_t size, std::int64_t k, std::uint32_t* ids,
+                               float* values) {
     TopHeap heap{ids, values, k < size ? k : size};
     for (std::int64_t i = 0; i < heap.size; ++i) {
         ids[i] = static_cast<std::uint32_t>(i);

@@ -91,6 +91,15 @@ void share_work() {
             for (std::int64_t i = begin; i < end; ++i) ++touched[static_cast<std::size_t>(i)];
         });
         for (const int times : touched) require(times == 1, "every item once");
+        bool thrown = false;
+        try {
+            parallel_for(100, 1, [](std::int64_t begin, std::int64_t end) {
+                if (begin <= 50 && 50 < end) throw std::runtime_error("fifty");
+            });
+        } catch (const std::runtime_error&) {
+            thrown = true;
+        }
+        require(thrown, "an exception reaches the caller");
     }
 }
 
