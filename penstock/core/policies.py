@@ -103,16 +103,6 @@ class Gate(Protocol):
         """Whether the candidate must wait."""
 
 
-class RowGate:
-    """No more branches than rows."""
-
-    name = "rows"
-    passable = False
-
-    def holds(self, admission: Admission) -> bool:
-        return admission.free_rows == 0
-
-
 class PrefixInFlightGate:
     """A prefix that another branch is computing is waited for, not computed twice."""
 
@@ -139,4 +129,4 @@ class MemoryGate:
 
 
 def default_gates() -> tuple[Gate, ...]:
-    return (RowGate(), PrefixInFlightGate(), MemoryGate())
+    return (PrefixInFlightGate(), MemoryGate())

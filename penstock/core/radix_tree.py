@@ -404,7 +404,7 @@ class RadixTree:
                 assert node is root or node.filled or node.owner is not None or node.children or node.users
                 assert not (self._essential and node.filled) or all(node.blocks[g] for g in self._essential)
                 for child in node.children.values():
-                    assert child.parent is node and child.depth == node.depth + len(child.key)
+                    assert (child.parent, child.depth) == (node, node.depth + len(child.key))
                 for g, block in enumerate(node.blocks):
                     if block != NULL_BLOCK:
                         assert block not in held[g], f"block {block} of group {g} is in two nodes"

@@ -16,7 +16,7 @@ from penstock.config.options import SchedulerOptions
 from penstock.core.branch import Branch, BranchState
 from penstock.core.cache_spec import CacheGroup
 from penstock.core.kv_cache import KVCache
-from penstock.core.policies import Admission, Gate, Policy, default_gates, policy_named
+from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_gates, policy_named
 from penstock.core.protocol import CacheOp, NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
 from penstock.core.radix_tree import Match
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
@@ -87,6 +87,8 @@ class Scheduler:
         self._outputs: list[EngineOutput] = []
         self._next_step = 0
         self._arrivals = 0
+        self._departures = 0
+        self._blocked: tuple[Branch, int] | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -215,13 +217,13 @@ class Scheduler:
 
     def _admit(self, draft: _Draft) -> None:
         """Admits waiting branches in order as long as rows, tokens and gates allow."""
-        if not self.waiting or draft.budget <= 0:
+        if not self.waiting or not self._free_rows or draft.budget <= 0 or self._nothing_left():
             return
         reserved = [0] * len(self.cache.pools)
         for branch in self.running:
             self._reserve(branch, reserved)
         index = 0
-        while index < len(self.waiting) and draft.budget > 0:
+        while index < len(self.waiting) and self._free_rows and draft.budget > 0:
             branch = self.waiting[index]
             if branch.last_step > self.cache.committed_step or self._still_waits(branch):
                 index += 1
@@ -232,6 +234,8 @@ class Scheduler:
                 self.counters.held_back[gate.name] += 1
                 branch.awaits = (match.owner, match.pending) if match.pending > match.tokens else None
                 if not gate.passable:
+                    if isinstance(gate, MemoryGate):
+                        self._blocked = (branch, self._departures)
                     break
                 index += 1
                 continue
@@ -239,6 +243,10 @@ class Scheduler:
                 break
             self._reserve(branch, reserved)
             self.waiting.pop(index)
+
+    def _nothing_left(self) -> bool:
+        """Whether the first in the queue lacks memory and nobody has left since (saves matching it in every step)."""
+        return self._blocked == (self.waiting[0], self._departures) and bool(self.running)
 
     def _reserve(self, branch: Branch, reserved: list[int]) -> None:
         """Adds what a running branch will still need, one block of growth included."""
@@ -324,6 +332,7 @@ class Scheduler:
         insort(self.waiting, branch, key=self._policy.key)
 
     def _leave_batch(self, branch: Branch, *, keep: bool) -> None:
+        self._departures += 1
         del self.running[self._position(self.running, branch)]
         self.cache.release(branch, keep=keep)
         if branch.last_step > self.cache.committed_step:
@@ -404,7 +413,9 @@ class Scheduler:
 
     def _step_over(self, step: int) -> None:
         self.cache.step_committed(step)
-        self._free_rows += self._leaving_rows.pop(step, [])
+        if step in self._leaving_rows:
+            self._departures += 1  # their blocks are free only now
+            self._free_rows += self._leaving_rows.pop(step)
 
     def _accept(self, branch: Branch, row: RowResult) -> None:
         """Appends sampled tokens and ends the branch where they say so."""
@@ -482,7 +493,11 @@ class Scheduler:
         assert self.waiting == sorted(self.waiting, key=self._policy.key)
         assert all(b.hold is not None and b.row >= 0 for b in self.running)
         assert all(b.hold is None and b.row < 0 for b in self.waiting)
-        rows = [b.row for b in self.running] + self._free_rows + [row for rows in self._leaving_rows.values() for row in rows]
+        rows = (
+            [b.row for b in self.running]
+            + self._free_rows
+            + [row for rows in self._leaving_rows.values() for row in rows]
+        )
         assert sorted(rows) == list(range(self.options.max_num_seqs)), "a row is lost or doubled"
         for branch in self.running:
             assert branch.committed <= branch.computed <= branch.known
