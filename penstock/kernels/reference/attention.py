@@ -18,6 +18,7 @@ from torch.nn import functional
 SHARED_QUERIES = 8  # rows with at most this many queries are batched with rows of as many
 SCRATCH_ELEMENTS = 2**19  # key elements gathered by one task: 2 MiB in float32
 MASK_ELEMENTS = 2**21  # mask elements of one task
+SCORE_ELEMENTS = 2**22  # scores written out at a time, where torch's fused attention does not apply
 KEY_MULTIPLE = 16  # keys of a task are padded to a multiple, so that a row's sums split alike whatever its mates
 
 
@@ -96,7 +97,10 @@ def _pieces(query_lens: Sequence[int], context_lens: Sequence[int], window: int 
     """Cuts every row into pieces whose mask stays small; few-query rows come first, by query count and context."""
     pieces: list[_Piece] = []
     for row, (queries, context) in enumerate(zip(query_lens, context_lens, strict=True)):
-        step = queries if queries <= SHARED_QUERIES else max(SHARED_QUERIES, MASK_ELEMENTS // context)
+        masked = context > queries or (window is not None and context > window)
+        step = queries
+        if masked and queries > SHARED_QUERIES:
+            step = min(queries, max(SHARED_QUERIES, MASK_ELEMENTS // context))
         for first in range(context - queries, context, step or 1):
             low = 0 if window is None else max(0, first - window + 1)
             pieces.append(_Piece(row, first, min(step, context - first), low))
@@ -243,20 +247,23 @@ def _attend(
     sinks: Tensor | None,
     soft_cap: float | None,
 ) -> None:
-    """The formula written out, for scores with sinks or a soft cap."""
+    """The formula written out, for scores with sinks or a soft cap; some queries of all rows at a time."""
     rows, queries, kv_heads = task.rows, task.queries, key.shape[1]
     grouped = query.view(rows, queries, kv_heads, -1, query.shape[-1]).permute(0, 2, 3, 1, 4)
-    scores = torch.matmul(grouped, key[:, :, None].transpose(-1, -2)).float().mul_(scale)  # [rows, K, group, Q, C]
-    if soft_cap is not None:
-        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
-    if task.mask is not None:
-        scores += task.mask.unsqueeze(1)
-    else:
-        causal = torch.ones(queries, task.keys, dtype=torch.bool, device=query.device).triu_(1)
-        scores.masked_fill_(causal, float("-inf"))
-    if sinks is not None:
-        sink = sinks.view(kv_heads, -1, 1, 1).expand(rows, -1, -1, queries, 1)
-        scores = torch.cat((scores, sink), dim=-1)
-    weights = scores.softmax(dim=-1)[..., : task.keys].to(value.dtype)
-    result = torch.matmul(weights, value[:, :, None])
-    out.view(rows, queries, kv_heads, -1, out.shape[-1]).copy_(result.permute(0, 3, 1, 2, 4))
+    target = out.view(rows, queries, kv_heads, -1, out.shape[-1]).permute(0, 2, 3, 1, 4)
+    turned = key[:, :, None].transpose(-1, -2)
+    step = max(1, SCORE_ELEMENTS // (rows * query.shape[1] * task.keys))
+    for begin in range(0, queries, step):
+        part = slice(begin, begin + step)
+        scores = torch.matmul(grouped[..., part, :], turned).float().mul_(scale)  # [rows, K, group, Q, C]
+        if soft_cap is not None:
+            scores.div_(soft_cap).tanh_().mul_(soft_cap)
+        if task.mask is not None:
+            scores += task.mask[:, :, part].unsqueeze(1)
+        else:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu_(begin + 1)
+            scores.masked_fill_(later, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
+        weights = scores.softmax(dim=-1)[..., : task.keys].to(value.dtype)
+        target[..., part, :] = torch.matmul(weights, value[:, :, None])
