@@ -13,7 +13,8 @@ from penstock.text.sandbox import TemplateSandbox
 
 _DEFAULT: Final = "default"
 _TOOL_USE: Final = "tool_use"
-_END_MARK: Final = "\ue000END-OF-FINAL-MESSAGE\ue001 "  # ends in a space to see whether the template trims
+# Survives escaping (plain letters); ends in a space, which shows whether the template trims.
+_END_MARK: Final = "PENSTOCK_END_OF_FINAL_MESSAGE "
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 _MAX_DEPTH: Final = limits.MAX_JSON_DEPTH + 8
 _RESERVED: Final = frozenset(
@@ -100,6 +101,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,

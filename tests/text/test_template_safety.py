@@ -1,0 +1,185 @@
+"""A hostile template can neither reach Python nor use up time or memory; it ends with a TemplateError."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.config import limits
+from penstock.config.errors import TemplateError
+from penstock.text.template import ChatTemplate
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+NS = "{% set ns = namespace(x=[1], s='ab', l=[], n=99999) %}{% for i in range(1000) %}"
+END = "{% endfor %}{{ ns.x }}{{ ns.s }}{{ ns.n }}{{ ns.l|length }}"
+
+BOMBS = {
+    "range": "{% for i in range(10**9) %}x{% endfor %}",
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "filtered loops": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "string times": "{{ 'a' * 10**10 }}",
+    "string times, twice": "{% set x = 'a' * 10**6 %}{{ (x * 1000)|length }}",
+    "list times": "{{ ([1] * 10**9)|length }}",
+    "recursive macro": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "branching macro": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "recursive loop": "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "doubling by ~": NS + "{% set ns.s = ns.s ~ ns.s %}" + END,
+    "doubling by +": NS + "{% set ns.s = ns.s + ns.s %}" + END,
+    "doubling by set": NS + "{% set y %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = y %}" + END,
+    "doubling by format": NS + "{% set ns.s = '{}{}'.format(ns.s, ns.s) %}" + END,
+    "doubling by %": NS + "{% set ns.s = '%s%s' % (ns.s, ns.s) %}" + END,
+    "nested lists": NS + "{% set ns.x = [ns.x, ns.x] %}" + END,
+    "nested dicts": NS + "{% set ns.x = {'a': ns.x, 'b': ns.x} %}" + END,
+    "nested dict calls": NS + "{% set ns.x = dict(a=ns.x, b=ns.x) %}" + END,
+    "nested namespaces": NS + "{% set ns.x = namespace(a=ns.x, b=ns.x) %}" + END,
+    "tojson of nested": NS + "{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x|tojson }}",
+    "many copies": NS + "{% set ns.l = ns.l + ['x' * 10**6 ~ i] %}" + END,
+    "many slices": "{% set b = 'x' * 10**7 %}" + NS + "{% set ns.l = ns.l + [b[1:]] %}" + END,
+    "squaring": NS + "{% set ns.n = ns.n * ns.n %}" + END,
+    "power": "{{ 10 ** (10 ** 10) }}",
+    "huge integer": "{{ ('f' * 10**7)|int(base=16) % 7 }}",
+    "join filter": "{{ ('a' * 10**6)|join('b' * 10**6) }}",
+    "join method": "{{ ('b' * 10**6).join(range(99999)|map('string')) }}",
+    "replace filter": "{{ ('a' * 10**6)|replace('a', 'b' * 10**6) }}",
+    "replace method": "{{ ('a' * 10**6).replace('', 'b' * 10**6) }}",
+    "ljust": "{{ 'a'.ljust(10**10) }}",
+    "zfill": "{{ 'a'.zfill(10**10) }}",
+    "expandtabs": "{{ '\t'.expandtabs(10**10) }}",
+    "format width": "{{ '{:>9999999999}'.format('x') }}",
+    "format given width": "{{ '{:{w}}'.format('x', w=10**10) }}",
+    "format_map width": "{{ '{x:>9999999999}'.format_map({'x': 1}) }}",
+    "printf width": "{{ '%9999999999d' % 1 }}",
+    "printf star": "{{ '%*d'|format(10**9, 1) }}",
+    "indent": "{{ 'a\nb'|indent(10**10) }}",
+    "tojson indent": "{{ [1]|tojson(indent=10**10) }}",
+    "round": "{{ 1|round(10**9) }}",
+    "batch": "{{ [1]|batch(10**9, 'x')|list }}",
+    "to_bytes": "{{ (1).to_bytes(10**10) }}",
+    "split": "{{ ('ab ' * 5000000).split(' ')|length }}",
+    "list of characters": "{{ ('ab' * 5000000)|list|length }}",
+    "title": "{{ ('a ' * 5000000)|title|length }}",
+    "constant text in a loop": "{% set x %}{% for i in range(99999) %}" + "y" * 10**5 + "{% endfor %}{% endset %}",
+    "output": "{% for i in range(99999) %}" + "y" * 1000 + "{% endfor %}",
+    "deep expression": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
+    "deep list": "{{ " + "[" * 5_000 + "]" * 5_000 + " }}",
+    "deep blocks": "{% if true %}" * 3_000 + "{% endif %}" * 3_000,
+}
+
+
+def use(source: str) -> str:
+    return ChatTemplate(source).render(MESSAGES)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_end_with_a_template_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """In another thread than the main one, as servers render. The timeout is shortened to keep the suite fast."""
+    monkeypatch.setattr(limits, "TEMPLATE_TIMEOUT_S", 0.2)
+    assert threading.current_thread() is threading.main_thread()
+    with ThreadPoolExecutor(1) as pool, pytest.raises(TemplateError):
+        pool.submit(use, BOMBS[name]).result(timeout=60)
+
+
+def test_the_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def monotonic() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    monkeypatch.setattr(time, "monotonic", monotonic)
+    with pytest.raises(TemplateError, match="2 s"):
+        use(BOMBS["nested loops"])
+    assert limits.TEMPLATE_TIMEOUT_S <= now[0] < limits.TEMPLATE_TIMEOUT_S + 0.1
+
+
+def test_an_earlier_bomb_does_not_spoil_later_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TEMPLATE_TIMEOUT_S", 0.1)
+    template = ChatTemplate("{% if n == 1 %}" + BOMBS["nested loops"] + "{% endif %}ok")
+    with pytest.raises(TemplateError):
+        template.render(MESSAGES, n=1)
+    assert template.render(MESSAGES, n=2) == "ok"
+
+
+def test_threads_do_not_share_a_budget() -> None:
+    template = ChatTemplate("{% for i in range(n) %}{{ i % 10 }}{% endfor %}")
+    with ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda n: template.render([], n=n), [100, 200, 300, 400] * 5))
+    assert [len(text) for text in texts] == [100, 200, 300, 400] * 5
+
+
+SEEN_AT_LOAD = [
+    "{{ ''.__class__ }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages['__class__'] }}",
+    "{{ ''|attr('x') }}",
+    "{{ []|map(attribute='__class__')|list }}",
+    "{{ '{0.__class__}'.format(1) }}",
+    "{{ cycler.__init__.__globals__ }}",
+    "{{ self._TemplateReference__context }}",
+    "{{ raise_exception.__globals__['os'] }}",
+    "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+    "{% include 'x' %}",
+    "{% import 'x' as y %}",
+    "{% from 'x' import y %}",
+    "{% extends 'x' %}",
+    "{% if false %}{{ ''.__class__ }}{% endif %}",
+    "{{ 'a'|wordwrap(1) }}",
+]
+
+
+@pytest.mark.parametrize("source", SEEN_AT_LOAD)
+def test_what_can_be_seen_is_refused_at_load(source: str) -> None:
+    with pytest.raises(TemplateError, match=r"line 1.*not allowed"):
+        ChatTemplate(source)
+
+
+SEEN_AT_RENDER = [
+    "{{ ''['__cl' ~ 'ass__'] }}",
+    "{{ ('{0.__cl' ~ 'ass__}').format(1) }}",
+    "{{ ('{x.__cl' ~ 'ass__}').format_map({'x': 1}) }}",
+    "{{ ['']|map(attribute='__cl' ~ 'ass__')|list }}",
+    "{{ ['']|map('at' ~ 'tr', '__cl' ~ 'ass__')|list }}",
+    "{{ raise_exception['__glo' ~ 'bals__'] }}",
+    "{{ namespace(**{'_' ~ '_class__': 1}) }}",
+    "{{ messages.append(1) }}",
+    "{{ messages.__getitem__(0).update(a=1) if false else messages[0].update(a=1) }}"[:0]
+    + "{{ messages[0].update(a=1) }}",
+    "{{ lipsum() }}",
+    "{{ ['']|groupby('__cl' ~ 'ass__')|list }}",
+    "{{ messages|selectattr('__cl' ~ 'ass__')|list }}",
+]
+
+
+@pytest.mark.parametrize("source", SEEN_AT_RENDER)
+def test_what_is_hidden_is_refused_at_rendering(source: str) -> None:
+    template = ChatTemplate(source)
+    with pytest.raises(TemplateError):
+        template.render(MESSAGES)
+
+
+def test_a_templates_own_refusal_keeps_its_words() -> None:
+    with pytest.raises(TemplateError, match=r"^Only user and assistant roles!$"):
+        use("{{ raise_exception('Only user and assistant roles!') }}")
+
+
+def test_errors_name_line_or_cause() -> None:
+    with pytest.raises(TemplateError, match="line 2"):
+        ChatTemplate("a\n{% if %}")
+    with pytest.raises(TemplateError, match="'who' is undefined"):
+        use("{{ who.name }}")
+    with pytest.raises(TemplateError, match="1048577 characters"):
+        ChatTemplate("x" * (limits.MAX_TEMPLATE_SOURCE_CHARS + 1))
+
+
+def test_long_ordinary_conversations_are_within_the_budget() -> None:
+    source = (
+        "{% for m in messages %}{% set content = m.content|trim %}{% if m.role == 'user' %}"
+        "{{ '<|user|>' + content + '<|end|>' }}{% else %}{{ '<|assistant|>' ~ content.split('</think>')[-1] }}"
+        "{% endif %}{% endfor %}"
+    )
+    long = [{"role": role, "content": "word " * 400} for role in ("user", "assistant")] * 1000
+    assert len(ChatTemplate(source).render(long)) > 3_900_000
+    assert len(ChatTemplate(source).render([{"role": "user", "content": "x" * 12_000_000}])) > 12_000_000
