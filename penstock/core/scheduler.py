@@ -348,7 +348,10 @@ class Scheduler:
 
     def _seal(self, draft: _Draft) -> StepPlan:
         """Turns the draft into a plan and marks it outstanding."""
-        new_rows, spans, cache_ops, sent = [], [], [], []
+        new_rows: list[NewRow] = []
+        spans: list[RowSpan] = []
+        cache_ops: list[CacheOp] = []
+        sent: list[_Sent] = []
         for branch, span in draft.spans.items():
             if not branch.introduced:
                 branch.introduced = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ class Engine:
         self._depth = scheduler.options.depth
         self._submitted: list[int] = []
         self._steps = 0
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._result = StepResult(-1)
 
     @property
