@@ -24,6 +24,11 @@ from penstock.engine.messages import MessageError
 TERMINATE_S = 5.0
 UNRESPONSIVE_S = 60.0
 _DRAIN_S = 0.05
+# As `python -m penstock.engine.process`, but with this very package and never a module of the current directory, which
+# may be a model folder with Python files in it.
+_PROGRAM = (
+    "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module('penstock.engine.process', None, '__main__')"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -77,9 +82,9 @@ class EngineChild:
             PenstockError: it could not start; the error is the one raised there.
         """
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock.engine.process"),
+            *(sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[2])),
             stdin=asyncio.subprocess.PIPE,
-            stdout=sys.__stderr__,
+            stdout=2,
         )
         self._receiver = asyncio.create_task(self._receive())
         assert self._process.stdin is not None

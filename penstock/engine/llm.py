@@ -8,9 +8,10 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,7 @@ Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 """One chat message as OpenAI spells it, for example {"role": "user", "content": "Hello"}."""
 Params = SamplingParams | None
+Progress = Callable[[int, int], None]
 T = TypeVar("T")
 _IN_FLIGHT = 1024  # requests of one call handed to the engine at a time; the rest wait here
 
@@ -179,18 +181,20 @@ class AsyncLLM:
     loop it is first used in.
     """
 
-    def __init__(self, model: str = "penstock-concierge", **options: Any) -> None:
-        """Takes the fields of `penstock.config.options.EngineOptions` as keywords.
+    def __init__(
+        self, model: str | Path = "penstock-concierge", *, progress: Progress | None = None, **options: Any
+    ) -> None:
+        """Takes the fields of `penstock.config.options.EngineOptions` as keywords; `progress` as in LLM.
 
         Raises:
             ConfigError: an unknown option; the message names the nearest known one.
             CheckpointError: no usable model is there.
         """
-        self._options = engine_options(model, options)
-        self._text = TextPipeline.load(model)
-        self._client = ThreadClient(functools.partial(_build, self._options))
-        name = self._options.served_model_name or model
-        self._frontend = Frontend(self._client, self._text, served_name=name, seed=self._options.seed)
+        chosen = engine_options(str(model), options)
+        self._text = TextPipeline.load(chosen.model)
+        self._client = ThreadClient(functools.partial(_build, chosen, progress))
+        name = chosen.served_model_name or Path(model).name
+        self._frontend = Frontend(self._client, self._text, served_name=name, seed=chosen.seed)
         self._starting: asyncio.Task[EngineInfo] | None = None
         self._ids = itertools.count()
 
@@ -287,11 +291,14 @@ class LLM:
     With an equal model, options, calls and seeds the answers are equal.
     """
 
-    def __init__(self, model: str = "penstock-concierge", **options: Any) -> None:
+    def __init__(
+        self, model: str | Path = "penstock-concierge", *, progress: Progress | None = None, **options: Any
+    ) -> None:
         """Loads a Hugging Face folder, a .gguf file or the bundled model.
 
         Args:
             model: path, or "penstock-concierge".
+            progress: called with (bytes read, bytes in all) while weights load, in the engine's thread.
             options: fields of `penstock.config.options.EngineOptions`, for example dtype="bfloat16", threads=4,
                 max_model_len=4096, seed=1.
 
@@ -300,7 +307,7 @@ class LLM:
             CheckpointError: no usable model is there.
             MemoryPlanError: the model does not fit; the message names the missing bytes and a remedy.
         """
-        self._async = AsyncLLM(model, **options)
+        self._async = AsyncLLM(model, progress=progress, **options)
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="penstock-llm", daemon=True)
         thread.start()
@@ -438,10 +445,10 @@ def _check_names(what: str, given: Mapping[str, Any], known: type) -> None:
             raise ConfigError(f"unknown {what} {name!r}; did you mean {nearest!r}? Known: {', '.join(names)}.")
 
 
-def _build(options: EngineOptions) -> tuple[Engine, EngineInfo]:
+def _build(options: EngineOptions, progress: Progress | None) -> tuple[Engine, EngineInfo]:
     from penstock.engine.build import build_engine
 
-    return build_engine(options)
+    return build_engine(options, progress)
 
 
 def _spread(params: Params | Sequence[SamplingParams], count: int) -> Sequence[Params]:

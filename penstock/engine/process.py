@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.engine.loop import Engine
 
 HEARTBEAT_S = 0.4
+STEP_TIMEOUT_S = 600.0
 _LINGER_MS = 1000
 _PROGRESS_S = 0.1
 _COMMANDS_A_STEP = 1024
@@ -69,15 +70,32 @@ class EventSocket:
         self._socket.close()
 
 
-def watch(context: zmq.Context[zmq.Socket[bytes]], launch: messages.Launch, stop: threading.Event) -> None:
-    """Sends heartbeats until `stop`; ends the process at once when the parent is gone."""
-    events = EventSocket(context, launch.events)
-    try:
-        while not stop.wait(HEARTBEAT_S):
+class Heart:
+    """A thread that sends heartbeats; it ends the process when its parent is gone or a step hangs for STEP_TIMEOUT_S.
+
+    Attributes:
+        step_began: when the running step began (monotonic seconds), None between steps.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], launch: messages.Launch) -> None:
+        self.step_began: float | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, args=(context, launch), name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self, context: zmq.Context[zmq.Socket[bytes]], launch: messages.Launch) -> None:
+        events = EventSocket(context, launch.events)
+        while not self._stop.wait(HEARTBEAT_S):
             if os.getppid() != launch.parent:
                 os._exit(1)
+            if (began := self.step_began) is not None and time.monotonic() - began > STEP_TIMEOUT_S:
+                _log.critical("a step has taken more than %g s; the engine process ends", STEP_TIMEOUT_S)
+                os._exit(1)
             events.send(messages.Heartbeat())
-    finally:
         events.close()
 
 
@@ -90,7 +108,9 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
-def serve(driver: EngineDriver, commands: zmq.Socket[bytes], events: EventSocket, wake: socket.socket) -> None:
+def serve(
+    driver: EngineDriver, commands: zmq.Socket[bytes], events: EventSocket, heart: Heart, wake: socket.socket
+) -> None:
     """Takes commands and steps until a signal makes `wake` readable; sleeps while there is nothing to do.
 
     Raises:
@@ -109,7 +129,9 @@ def serve(driver: EngineDriver, commands: zmq.Socket[bytes], events: EventSocket
             except zmq.Again:
                 break
             obey(driver, events, frame)
+        heart.step_began = time.monotonic()
         driver.step()
+        heart.step_began = None
 
 
 def obey(driver: EngineDriver, events: EventSocket, frame: bytes) -> None:
@@ -152,9 +174,7 @@ def run(launch: messages.Launch) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     events = EventSocket(context, launch.events)
-    stop = threading.Event()
-    heart = threading.Thread(target=watch, args=(context, launch, stop), name="heartbeat", daemon=True)
-    heart.start()
+    heart = Heart(context, launch)
     commands = context.socket(zmq.PULL)
     commands.set(zmq.RCVHWM, 0)
     commands.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
@@ -166,15 +186,14 @@ def run(launch: messages.Launch) -> int:
         try:
             with wake_on_sigterm() as wake:
                 events.send(messages.Ready(info))
-                serve(driver, commands, events, wake)
+                serve(driver, commands, events, heart, wake)
         finally:
             driver.close()
     except Exception as error:
         events.send(last_words(error))
         return 1
     finally:
-        stop.set()
-        heart.join()
+        heart.stop()
         events.close()
         commands.close(0)
         context.term()

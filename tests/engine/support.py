@@ -93,6 +93,9 @@ def build_engine(options, progress):
     if options.model == "loading":
         time.sleep(60)
     progress(2, 2)
+    if options.model == "stuck":
+        process.STEP_TIMEOUT_S = 0.2
+        return null_engine(wrap=lambda runner: Slow(runner, 60))
     return null_engine(options.max_model_len or 2048, wrap=lambda runner: Slow(runner, 0.002))
 
 build = types.ModuleType("penstock.engine.build")

@@ -71,6 +71,16 @@ async def test_sixteen_streams_survive_a_kill_with_a_clean_end(frontend: Fronten
     assert (stats.running, stats.blocks_used) == (0, 0)
 
 
+async def test_current_directory_is_never_imported_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "numpy", "typing", "penstock", "tokenizers"):
+        (tmp_path / f"{name}.py").write_text("import os; os.mkdir('imported')")
+    monkeypatch.chdir(tmp_path)
+    client = ProcessClient(EngineOptions(model="/nowhere/model"))
+    with pytest.raises(CheckpointError, match="/nowhere/model"):
+        await client.start()
+    assert not (tmp_path / "imported").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [

@@ -27,7 +27,7 @@ CHAT = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.llm._build", lambda options: null_engine(options.max_model_len or 2048))
+    monkeypatch.setattr("penstock.engine.llm._build", lambda options, _: null_engine(options.max_model_len or 2048))
 
 
 def engine_threads() -> list[str]:
@@ -146,7 +146,7 @@ def test_dropped_object_frees_its_threads() -> None:
 EXIT = """
 import penstock.engine.llm as module
 from tests.engine.support import null_engine
-module._build = lambda options: null_engine()
+module._build = lambda *_: null_engine()
 llm = module.LLM()
 print(len(llm.generate("a", max_tokens=3)[0].outputs[0].token_ids))
 """
@@ -173,7 +173,7 @@ async def _drop(llm: list[LLM]) -> None:
 
 
 def test_interrupt_cancels_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.llm._build", lambda _: null_engine(wrap=lambda runner: Slow(runner, 0.01)))
+    monkeypatch.setattr("penstock.engine.llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.01)))
     with LLM() as llm:
         loop = llm._loop
         main = threading.main_thread().ident
@@ -193,7 +193,7 @@ def test_interrupt_cancels_the_requests(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_engine_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(options: EngineOptions) -> Any:
+    def build(options: EngineOptions, progress: object) -> Any:
         raise ConfigError(f"no {options.device}")
 
     monkeypatch.setattr("penstock.engine.llm._build", build)
@@ -219,7 +219,7 @@ async def test_async_stream_and_whole() -> None:
 
 
 async def test_async_leaving_a_stream_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.llm._build", lambda _: null_engine(wrap=lambda runner: Slow(runner, 0.002)))
+    monkeypatch.setattr("penstock.engine.llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.002)))
     llm = AsyncLLM()
     answer = llm.generate("Once", max_tokens=1500, ignore_eos=True)
     async for _ in answer:

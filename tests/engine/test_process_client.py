@@ -145,6 +145,33 @@ async def test_long_silence_is_death(folder: Path, monkeypatch: pytest.MonkeyPat
     await client.close()
 
 
+async def test_step_that_hangs_is_death(folder: Path) -> None:
+    client = ProcessClient(EngineOptions(model="stuck"))
+    await client.start()
+    pid = client.pid
+    outputs = await asyncio.wait_for(read(client.submit(request())), 5)
+    assert outputs[-1].finish_reason is FinishReason.ERROR
+    assert not alive(pid)
+    await client.close()
+
+
+def test_runs_under_uvloop(folder: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        client = ProcessClient(EngineOptions(model="null"))
+        await client.start()
+        assert all(await asyncio.gather(*(read(client.submit(request())) for _ in range(20))))
+        os.kill(client.pid, signal.SIGKILL)
+        await until(lambda: client.state is EngineState.RESTARTING, 2)
+        await until(lambda: client.state is EngineState.READY)
+        assert len(tokens_of(await read(client.submit(request())))) == 8
+        await client.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
 async def test_stopped_process_is_killed_at_close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.engine.child.TERMINATE_S", 0.3)
     client = ProcessClient(EngineOptions(model="null"))
