@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 from penstock.config.errors import CheckpointError
@@ -20,7 +19,7 @@ def bundled_model_path() -> Path:
     Raises:
         CheckpointError: the package was installed without it.
     """
-    folder = Path(str(files("penstock"))) / "models_data" / BUNDLED_MODEL
+    folder = Path(__file__).resolve().parents[1] / "models_data" / BUNDLED_MODEL
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"the bundled model is not at {folder}; install Penstock again, or name a model.")
     return folder
