@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,14 +61,13 @@ class AttentionPlan:
     restore: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Queries [first, first + queries) of a row, counted in absolute positions; its keys start at `low`."""
 
     row: int
+    low: int
     first: int
     queries: int
-    low: int
 
     @property
     def keys(self) -> int:
@@ -85,10 +85,13 @@ def plan_attention(
 ) -> AttentionPlan:
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
     pieces = _pieces(query_lens, context_lens, window)
+    facts = torch.tensor(pieces, device=key_cache.device).view(-1, 4)
     tasks: list[Task] = []
-    begin = 0
+    done = begin = 0
     for group in _groups(pieces, max_keys):
-        tasks.append(_task(group, begin, key_cache, block_table, window))
+        rows = facts[done : done + len(group)]
+        tasks.append(_task(group, rows, begin, key_cache, block_table, window))
+        done += len(group)
         begin += len(group) * group[0].queries
     return AttentionPlan(tuple(tasks), *_order(pieces, query_lens, context_lens, key_cache.device))
 
@@ -103,7 +106,7 @@ def _pieces(query_lens: Sequence[int], context_lens: Sequence[int], window: int 
             step = min(queries, max(SHARED_QUERIES, MASK_ELEMENTS // context))
         for first in range(context - queries, context, step or 1):
             low = 0 if window is None else max(0, first - window + 1)
-            pieces.append(_Piece(row, first, min(step, context - first), low))
+            pieces.append(_Piece(row, low, first, min(step, context - first)))
     pieces.sort(key=lambda piece: (piece.queries, piece.keys if piece.queries <= SHARED_QUERIES else 0))
     return pieces
 
@@ -125,17 +128,18 @@ def _groups(pieces: Sequence[_Piece], max_keys: int) -> list[list[_Piece]]:
     return groups
 
 
-def _task(group: Sequence[_Piece], begin: int, key_cache: Tensor, block_table: Tensor, window: int | None) -> Task:
+def _task(
+    group: Sequence[_Piece], facts: Tensor, begin: int, key_cache: Tensor, block_table: Tensor, window: int | None
+) -> Task:
+    """`facts` holds the group's pieces, [rows, 4] int64."""
     block_size, device = key_cache.shape[1], key_cache.device
     rows, queries = len(group), group[0].queries
     keys = -(-max(piece.keys for piece in group) // KEY_MULTIPLE) * KEY_MULTIPLE
-    facts = torch.tensor([(piece.row, piece.low, piece.first) for piece in group], device=device)
-    row, low, first = facts.unbind(1)
+    row, low, first, _ = facts.unbind(1)
     place = torch.arange(keys, device=device) + low[:, None]  # [rows, keys], absolute position of each key
-    newest = (first + (queries - 1))[:, None]
-    readable = torch.minimum(place, newest)
-    table = block_table.index_select(0, row)
-    slots = table.gather(1, readable // block_size).long() * block_size + readable % block_size
+    readable = torch.minimum(place, (first + (queries - 1))[:, None])
+    block = readable // block_size
+    slots = readable + (block_table[row].gather(1, block).long() - block) * block_size
     mask = None
     if not (rows == 1 and group[0].low == 0 and group[0].first == 0 and (window is None or queries <= window)):
         asking = first[:, None, None] + torch.arange(queries, device=device)[:, None]  # [rows, queries, 1]
@@ -158,8 +162,10 @@ def _order(
     firsts = [starts[piece.row] + piece.first for piece in pieces]
     if all(a <= b for a, b in pairwise(firsts)):
         return None, None
-    spans = [torch.arange(first, first + piece.queries) for first, piece in zip(firsts, pieces, strict=True)]
-    order = torch.cat(spans).to(device)
+    tokens = [
+        token for first, piece in zip(firsts, pieces, strict=True) for token in range(first, first + piece.queries)
+    ]
+    order = torch.tensor(tokens, device=device)
     return order, torch.argsort(order)
 
 
