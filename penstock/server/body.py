@@ -19,6 +19,7 @@ from penstock.config.errors import RequestError
 from penstock.server.errors import HttpError, shown
 
 _SLOWEST_BYTES_PER_S = 64 * 2**10
+_INLINE_BYTES = 256 * 2**10  # larger bodies are parsed in a thread, so that running streams go on
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -65,7 +66,8 @@ async def read_json(request: Request) -> dict[str, Any]:
         RequestError: not UTF-8, not JSON, not an object, nested too deeply, or with values JSON does not have.
     """
     _check_type(request)
-    return parse_json(await request.body())
+    raw = await request.body()
+    return parse_json(raw) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, raw)
 
 
 def _check_type(request: Request) -> None:
@@ -89,6 +91,8 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _malformed(f"byte {error.start} is not valid UTF-8") from None
+    if raw.count(b",") > limits.MAX_JSON_ITEMS:  # each value becomes an object many times its size here
+        raise _malformed(f"it has more than {limits.MAX_JSON_ITEMS} values")
     try:
         value = _DECODER.decode(text)
     except RecursionError:

@@ -12,7 +12,7 @@ from penstock.server.errors import bad_value
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _RESERVED = frozenset(
-    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+    {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "self"}
 )
 
 

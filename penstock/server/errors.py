@@ -7,6 +7,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -101,4 +102,7 @@ def json_response(body: object, status: int = 200, headers: Mapping[str, str] | 
 
 def encode_json(body: object) -> bytes:
     """Compact UTF-8 JSON; a character UTF-8 cannot carry is replaced rather than failing the answer."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

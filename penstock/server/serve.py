@@ -25,6 +25,7 @@ from penstock.server.connection import LimitedProtocol
 from penstock.server.lifecycle import Lifecycle
 
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they, not the server, close them
 _LAST_WORDS_S = 2.0  # for responses that were aborted to reach their clients
 
 
@@ -45,7 +46,9 @@ def http_server(app: Callable[..., object]) -> HttpServer:
         ws="none",
         lifespan="on",
         log_config=None,
+        log_level="error",
         access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         server_header=False,
         timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )
@@ -108,12 +111,23 @@ def serve(
     """
     check_exposure(server_options)
     ApiKeys(server_options.api_keys)
+    _log_to_stderr()
     listener = bind(server_options.host, server_options.port)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(engine_options, server_options, listener, say, on_progress))
     finally:
         listener.close()
+
+
+def _log_to_stderr() -> None:
+    """Makes the server's own lines visible, unless whoever called has set up logging."""
+    logger = logging.getLogger("penstock")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -38,6 +38,7 @@ from penstock.server.body import parse_json
         (b'{"a":' * 100_000, ""),
         (b'{"a": "\n"}', "control character"),
         (b'{"a": 1} x', "Extra data"),
+        (b'{"a": [' + b"1," * (2**21 + 1) + b"1]}", "2097152 values"),
     ],
 )
 def test_what_is_not_acceptable(raw: bytes, said: str) -> None:

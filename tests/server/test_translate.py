@@ -217,6 +217,7 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"best_of": 4}, "best_of", "value of n"),
         ({"use_beam_search": True}, "use_beam_search", "not available yet"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "chat_template"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "self"),
         ({"request_id": "a b"}, "request_id", "pattern"),
         ({"cache_salt": "x" * 300}, "cache_salt", "256"),
         ({"allowed_token_ids": []}, "allowed_token_ids", "1"),

@@ -14,9 +14,9 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Service
 from penstock.server.body import read_json, validate
 from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
-from penstock.server.dialects.openai.schema import Body, Messages, TokenId, Tools
 from penstock.server.document import takes
 from penstock.server.errors import bad_value, json_response
+from penstock.server.shapes import Body, Messages, TokenId, Tools
 
 
 class TokenizeBody(Body):

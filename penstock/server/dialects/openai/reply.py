@@ -164,12 +164,8 @@ class Reply:
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self._frontend.token_bytes(token)
-        text = raw.decode("utf-8", "replace")
-        return {"token": text, "bytes": list(raw), "logprob": max(logprob, _LEAST_LOGPROB)}
-
-    def _piece(self, token: int) -> str:
-        return self._frontend.token_bytes(token).decode("utf-8", "replace")
+        raw = list(self._frontend.token_bytes(token))
+        return {"token": self._frontend.piece(token), "bytes": raw, "logprob": max(logprob, _LEAST_LOGPROB)}
 
     def _text_logprobs(
         self, index: int, choice: _Choice, entries: Sequence[TokenLogprobs], first: bool
@@ -186,7 +182,7 @@ class Reply:
         rows += [(entry.token, entry) for entry in entries]
         result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, row in rows:
-            piece = self._piece(token)
+            piece = self._frontend.piece(token)
             result["tokens"].append(piece)
             result["token_logprobs"].append(None if row is None else max(row.logprob, _LEAST_LOGPROB))
             result["top_logprobs"].append(None if row is None else self._top(row, call.logprobs))
@@ -197,7 +193,7 @@ class Reply:
     def _top(self, entry: TokenLogprobs, most: int) -> dict[str, float]:
         top: dict[str, float] = {}
         for token, logprob in (*entry.top[:most], (entry.token, entry.logprob)):
-            top.setdefault(self._piece(token), max(logprob, _LEAST_LOGPROB))
+            top.setdefault(self._frontend.piece(token), max(logprob, _LEAST_LOGPROB))
         return top
 
     def _vllm_prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
@@ -208,7 +204,7 @@ class Reply:
             ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top[:most], 1)]
             told: dict[str, Any] = {}
             for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *ranked):
-                text = self._piece(token)
+                text = self._frontend.piece(token)
                 told[str(token)] = {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": text}
             result.append(told)
         return result

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.server.shapes import Body, Messages, TokenId, Tools
 
 _STRINGS_OR_IDS: dict[str, Any] = {
     "oneOf": [
@@ -16,46 +17,13 @@ _STRINGS_OR_IDS: dict[str, Any] = {
         {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "minItems": 1},
     ]
 }
-_TOOL: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
-    },
-}
-_MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
-    },
-}
 Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
-Messages = Annotated[
-    list[dict[str, Any]],
-    Field(min_length=1, max_length=limits.MAX_MESSAGES),
-    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": limits.MAX_MESSAGES}),
-]
-Tools = Annotated[
-    list[dict[str, Any]],
-    Field(max_length=limits.MAX_TOOLS),
-    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
-]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
 Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 Name = Annotated[str, Field(pattern=rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$")]
-
-
-class Body(BaseModel):
-    """Settings of every body: exact types, no unknown field."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class StreamOptions(Body):
