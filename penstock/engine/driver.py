@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.config.errors import RequestError
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats
+from penstock.config.errors import EngineDeadError, RequestError
+from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
 
+MAX_FAILED_STEPS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +32,8 @@ class EngineDriver:
         self._engine = engine
         self._sink = sink
         self._admitted: list[EngineOutput] = []
+        self._failed_steps = 0
+        self._steps_at_error = -1
 
     @property
     def has_work(self) -> bool:
@@ -56,12 +59,26 @@ class EngineDriver:
         return self._engine.stats()
 
     def step(self) -> None:
-        """Reports admissions, then runs one step if there is work. Whatever the engine raises here is its end."""
+        """Reports admissions, then runs one step if there is work. Whatever is raised here is the engine's end.
+
+        Raises:
+            EngineDeadError: MAX_FAILED_STEPS steps in a row failed as a whole.
+        """
         admitted, self._admitted = self._admitted, []
         if admitted:
             self._sink.outputs(admitted)
         if self._engine.has_work and (outputs := self._engine.step()):
             self._sink.outputs(outputs)
+            if any(output.finish_reason is FinishReason.ERROR for output in outputs):
+                self._check_health()
+
+    def _check_health(self) -> None:
+        """After errors: a step that failed as a whole, unlike one with a failed row, was not counted as done."""
+        steps = self._engine.stats().steps
+        self._failed_steps = self._failed_steps + 1 if steps == self._steps_at_error else 1
+        self._steps_at_error = steps
+        if self._failed_steps == MAX_FAILED_STEPS:
+            raise EngineDeadError(f"{MAX_FAILED_STEPS} steps in a row failed; the engine cannot go on.")
 
     def close(self) -> None:
         self._engine.close()

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import ConfigError, ContextLengthError, EngineDeadError, OverloadedError, RequestError
-from penstock.core.protocol import Runner, StepPlan, StepResult
+from penstock.core.protocol import RowResult, Runner, StepPlan, StepResult
 from penstock.core.request import FinishReason
 from penstock.engine.api import EngineState
 from penstock.engine.thread_client import ThreadClient
@@ -198,6 +198,17 @@ class Faulty:
         self._runner.close()
 
 
+class FaultyRows(Faulty):
+    """A runner whose every row fails."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner, frozenset())
+
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        rows = super().sample(step, masks).rows
+        return StepResult(step, tuple(RowResult(row.row, error="logits are not finite") for row in rows))
+
+
 async def test_failed_step_ends_its_requests_only() -> None:
     client = ThreadClient(lambda: null_engine(wrap=lambda runner: Faulty(runner, frozenset({5}))))
     await client.start()
@@ -207,6 +218,28 @@ async def test_failed_step_ends_its_requests_only() -> None:
     assert "secret" not in outputs[-1].error
     assert len(tokens_of(await read(client.submit(request(max_tokens=50))))) == 50
     assert (await client.stats()).blocks_used == 0
+    await client.close()
+
+
+async def test_runner_that_always_fails_is_the_end() -> None:
+    client = ThreadClient(lambda: null_engine(wrap=lambda runner: Faulty(runner, frozenset(range(2, 1000)))))
+    await client.start()
+    for _ in range(3):
+        assert client.state is EngineState.READY
+        outputs = await read(client.submit(request(max_tokens=50)))
+        assert outputs[-1].finish_reason is FinishReason.ERROR
+    await asyncio.sleep(0.1)
+    assert client.state is EngineState.STOPPED
+    await client.close()
+
+
+async def test_failed_rows_are_not_the_end() -> None:
+    client = ThreadClient(lambda: null_engine(wrap=FaultyRows))
+    await client.start()
+    for _ in range(5):
+        outputs = await read(client.submit(request(max_tokens=50)))
+        assert outputs[-1].error == "logits are not finite"
+    assert client.state is EngineState.READY
     await client.close()
 
 
