@@ -1,0 +1,44 @@
+"""Files, functions and the core stay small enough to be read."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.architecture.source import ROOT, modules
+
+MAX_FILE = 500
+MAX_KERNEL_FILE = 800
+MAX_FUNCTION = 60
+MAX_CORE_AND_ENGINE = 3000
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def test_files_are_short() -> None:
+    limit = {"kernels": MAX_KERNEL_FILE}
+    assert [(m.path, m.lines) for m in modules() if m.lines > limit.get(m.part, MAX_FILE)] == []
+
+
+def test_native_files_are_short() -> None:
+    sources = [path for ending in ("*.cpp", "*.h", "*.hpp", "*.cc") for path in (ROOT / "csrc").rglob(ending)]
+    sizes = [(str(path.relative_to(ROOT)), len(path.read_text(encoding="utf-8").splitlines())) for path in sources]
+    assert [size for size in sizes if size[1] > MAX_KERNEL_FILE] == []
+
+
+def test_functions_are_short() -> None:
+    long = []
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                size = (node.end_lineno or node.lineno) - node.lineno + 1
+                if size > MAX_FUNCTION:
+                    long.append(f"{module.path}:{node.lineno} {node.name} has {size} lines")
+    assert long == []
+
+
+def test_core_and_engine_fit_in_a_head() -> None:
+    sizes = {part: sum(m.lines for m in modules() if m.part == part) for part in ("core", "engine")}
+    assert sum(sizes.values()) <= MAX_CORE_AND_ENGINE, sizes
+
+
+def test_names_say_what_a_file_is_for() -> None:
+    assert [m.path for m in modules() if VAGUE_NAMES & set(m.name.split("."))] == []
