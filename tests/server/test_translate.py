@@ -211,7 +211,7 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "book"}}}, "tool_choice", "not available yet"),
         ({"response_format": {"type": "json_object"}}, "response_format.type", "not available yet"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not available yet"),
-        ({"guided_json": {}}, "guided_json", "not available yet"),
+        ({"guided_json": {"type": "object"}}, "guided_json", "not available yet"),
         ({"modalities": ["audio"]}, "modalities", "text"),
         ({"audio": {"voice": "x"}}, "audio", "not available"),
         ({"best_of": 4}, "best_of", "value of n"),

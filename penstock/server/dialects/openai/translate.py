@@ -23,15 +23,12 @@ _SAME_NAME = (
 )
 _TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+_STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Field → values that change nothing, and what to do instead of any other.
 _UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "Beam search is not available yet; leave it out."),
     "length_penalty": ((1.0,), "It belongs to beam search, which is not available yet; leave it out."),
-    "structured_outputs": (({},), "Structured outputs are not available yet; leave it out."),
-    "guided_json": ((), "Structured outputs are not available yet; leave it out."),
-    "guided_regex": ((), "Structured outputs are not available yet; leave it out."),
-    "guided_choice": ((), "Structured outputs are not available yet; leave it out."),
-    "guided_grammar": ((), "Structured outputs are not available yet; leave it out."),
+    **dict.fromkeys(_STRUCTURED, (({},), "Structured outputs are not available yet; leave it out.")),
     "suffix": (("",), "Filling in the middle is not available; leave it out."),
     "modalities": ((["text"], []), "Only text is available; leave it out or send ['text']."),
     "audio": (({},), "Audio is not available; leave it out."),
