@@ -25,6 +25,9 @@ _GEMMA3_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 )
 
 
+_NOT_LOADED = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
+
+
 def element_count(info: TensorInfo) -> int:
     """Values a tensor stands for: MXFP4 `_blocks` hold two a byte, their `_scales` none of their own."""
     if info.format == "u8" and info.name.endswith("_blocks"):
@@ -101,7 +104,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
-    """Reads the facts.
+    """Reads the facts. Vision towers and a copy of tied embeddings are not loaded, so they do not count.
 
     Raises:
         CheckpointError: config.json lacks a size, or it is out of range.
@@ -109,7 +112,10 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     config = text_config(checkpoint.config)
     if config.get("model_type") == "gemma3_text":
         config = {**_GEMMA3_DEFAULTS, **config}
-    infos = checkpoint.tensors.values()
+    skipped = ("lm_head.weight",) if config.get("tie_word_embeddings") is True else ()
+    infos = [
+        info for name, info in checkpoint.tensors.items() if name not in skipped and not name.startswith(_NOT_LOADED)
+    ]
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     return ModelFacts(
         name=checkpoint.path.stem if checkpoint.path.suffix == ".gguf" else checkpoint.path.resolve().name,

@@ -1,0 +1,166 @@
+"""Facts read from headers, and that reading them needs no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.errors import CheckpointError
+from penstock.config.resolve import LayerFacts
+from penstock.quant.tensor import StoredTensor, TensorInfo
+from penstock.weights.facts import element_count, model_facts
+from penstock.weights.open import open_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+
+
+@dataclass
+class Headers:
+    """A checkpoint of headers only."""
+
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    path: Path = Path("some/folder")
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    tokenizer_config: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, name: str) -> StoredTensor:
+        raise CheckpointError(name)
+
+
+def info(name: str, shape: tuple[int, ...], fmt: str, nbytes: int) -> TensorInfo:
+    return TensorInfo(name, shape, fmt, nbytes)
+
+
+def test_concierge() -> None:
+    facts = model_facts(open_checkpoint("penstock-concierge"))
+    assert facts.parameters == 6_950_912
+    assert facts.file_bytes == 2 * 6_950_912
+    assert (facts.name, facts.checkpoint_dtype, facts.context_length) == ("penstock-concierge", "bfloat16", 2048)
+    assert facts.layers == (LayerFacts(2 * 2 * 64),) * 6
+    assert (facts.vocab_size, facts.hidden_size, facts.intermediate_size, facts.attention_size) == (
+        4096,
+        256,
+        1024,
+        256,
+    )
+
+
+def test_packed_experts_count_as_the_values_they_hold() -> None:
+    assert element_count(info("e.gate_up_proj_blocks", (2, 8, 3, 16), "u8", 768)) == 2 * 8 * 3 * 32
+    assert element_count(info("e.gate_up_proj_scales", (2, 8, 3), "u8", 48)) == 0
+    assert element_count(info("w", (3, 256), "q4_k", 432)) == 768
+
+
+def test_what_is_not_loaded_does_not_count() -> None:
+    names = ("model.embed_tokens.weight", "lm_head.weight", "vision_tower.x", "model.multi_modal_projector.y")
+    tensors = {name: info(name, (10,), "bf16", 20) for name in names}
+    assert model_facts(Headers(CONFIG | {"tie_word_embeddings": True}, tensors)).parameters == 10
+    assert model_facts(Headers(CONFIG, tensors)).parameters == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "windows"),
+    [
+        ({}, [None, None, None]),
+        ({"sliding_window": 8}, [8, 8, 8]),
+        ({"sliding_window": 8, "use_sliding_window": False}, [None, None, None]),
+        ({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2}, None),
+        ({"sliding_window": 8, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}, [None, 8, 8]),
+        ({"sliding_window": 8, "sliding_window_pattern": 3}, [8, 8, None]),
+        ({"sliding_window": 8, "model_type": "gpt_oss"}, [8, None, 8]),
+    ],
+)
+def test_windows(change: dict[str, Any], windows: list[int | None] | None) -> None:
+    headers = Headers(CONFIG | change)
+    if windows is None:
+        with pytest.raises(CheckpointError, match="layer_types must list 3 entries"):
+            model_facts(headers)
+    else:
+        assert [layer.window for layer in model_facts(headers).layers] == windows
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        (None, 512),
+        ({"rope_type": "linear", "factor": 4.0}, 2048),
+        ({"type": "dynamic", "factor": 2}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 512),
+        ({"rope_type": "linear", "factor": 1e300}, 512),
+        ({"rope_type": "linear", "factor": float("nan")}, 512),
+    ],
+)
+def test_context_length(scaling: dict[str, Any] | None, length: int) -> None:
+    assert model_facts(Headers(CONFIG | {"rope_scaling": scaling})).context_length == length
+
+
+def test_context_length_is_what_the_model_builder_allows(shared_data: Path) -> None:
+    from tests.models.harness import load
+
+    for folder in ("penstock-concierge", "stories260K/hf"):
+        path = shared_data / "models" / folder
+        assert model_facts(open_checkpoint(path)).context_length == load(path).max_positions
+
+
+def test_multimodal_config_with_defaults_left_out() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 12, "sliding_window": 1024}
+    text["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
+    facts = model_facts(Headers({"model_type": "gemma3", "text_config": text}))
+    assert facts.context_length == 131_072
+    assert facts.vocab_size == 262_208
+    assert [layer.window for layer in facts.layers] == ([1024] * 5 + [None]) * 2
+    assert facts.layers[0].elements_per_token == 2 * 4 * 256
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; at most 4096"),
+        ({"vocab_size": -1}, "vocab_size is -1"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4'"),
+        ({"num_key_value_heads": True}, "num_key_value_heads is True"),
+    ],
+)
+def test_bad_sizes_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        model_facts(Headers(CONFIG | change))
+
+
+def test_planning_needs_no_torch() -> None:
+    program = """
+import sys
+from penstock.config.machine import read_machine
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import resolve
+from penstock.runtime.memory_plan import MemoryLimits, plan_memory, planned_groups
+from penstock.weights.facts import model_facts
+from penstock.weights.open import open_checkpoint
+facts = model_facts(open_checkpoint("penstock-concierge"))
+options = resolve(EngineOptions(), facts, read_machine()).options
+limits = MemoryLimits(2**33, options.max_model_len, options.max_num_seqs, options.max_num_batched_tokens)
+plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=4, limits=limits)
+print("torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "False"
