@@ -1,0 +1,84 @@
+"""A real `penstock serve` as a child process, for benchmarks that measure it from outside."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerChild:
+    """A server that answers.
+
+    Attributes:
+        url: its base URL.
+        http: the process that speaks HTTP; its child runs the engine.
+        ready_s: seconds from the start of the process to the first 200 of /readyz.
+    """
+
+    url: str
+    http: psutil.Process
+    ready_s: float
+
+    def engine(self) -> psutil.Process:
+        """The engine's process, the child with torch in its memory."""
+        return next(child for child in self.http.children(recursive=True) if maps_torch(child.pid))
+
+    def metric(self, name: str) -> float:
+        """Sum over all labels of one metric of /metrics."""
+        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        if not found:
+            raise LookupError(f"/metrics has no {name}")
+        return sum(map(float, found))
+
+
+def maps_torch(pid: int) -> bool:
+    """Whether libtorch is mapped into a process's memory."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as maps:
+        return "libtorch" in maps.read()
+
+
+@contextmanager
+def serve(arguments: Sequence[str] = (), timeout: float = 120.0) -> Iterator[ServerChild]:
+    """Starts `penstock serve` on a free port, waits until it is ready, and ends it with SIGTERM."""
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", "--port", "0", *arguments]
+    started = time.perf_counter()
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
+        try:
+            url = _url(process, log)
+            with httpx.Client(trust_env=False) as client:
+                while client.get(f"{url}/readyz").status_code != 200:
+                    if process.poll() is not None or time.perf_counter() - started > timeout:
+                        raise RuntimeError(f"the server did not become ready; exit code {process.poll()}")
+                    time.sleep(0.01)
+            yield ServerChild(url, psutil.Process(process.pid), time.perf_counter() - started)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _url(process: subprocess.Popen[str], log: IO[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    match = re.search(r"http://[^\s;]+", line)
+    if match is None:
+        log.seek(0)
+        raise RuntimeError(f"the server said no address: {line!r} {log.read()}")
+    return match.group()
