@@ -42,41 +42,38 @@ public:
 
     bool usable() const { return getpid() == process; }  // threads do not survive a fork
 
+    // A helper that has not woken up when the work is done is not waited for.
     void run(Job& job, int helpers) {
         grow(helpers);
         {
             std::lock_guard lock(mutex);
             current = &job;
-            wanted = running = helpers;
-            ++generation;
+            places = helpers;
         }
         wake.notify_all();
         job.run();
         std::unique_lock lock(mutex);
-        done.wait(lock, [&] { return running == 0; });
         current = nullptr;
+        done.wait(lock, [&] { return helping == 0; });
         if (job.failure) std::rethrow_exception(job.failure);
     }
 
 private:
     void grow(int helpers) {
-        while (static_cast<int>(threads.size()) < helpers) {
-            const int index = static_cast<int>(threads.size());
-            threads.emplace_back([this, index, seen = generation] { serve(index, seen); });
-        }
+        while (static_cast<int>(threads.size()) < helpers) threads.emplace_back([this] { serve(); });
     }
 
-    void serve(int index, std::uint64_t seen) {
+    void serve() {
         std::unique_lock lock(mutex);
         for (;;) {
-            wake.wait(lock, [&] { return generation != seen; });
-            seen = generation;
-            if (index >= wanted) continue;
+            wake.wait(lock, [&] { return current && places > 0; });
             Job* job = current;
+            --places;
+            ++helping;
             lock.unlock();
             job->run();
             lock.lock();
-            if (--running == 0) done.notify_one();
+            if (--helping == 0) done.notify_one();
         }
     }
 
@@ -85,8 +82,8 @@ private:
     std::condition_variable wake, done;
     std::vector<std::thread> threads;
     Job* current = nullptr;
-    int wanted = 0, running = 0;
-    std::uint64_t generation = 0;
+    int places = 0;   // helpers the current job may still take
+    int helping = 0;  // helpers at work
 };
 
 // Never destroyed: its threads wait on its members until the process ends.
