@@ -48,8 +48,14 @@ class ExpertWeights:
 class SparseMoe(Layer):
     """Every token runs through its `top_k` experts; outputs are summed by routing weight."""
 
-    def __init__(self, kernels: KernelSet, router: Weight, router_bias: Weight | None, experts: ExpertWeights,
-                 options: ExpertOptions) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kernels: KernelSet,
+        router: Weight,
+        experts: ExpertWeights,
+        options: ExpertOptions,
+        router_bias: Weight | None = None,
+    ) -> None:
         self._kernels = kernels
         self.options = options
         self.router, self.router_bias = router, router_bias

@@ -29,7 +29,7 @@ ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
     }
 )
 TIED_COPY_ELEMENTS = 2**25  # a tied head up to this size gets a packed copy of the table; larger ones share it
-LEFT_OVER = (r".*\.rotary_emb\.inv_freq", r".*\.attention\.bias_mask")
+LEFT_OVER = (r".*\.rotary_emb\.inv_freq",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Blueprint:
         fields: the configuration of the text model.
         kernels, dtype: what the model computes with.
         max_model_len: longest sequence that will be served, if known (only "dynamic" rope depends on it).
-        hidden_size … max_positions: the configuration's sizes, checked.
+        hidden_size, num_layers, num_heads, num_kv_heads, head_dim, norm_eps: of the configuration, checked.
     """
 
     fields: Fields

@@ -29,7 +29,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         shape = (options.num_experts,)
         router_bias = Weight(shape, (WeightPart(f"{prefix}.router.bias", shape),))
         experts = interleaved_experts(f"{prefix}.experts", options)
-        return SparseMoe(blueprint.kernels, router, router_bias, experts, options)
+        return SparseMoe(blueprint.kernels, router, experts, options, router_bias)
 
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=150_000.0),

@@ -21,7 +21,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         usual, other = f"model.layers.{index}.block_sparse_moe", f"model.layers.{index}.mlp"
         router = router_weight(blueprint.kernels, f"{usual}.gate.weight", options, f"{other}.gate.weight")
         experts = separate_experts((f"{usual}.experts", f"{other}.experts"), options, "w1", "w3", "w2")
-        return SparseMoe(blueprint.kernels, router, None, experts, options)
+        return SparseMoe(blueprint.kernels, router, experts, options)
 
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=1_000_000.0),

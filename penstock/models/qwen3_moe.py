@@ -27,13 +27,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
             return blueprint.mlp(index)
         prefix = f"model.layers.{index}.mlp"
         experts = separate_experts((f"{prefix}.experts",), options, "gate_proj", "up_proj", "down_proj")
-        return SparseMoe(
-            blueprint.kernels,
-            router_weight(blueprint.kernels, f"{prefix}.gate.weight", options),
-            None,
-            experts,
-            options,
-        )
+        router = router_weight(blueprint.kernels, f"{prefix}.gate.weight", options)
+        return SparseMoe(blueprint.kernels, router, experts, options)
 
     return blueprint.uniform(
         windows=[window] * blueprint.num_layers,

@@ -90,7 +90,7 @@ class Harness:
             slot = table[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
             groups.append(GroupTables(table, slot))
         return Batch(
-            token_ids=torch.tensor([token for tokens in work.values() for token in tokens]),
+            token_ids=torch.tensor([token for tokens in work.values() for token in tokens], dtype=torch.int64),
             positions=positions.unsqueeze(0),
             query_start=torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32),
             context_len=torch.tensor(context_lens, dtype=torch.int32),
