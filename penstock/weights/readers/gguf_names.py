@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,11 +109,9 @@ def _minus_one(name: str, tensor: GgufTensor) -> VirtualTensor:
     return VirtualTensor(TensorInfo(name, tensor.shape, "f32", 4 * elements), load)
 
 
-def _expert(name: str, tensor: GgufTensor, index: int) -> VirtualTensor:
-    experts = tensor.shape[0]
-    size = tensor.data.size // experts
-    info = TensorInfo(name, tensor.shape[1:], tensor.format, size)
-    return VirtualTensor(info, lambda: load_raw(tensor)[index * size : (index + 1) * size])
+def _load_expert(tensor: GgufTensor, index: int) -> Bytes:
+    size = tensor.data.size // tensor.shape[0]
+    return load_raw(tensor)[index * size : (index + 1) * size]
 
 
 def _experts(
@@ -122,8 +121,10 @@ def _experts(
     if len(tensor.shape) != 3 or tensor.shape[0] != count:
         raise CheckpointError(f"tensor {shown(tensor.name)} has shape {tensor.shape}; [{count}, out, in] is needed.")
     prefix, names = _EXPERTS[arch]
+    shape, size = tensor.shape[1:], tensor.data.size // count
     for index in range(count):
-        yield _expert(f"model.layers.{layer}.{prefix}.{index}.{names[which]}.weight", tensor, index)
+        name = f"model.layers.{layer}.{prefix}.{index}.{names[which]}.weight"
+        yield VirtualTensor(TensorInfo(name, shape, tensor.format, size), partial(_load_expert, tensor, index))
 
 
 def _interleaved(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
