@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from penstock.kernels.api import Activation, KernelSet
 from penstock.layers.attention import Attention, AttentionOptions
 from penstock.layers.decoder import Block, DecoderBlock, DecoderModel, FeedForward
 from penstock.layers.embedding import Embedding, Head, table
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
+from penstock.layers.ops import Activation, KernelSet
 from penstock.layers.rotary import RopeParameters, Rotary
 from penstock.models.fields import Fields
 from penstock.models.rope import context_length, read_rope

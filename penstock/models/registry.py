@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from penstock.config.errors import CheckpointError
-from penstock.kernels.api import KernelSet
 from penstock.layers.decoder import DecoderModel as Model
+from penstock.layers.ops import KernelSet
 from penstock.models import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from penstock.models.blueprint import Blueprint
 from penstock.models.fields import Fields
