@@ -75,8 +75,8 @@ class Tokenizer:
         self._prefix = list(prefix_ids)
         self._suffix = list(suffix_ids)
         self._added = frozenset(backend.get_added_tokens_decoder())
-        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
-        self._bytes: list[bytes | None] = [None] * self.vocab_size
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._bytes: dict[int, bytes] = {}
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
@@ -160,10 +160,10 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes a token stands for; b"" outside the vocabulary."""
-        if not 0 <= token_id < self.vocab_size:
-            return b""
-        found = self._bytes[token_id]
+        found = self._bytes.get(token_id)
         if found is None:
+            if not 0 <= token_id < self.vocab_size:
+                return b""
             found = self._bytes[token_id] = self._spell(token_id)
         return found
 
@@ -179,9 +179,9 @@ class Tokenizer:
         piece = self._backend.id_to_token(token_id)
         if piece is None:
             return b""
-        if token_id in self._added:
-            return piece.encode()
         if self._byte_level:
+            if token_id in self._added:
+                return piece.encode()
             try:
                 return bytes([_BYTE_OF_CHAR[char] for char in piece])
             except KeyError:

@@ -177,3 +177,53 @@ def test_a_damaged_config_is_a_clean_error(shared_data: Path, tmp_path: Path) ->
         (tmp_path / "tokenizer_config.json").write_bytes(content)
         with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
             Tokenizer.from_folder(tmp_path)
+
+
+def saved(tmp_path: Path, vocab: dict[str, int], added: list[tokenizers.AddedToken], decoder: str) -> Path:
+    """A folder with a small tokenizer.json."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="?"))
+    if decoder == "text":
+        backend.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+        steps = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+        backend.decoder = tokenizers.decoders.Sequence(steps)
+    elif decoder == "bytes":
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = tokenizers.decoders.ByteLevel()
+    elif decoder == "pieces":
+        backend.decoder = tokenizers.decoders.WordPiece()
+    backend.add_tokens(added)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def test_added_tokens_keep_their_text(tmp_path: Path) -> None:
+    spaces = tokenizers.AddedToken("▁▁", normalized=False)
+    text = Tokenizer.from_folder(saved(tmp_path, {"?": 0, "▁": 1, "▁▁": 2, "a": 3}, [spaces], "text"))
+    assert text.decode([2, 3]) == "  a"
+    marker = tokenizers.AddedToken("<｜é▁｜>", special=True, normalized=False)
+    level = Tokenizer.from_folder(saved(tmp_path, {"?": 0, "a": 1, "Ġ": 2}, [marker], "bytes"))
+    assert level.encode("a <｜é▁｜>") == [1, 2, 3]
+    assert level.decode([1, 2, 3], skip_special_tokens=False) == "a <｜é▁｜>"
+    assert level.special_ids == {3}
+
+
+def test_ids_may_have_gaps(tmp_path: Path) -> None:
+    marker = tokenizers.AddedToken("<m>", special=True, normalized=False)
+    folder = saved(tmp_path, {"?": 0, "a": 7, "b": 4_000_000_000}, [marker], "bytes")
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["added_tokens"][0]["id"] = 900
+    document["model"]["vocab"]["<m>"] = 900
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    built = Tokenizer.from_folder(folder)
+    assert built.vocab_size == 4_000_000_001
+    for special in (True, False):
+        ids = built.encode("ab<m>", parse_special=special)
+        assert built.decode(ids, skip_special_tokens=False) == ("ab<m>" if special else "ab???")
+    assert built.encode("ab<m>")[-1] == 900
+
+
+def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="WordPiece"):
+        Tokenizer.from_folder(saved(tmp_path, {"?": 0, "a": 1}, [], "pieces"))
+    with pytest.raises(CheckpointError, match="decoder"):
+        Tokenizer.from_folder(saved(tmp_path, {"?": 0, "a": 1}, [], "none"))
