@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import zmq
@@ -37,6 +38,7 @@ _LINGER_MS = 1000
 _PROGRESS_S = 0.1
 _COMMANDS_A_STEP = 1024
 _PR_SET_PDEATHSIG = 1
+_ORPHANED = signal.SIGUSR2  # a signal of its own: the parent's id may change only after its first thread's death
 _log = logging.getLogger(__name__)
 
 
@@ -91,6 +93,7 @@ class Heart:
         events = EventSocket(context, launch.events)
         while not self._stop.wait(HEARTBEAT_S):
             if os.getppid() != launch.parent:
+                remove_sockets(launch)
                 os._exit(1)
             if (began := self.step_began) is not None and time.monotonic() - began > STEP_TIMEOUT_S:
                 _log.critical("a step has taken more than %g s; the engine process ends", STEP_TIMEOUT_S)
@@ -99,19 +102,31 @@ class Heart:
         events.close()
 
 
+def remove_sockets(launch: messages.Launch) -> None:
+    """Removes what the parent did not live to remove."""
+    sockets = [Path(endpoint.removeprefix("ipc://")) for endpoint in (launch.commands, launch.events)]
+    with contextlib.suppress(OSError):
+        for path in sockets:
+            path.unlink(missing_ok=True)
+        sockets[0].parent.rmdir()
+
+
 def die_with_parent(parent: int) -> None:
-    """Asks Linux for a SIGKILL when the parent ends; elsewhere the watching thread notices within HEARTBEAT_S."""
+    """Asks Linux for a signal when the parent ends; where that does not help, the heartbeat thread notices."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _ORPHANED, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(1)
 
 
 def serve(
     driver: EngineDriver, commands: zmq.Socket[bytes], events: EventSocket, heart: Heart, wake: socket.socket
-) -> None:
+) -> int:
     """Takes commands and steps until a signal makes `wake` readable; sleeps while there is nothing to do.
+
+    Returns:
+        The signal's number.
 
     Raises:
         EngineDeadError: the engine cannot go on.
@@ -122,7 +137,7 @@ def serve(
     while True:
         ready = dict(poller.poll(0 if driver.has_work else None))
         if wake.fileno() in ready:
-            return
+            return wake.recv(1)[0]
         for _ in range(_COMMANDS_A_STEP):
             try:
                 frame = commands.recv(zmq.NOBLOCK)
@@ -151,12 +166,13 @@ def obey(driver: EngineDriver, events: EventSocket, frame: bytes) -> None:
 
 
 @contextlib.contextmanager
-def wake_on_sigterm() -> Iterator[socket.socket]:
-    """Yields a socket that a SIGTERM makes readable; before this, while loading, the signal ends the process."""
+def wake_on_signal() -> Iterator[socket.socket]:
+    """Yields a socket on which a signal to end can be read; before this, while loading, it ends the process at once."""
     wake, signalled = socket.socketpair()
     signalled.setblocking(False)
     signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in (signal.SIGTERM, _ORPHANED):
+        signal.signal(number, lambda *_: None)
     with wake, signalled:
         yield wake
         signal.set_wakeup_fd(-1)
@@ -178,15 +194,16 @@ def run(launch: messages.Launch) -> int:
     commands = context.socket(zmq.PULL)
     commands.set(zmq.RCVHWM, 0)
     commands.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
+    orphaned = False
     try:
         logging.getLogger().setLevel(read_environment().log_level.upper())
         commands.bind(launch.commands)
         engine, info = build(launch, events)
         driver = EngineDriver(engine, events)
         try:
-            with wake_on_sigterm() as wake:
+            with wake_on_signal() as wake:
                 events.send(messages.Ready(info))
-                serve(driver, commands, events, heart, wake)
+                orphaned = serve(driver, commands, events, heart, wake) == _ORPHANED
         finally:
             driver.close()
     except Exception as error:
@@ -197,6 +214,8 @@ def run(launch: messages.Launch) -> int:
         events.close()
         commands.close(0)
         context.term()
+        if orphaned:
+            remove_sockets(launch)
     return 0
 
 

@@ -315,7 +315,7 @@ from penstock.engine.client import ProcessClient
 async def main():
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
-    print(client.pid, flush=True)
+    print(client.pid, client._directory, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
 """
@@ -327,9 +327,12 @@ async def test_process_dies_with_its_parent(folder: Path) -> None:
         stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
     assert parent.stdout is not None
-    pid = int(await asyncio.to_thread(parent.stdout.readline))
+    first, directory = (await asyncio.to_thread(parent.stdout.readline)).split()
+    pid = int(first)
+    assert Path(directory).is_dir()
     assert alive(pid)
     parent.kill()
     await asyncio.to_thread(parent.wait)
     parent.stdout.close()
     await until(lambda: not alive(pid), 3)
+    assert not Path(directory).exists()
