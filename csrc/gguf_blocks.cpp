@@ -1,7 +1,5 @@
 // Decoders of the ggml block formats to float32. A block is a scale (and for some a minimum), packed integers, and for
 // the K formats a second level of small integer scales; products are rounded in the order ggml defines.
-#include <cstring>
-
 #include "ops.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -9,8 +7,6 @@ namespace {
 
 using u8 = std::uint8_t;
 using u32 = std::uint32_t;
-
-constexpr int super = 256;  // values in a block of a K format
 
 float from_bits(u32 bits) {
     float out;
@@ -21,19 +17,31 @@ float from_bits(u32 bits) {
 u32 load16(const u8* at) { return at[0] | static_cast<u32>(at[1]) << 8; }
 u32 load32(const u8* at) { return load16(at) | load16(at + 2) << 16; }
 
-// IEEE half to float by bits: exact, also for subnormals.
-float half(const u8* at) {
-    const u32 bits = load16(at), sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, fraction = bits & 0x3ffu;
-    if (exponent == 31) return from_bits(sign | 0x7f800000u | fraction << 13);
-    if (exponent == 0) return from_bits(sign | 0x3f800000u) * static_cast<float>(fraction) * 0x1p-24f;
-    return from_bits(sign | (exponent + 112) << 23 | fraction << 13);
+u32 to_bits(float value) {
+    u32 out;
+    __builtin_memcpy(&out, &value, 4);
+    return out;
 }
 
-void f16(const u8* block, float* out) { out[0] = half(block); }
-void bf16(const u8* block, float* out) { out[0] = from_bits(load16(block) << 16); }
+// IEEE half to float: exact, by integers alone except that a subnormal is scaled from its fraction. No branch, so that
+// loops over it become vector code.
+float half(const u8* at) {
+    const u32 bits = load16(at), sign = (bits & 0x8000u) << 16, exponent = bits >> 10 & 31u, fraction = bits & 0x3ffu;
+    const u32 normal = (exponent + (exponent == 31 ? 224u : 112u)) << 23 | fraction << 13;
+    const u32 subnormal = to_bits(static_cast<float>(static_cast<int>(fraction)) * 0x1p-24f);
+    return from_bits(sign | (exponent == 0 ? subnormal : normal));
+}
+
+void decode_f16(const u8* at, std::int64_t count, float* out) {
+    for (std::int64_t i = 0; i < count; ++i) out[i] = half(at + 2 * i);
+}
+
+void decode_bf16(const u8* at, std::int64_t count, float* out) {
+    for (std::int64_t i = 0; i < count; ++i) out[i] = from_bits(load16(at + 2 * i) << 16);
+}
 
 // 32 values, low nibbles first; value = d * (nibble - 8)
-void q4_0(const u8* block, float* out) {
+void decode_q4_0(const u8* block, float* out) {
     const float d = half(block);
     const u8* q = block + 2;
     for (int i = 0; i < 16; ++i) {
@@ -43,7 +51,7 @@ void q4_0(const u8* block, float* out) {
 }
 
 // value = d * nibble + m
-void q4_1(const u8* block, float* out) {
+void decode_q4_1(const u8* block, float* out) {
     const float d = half(block), m = half(block + 2);
     const u8* q = block + 4;
     for (int i = 0; i < 16; ++i) {
@@ -53,7 +61,7 @@ void q4_1(const u8* block, float* out) {
 }
 
 // As q4_0 with a fifth bit from a 32-bit word; value = d * (q - 16)
-void q5_0(const u8* block, float* out) {
+void decode_q5_0(const u8* block, float* out) {
     const float d = half(block);
     const u32 high = load32(block + 2);
     const u8* q = block + 6;
@@ -65,7 +73,7 @@ void q5_0(const u8* block, float* out) {
     }
 }
 
-void q5_1(const u8* block, float* out) {
+void decode_q5_1(const u8* block, float* out) {
     const float d = half(block), m = half(block + 2);
     const u32 high = load32(block + 4);
     const u8* q = block + 8;
@@ -77,13 +85,13 @@ void q5_1(const u8* block, float* out) {
     }
 }
 
-void q8_0(const u8* block, float* out) {
+void decode_q8_0(const u8* block, float* out) {
     const float d = half(block);
     for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(static_cast<std::int8_t>(block[2 + i])) * d;
 }
 
 // scales[16] (low nibble scale, high nibble minimum), q[64], d, dmin
-void q2_k(const u8* block, float* out) {
+void decode_q2_k(const u8* block, float* out) {
     const float d = half(block + 80), dmin = half(block + 82);
     for (int group = 0; group < 16; ++group) {
         const float scale = d * static_cast<float>(block[group] & 15);
@@ -95,7 +103,7 @@ void q2_k(const u8* block, float* out) {
 }
 
 // high[32], q[64], scales[12] (six bits each: four low, two high), d; a clear high bit subtracts 4
-void q3_k(const u8* block, float* out) {
+void decode_q3_k(const u8* block, float* out) {
     const u8 *high = block, *low = block + 32, *packed = block + 96;
     const float d = half(block + 108);
     for (int group = 0; group < 16; ++group) {
@@ -128,7 +136,7 @@ ScaleMin scale_min(const u8* packed, int group, float d, float dmin) {
 }
 
 // d, dmin, scales[12], q[128]
-void q4_k(const u8* block, float* out) {
+void decode_q4_k(const u8* block, float* out) {
     const float d = half(block), dmin = half(block + 2);
     for (int group = 0; group < 8; ++group) {
         const ScaleMin s = scale_min(block + 4, group, d, dmin);
@@ -139,7 +147,7 @@ void q4_k(const u8* block, float* out) {
 }
 
 // d, dmin, scales[12], high[32], q[128]
-void q5_k(const u8* block, float* out) {
+void decode_q5_k(const u8* block, float* out) {
     const float d = half(block), dmin = half(block + 2);
     const u8* high = block + 16;
     for (int group = 0; group < 8; ++group) {
@@ -154,7 +162,7 @@ void q5_k(const u8* block, float* out) {
 }
 
 // low[128], high[64], scales[16] (signed), d
-void q6_k(const u8* block, float* out) {
+void decode_q6_k(const u8* block, float* out) {
     const float d = half(block + 208);
     for (int group = 0; group < 16; ++group) {
         const float scale = d * static_cast<float>(static_cast<std::int8_t>(block[192 + group]));
@@ -170,7 +178,7 @@ void q6_k(const u8* block, float* out) {
 }
 
 // OCP Microscaling: an E8M0 exponent (stored one higher, as the values are doubled) and 32 E2M1 nibbles
-void mxfp4(const u8* block, float* out) {
+void decode_mxfp4(const u8* block, float* out) {
     constexpr float doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     const u32 e = block[0];
     const float d = from_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23);
@@ -180,25 +188,35 @@ void mxfp4(const u8* block, float* out) {
     }
 }
 
-template <void (*Decode)(const u8*, float*)>
-void decode_all(const u8* blocks, std::int64_t num_blocks, const BlockLayout& layout, float* out) {
+// A decoder of one block, run over many of them.
+template <void (*Decode)(const u8*, float*), BlockFormat Format>
+void each(const u8* blocks, std::int64_t num_blocks, float* out) {
+    constexpr BlockLayout layout = block_layouts[static_cast<int>(Format)];
     for (std::int64_t i = 0; i < num_blocks; ++i) Decode(blocks + i * layout.bytes, out + i * layout.elements);
 }
 
-using DecodeAll = void (*)(const u8*, std::int64_t, const BlockLayout&, float*);
+using DecodeAll = void (*)(const u8*, std::int64_t, float*);
 constexpr DecodeAll decoders[] = {
-    decode_all<f16>,  decode_all<bf16>, decode_all<q4_0>,  decode_all<q4_1>, decode_all<q5_0>,
-    decode_all<q5_1>, decode_all<q8_0>, decode_all<q2_k>,  decode_all<q3_k>, decode_all<q4_k>,
-    decode_all<q5_k>, decode_all<q6_k>, decode_all<mxfp4>,
+    decode_f16,
+    decode_bf16,
+    each<decode_q4_0, BlockFormat::q4_0>,
+    each<decode_q4_1, BlockFormat::q4_1>,
+    each<decode_q5_0, BlockFormat::q5_0>,
+    each<decode_q5_1, BlockFormat::q5_1>,
+    each<decode_q8_0, BlockFormat::q8_0>,
+    each<decode_q2_k, BlockFormat::q2_k>,
+    each<decode_q3_k, BlockFormat::q3_k>,
+    each<decode_q4_k, BlockFormat::q4_k>,
+    each<decode_q5_k, BlockFormat::q5_k>,
+    each<decode_q6_k, BlockFormat::q6_k>,
+    each<decode_mxfp4, BlockFormat::mxfp4>,
 };
 static_assert(sizeof(decoders) / sizeof(decoders[0]) == static_cast<std::size_t>(BlockFormat::count));
-static_assert(block_layouts[static_cast<int>(BlockFormat::q6_k)].elements == super);
 
 }  // namespace
 
 void dequantize(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, float* out) {
-    const int index = static_cast<int>(format);
-    decoders[index](blocks, num_blocks, block_layouts[index], out);
+    decoders[static_cast<int>(format)](blocks, num_blocks, out);
 }
 
 }  // namespace penstock::PENSTOCK_ISA
