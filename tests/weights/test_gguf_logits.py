@@ -1,146 +1,104 @@
-"""Every family as a GGUF file, converted as the usual converters do, computes transformers' logits."""
+"""A GGUF file of a model computes the logits of the Hugging Face folder it was made from."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import torch
+import transformers
 
-from penstock.quant.formats import decode_to_float32
-from penstock.weights.facts import model_facts
-from penstock.weights.open import open_checkpoint
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
-Arrays = dict[str, np.ndarray]
-LLAMA3 = {**tiny.LLAMA3, "original_max_position_embeddings": 64}
-GEMMA3 = {
-    "num_hidden_layers": 7,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
-    "query_pre_attn_scalar": 10,
+ARCHES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3-moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
 }
-CASES: list[tuple[str, str, dict[str, Any]]] = [
-    ("llama", "llama", {}),
-    ("llama", "llama-biases", {}),
-    ("llama", "llama-plain-heads", {}),
-    ("llama", "llama-linear", {}),
-    ("llama", "llama-yarn", {}),
-    ("llama", "llama-llama3", {"rope_parameters": LLAMA3}),
-    ("llama", "mistral-sliding", {}),
-    ("llama", "mixtral", {}),
-    ("qwen2", "qwen2", {}),
-    ("qwen3", "qwen3", {}),
-    ("qwen3moe", "qwen3-moe", {"mlp_only_layers": []}),
-    ("gemma3", "gemma3", GEMMA3),
-    ("gemma3", "gemma3-cap", GEMMA3),
-    ("gpt-oss", "gpt-oss", {}),
-]
-STACKS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+# What a GGUF file cannot say, or says by convention, has the conventional value.
+CONVENTIONAL: dict[str, dict[str, Any]] = {
+    "qwen3-moe": {"mlp_only_layers": []},
+    "gemma3": {"num_hidden_layers": 7, "layer_types": None, "query_pre_attn_scalar": 10, "rope_parameters": None},
+    "gpt-oss": {"layer_types": None, "hidden_size": 64, "intermediate_size": 32},
+}
 
 
-def rope_metadata(parameters: Mapping[str, Any], head_dim: int) -> tuple[dict[str, Any], Arrays]:
-    kind, theta = parameters["rope_type"], float(parameters["rope_theta"])
-    found: dict[str, Any] = {"rope.freq_base": theta}
-    if kind == "llama3":
-        wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-        smooth = np.clip((parameters["original_max_position_embeddings"] / wavelength - 1) / 3, 0, 1)
-        return found, {"rope_freqs.weight": 1 / ((1 - smooth) / parameters["factor"] + smooth)}
-    if kind in ("linear", "yarn"):
-        found |= {"rope.scaling.type": kind, "rope.scaling.factor": parameters["factor"]}
-    if kind == "yarn":
-        found["rope.scaling.original_context_length"] = parameters["original_max_position_embeddings"]
-    return found, {}
-
-
-def metadata_and_extras(arch: str, config: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-    dim = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
-    parameters = config["rope_parameters"]
-    rope, extras = rope_metadata(parameters.get("full_attention", parameters), dim)
-    found = rope | {
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "block_count": config["num_hidden_layers"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "attention.key_length": dim,
+def metadata(arch: str, config: transformers.PretrainedConfig) -> dict[str, Any]:
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    pairs: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": config.head_dim if hasattr(config, "head_dim") else 6,
+        "attention.value_length": config.head_dim if hasattr(config, "head_dim") else 6,
+        "rope.freq_base": rope["rope_theta"],
     }
-    if config.get("num_local_experts"):
-        width = config.get("moe_intermediate_size") or config["intermediate_size"]
-        found |= {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
-        found["expert_feed_forward_length"] = width
-    if config.get("sliding_window"):
-        found["attention.sliding_window"] = config["sliding_window"]
-    if config.get("final_logit_softcapping"):
-        found["final_logit_softcapping"] = config["final_logit_softcapping"]
-    if "sliding_attention" in parameters:
-        found["rope.freq_base_swa"] = parameters["sliding_attention"]["rope_theta"]
-    return {f"{arch}.{key}": value for key, value in found.items()}, extras
+    if arch in ("gemma3", "gpt-oss"):
+        pairs["attention.sliding_window"] = config.sliding_window
+    if rope["rope_type"] == "yarn":
+        pairs |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
+        pairs["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    experts = getattr(config, "num_local_experts", None)
+    if experts:
+        pairs |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
+        pairs["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    return {f"{arch}.{key}": value for key, value in pairs.items()}
 
 
-def gpt_oss_parts(layer: str, part: str, array: np.ndarray) -> Arrays:
-    """The joint, transposed projections as two stacks each."""
-    prefix = f"blk.{layer}.ffn_"
-    if not part.endswith("_bias"):
-        array = array.swapaxes(1, 2)
-    suffix = "bias" if part.endswith("_bias") else "weight"
-    if part.startswith("down"):
-        return {f"{prefix}down_exps.{suffix}": array}
-    return {f"{prefix}gate_exps.{suffix}": array[:, 0::2], f"{prefix}up_exps.{suffix}": array[:, 1::2]}
-
-
-def to_gguf(arch: str, arrays: Arrays, config: Mapping[str, Any]) -> Arrays:
-    names = {"llama": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "qwen3moe": "QWEN3MOE", "gemma3": "GEMMA3"}
-    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[names.get(arch, "GPT_OSS")], config["num_hidden_layers"])
-    out: Arrays = {}
-    stacks: dict[str, dict[int, np.ndarray]] = {}
-    for name, array in arrays.items():
-        single = re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(\w+)\.weight", name)
-        joint = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\w+)", name)
-        if single:
-            stacks.setdefault(f"blk.{single[1]}.ffn_{STACKS[single[3]]}_exps.weight", {})[int(single[2])] = array
+def tensors(name: str, model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
+    """The model's tensors as converters to GGUF lay them out."""
+    arch, config = ARCHES[name], model.config
+    table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    stored: dict[str, np.ndarray] = {}
+    for key, tensor in model.state_dict().items():
+        array = tensor.numpy()
+        if ".mlp.experts." in key:
+            layer, part = key.split(".")[2], key.rsplit(".", 1)[1]
+            suffix = "bias" if part.endswith("_bias") else "weight"
+            if name == "gpt-oss" and suffix == "weight":
+                array = array.swapaxes(1, 2)
+            if part.startswith("down"):
+                halves = {"down": array}
+            elif name == "gpt-oss":
+                halves = {"gate": array[:, ::2], "up": array[:, 1::2]}
+            else:
+                middle = array.shape[1] // 2
+                halves = {"gate": array[:, :middle], "up": array[:, middle:]}
+            stored |= {f"blk.{layer}.ffn_{half}_exps.{suffix}": np.ascontiguousarray(a) for half, a in halves.items()}
             continue
-        if joint:
-            out |= gpt_oss_parts(joint[1], joint[2], array)
+        if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if arch == "llama" and re.search(r"[qk]_proj", name):
-            heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            halves = array.reshape(heads, 2, array.shape[0] // heads // 2, -1)
-            array = halves.swapaxes(1, 2).reshape(array.shape)
-        if arch == "gemma3" and name.endswith("norm.weight"):
+        renamed = table.get_name(key, (".weight", ".bias"))
+        assert renamed is not None
+        renamed = renamed if renamed.endswith((".weight", ".bias")) else f"{renamed}.weight"
+        if arch == gguf.MODEL_ARCH.LLAMA and ("q_proj" in key or "k_proj" in key):
+            heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
+            array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        if name == "gemma3" and "norm" in key:
             array = array + 1
-        target = table.get_name(name, (".weight", ".bias"))
-        assert target is not None, name
-        out[target + (".weight" if name.endswith("sinks") else "")] = array
-    return out | {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in stacks.items()}
+        stored[renamed] = np.ascontiguousarray(array)
+    return stored
 
 
-@pytest.mark.parametrize(("arch", "family", "fields"), CASES, ids=[case[1] for case in CASES])
-def test_logits_equal_transformers(
-    tmp_path: Path, write_gguf: Callable[..., Path], arch: str, family: str, fields: dict[str, Any]
-) -> None:
-    theirs = tiny.save(family, tmp_path / "hf", **fields)
-    source = open_checkpoint(tmp_path / "hf")
-    arrays = {}
-    for name, info in source.tensors.items():
-        stored = source.read(name)
-        arrays[name] = decode_to_float32(info.format, stored.data).reshape(info.shape)
-    if source.config.get("tie_word_embeddings"):
-        arrays.pop("lm_head.weight", None)
-    config = {"head_dim": None, **source.config}
-    metadata, extras = metadata_and_extras(arch, config)
-    path = write_gguf(tmp_path / "m.gguf", arch, metadata, to_gguf(arch, arrays, config) | extras)
-    twin = open_checkpoint(path)
-    assert set(twin.tensors) == set(arrays)
-    assert twin.config["architectures"] == source.config["architectures"]
-    planned, expected = model_facts(twin), model_facts(source)
-    assert (planned.layers, planned.parameters) == (expected.layers, expected.parameters)
-    tokens = tiny.prompt(43)
-    ours = Harness(load(path)).step({"row": tokens})["row"]
-    assert tiny.distance(ours, tiny.reference_logits(theirs, tokens)) < 1e-4
+@pytest.mark.parametrize("name", ARCHES)
+def test_logits(name: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    theirs = tiny.make(name, **CONVENTIONAL.get(name, {}))
+    arch = gguf.MODEL_ARCH_NAMES[ARCHES[name]]
+    file = write_gguf(tmp_path / "model.gguf", arch, metadata(arch, theirs.config), tensors(name, theirs))
+    tokens = tiny.prompt(30)
+    harness = Harness(load(file))
+    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, 30, 8)])
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
