@@ -6,7 +6,6 @@ decoding rows: Agrawal et al., Sarathi-Serve, 2403.02310. Integers only; the run
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_
 from penstock.core.protocol import CacheOp, NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
 from penstock.core.radix_tree import Match
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+from penstock.core.roster import Roster
 
 
 @dataclass(slots=True)
@@ -74,23 +74,28 @@ class Scheduler:
         self.options = options
         self.cache = KVCache(groups, options.num_blocks, options.block_size)
         self.counters = Counters()
-        self.running: list[Branch] = []  # in policy order
-        self.waiting: list[Branch] = []  # in policy order
         self._chunk = min(options.max_num_batched_tokens, options.max_chunk_tokens or options.max_num_batched_tokens)
         self._policy = policy or policy_named(options.policy)
         self._gates = tuple(default_gates() if gates is None else gates)
+        self._roster = Roster(options.max_num_seqs, self._policy)
         self._requests: dict[str, list[Branch]] = {}
-        self._free_rows = list(range(options.max_num_seqs - 1, -1, -1))
-        self._leaving_rows: dict[int, list[int]] = {}  # by the step after which they may be reused
-        self._released_rows: list[int] = []  # to be told to the runner
         self._outstanding: OrderedDict[int, list[_Sent]] = OrderedDict()
         self._outputs: list[EngineOutput] = []
         self._next_step = 0
         self._arrivals = 0
-        self._departures = 0
         self._blocked: tuple[Branch, int] | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[Branch]:
+        """Branches in the batch, in policy order."""
+        return self._roster.running
+
+    @property
+    def waiting(self) -> list[Branch]:
+        """Branches in the queue, in policy order."""
+        return self._roster.waiting
 
     @property
     def has_work(self) -> bool:
@@ -123,7 +128,7 @@ class Scheduler:
         self._arrivals += 1
         self._requests[request.request_id] = branches
         for branch in branches:
-            insort(self.waiting, branch, key=self._policy.key)
+            self._roster.enqueue(branch)
 
     def _check_fits(self, request: EngineRequest) -> None:
         prompt, most = len(request.prompt_ids), request.sampling.max_tokens
@@ -188,8 +193,7 @@ class Scheduler:
         while (added := self.cache.extend(branch, target)) is None:
             if draft.preempted and self.cache.will_fit(branch, target):
                 return  # what the victims held is free once the step in flight has committed
-            later = self.running[self._position(self.running, branch) + 1 :]
-            if later:
+            if later := self._roster.later(branch):
                 self._preempt(self._policy.victim(later, self.cache), draft)
             elif self.running[0] is branch and not self._outstanding:
                 self._preempt(branch, draft)  # it holds duplicates of cached blocks; it starts again on those
@@ -217,13 +221,13 @@ class Scheduler:
 
     def _admit(self, draft: _Draft) -> None:
         """Admits waiting branches in order as long as rows, tokens and gates allow."""
-        if not self.waiting or not self._free_rows or draft.budget <= 0 or self._nothing_left():
+        if not self.waiting or not self._roster.free_rows or draft.budget <= 0 or self._nothing_left():
             return
         reserved = [0] * len(self.cache.pools)
         for branch in self.running:
             self._reserve(branch, reserved)
         index = 0
-        while index < len(self.waiting) and self._free_rows and draft.budget > 0:
+        while index < len(self.waiting) and self._roster.free_rows and draft.budget > 0:
             branch = self.waiting[index]
             if branch.last_step > self.cache.committed_step or self._still_waits(branch):
                 index += 1
@@ -235,7 +239,7 @@ class Scheduler:
                 branch.awaits = (match.owner, match.pending) if match.pending > match.tokens else None
                 if not gate.passable:
                     if isinstance(gate, MemoryGate):
-                        self._blocked = (branch, self._departures)
+                        self._blocked = (branch, self._roster.departures)
                     break
                 index += 1
                 continue
@@ -246,7 +250,7 @@ class Scheduler:
 
     def _nothing_left(self) -> bool:
         """Whether the first in the queue lacks memory and nobody has left since (saves matching it in every step)."""
-        return self._blocked == (self.waiting[0], self._departures) and bool(self.running)
+        return self._blocked == (self.waiting[0], self._roster.departures) and bool(self.running)
 
     def _reserve(self, branch: Branch, reserved: list[int]) -> None:
         """Adds what a running branch will still need, one block of growth included."""
@@ -259,7 +263,7 @@ class Scheduler:
             match=match,
             reserved=reserved,
             idle_engine=not self.running and not self.cache.coming(),
-            free_rows=len(self._free_rows),
+            free_rows=len(self._roster.free_rows),
             chunk=self._chunk,
             cache=self.cache,
         )
@@ -295,9 +299,7 @@ class Scheduler:
             return False
         draft.cache_ops[branch] = self.cache.copy_tail(branch, match, draft.step)
         self.cache.announce(branch)
-        branch.row = self._free_rows.pop()
-        branch.state = BranchState.RUNNING
-        insort(self.running, branch, key=self._policy.key)
+        self._roster.seat(branch)
         self._count_admission(branch, match)
         self._span(branch, length, added, draft)
         return True
@@ -327,24 +329,12 @@ class Scheduler:
         branch.preemptions += 1
         self.counters.preemptions += 1
         self._leave_batch(branch, keep=True)
-        branch.state = BranchState.WAITING
         branch.computed = branch.committed = 0
-        insort(self.waiting, branch, key=self._policy.key)
+        self._roster.enqueue(branch)
 
     def _leave_batch(self, branch: Branch, *, keep: bool) -> None:
-        self._departures += 1
-        del self.running[self._position(self.running, branch)]
         self.cache.release(branch, keep=keep)
-        if branch.last_step > self.cache.committed_step:
-            self._leaving_rows.setdefault(branch.last_step, []).append(branch.row)
-        else:
-            self._free_rows.append(branch.row)
-        if branch.introduced:
-            self._released_rows.append(branch.row)
-        branch.row, branch.introduced = -1, False
-
-    def _position(self, queue: list[Branch], branch: Branch) -> int:
-        return bisect_left(queue, self._policy.key(branch), key=self._policy.key)
+        self._roster.unseat(branch, self.cache.committed_step)
 
     def _seal(self, draft: _Draft) -> StepPlan:
         """Turns the draft into a plan and marks it outstanding."""
@@ -362,10 +352,9 @@ class Scheduler:
             branch.last_step = draft.step
             branch.in_flight += span.sample
             sent.append(_Sent(branch, span.row, span.start + len(span.tokens), span.sample))
-        released, self._released_rows = tuple(self._released_rows), []
         self._outstanding[draft.step] = sent
         self._next_step += 1
-        return StepPlan(draft.step, released, tuple(new_rows), tuple(cache_ops), tuple(spans))
+        return StepPlan(draft.step, self._roster.take_released(), tuple(new_rows), tuple(cache_ops), tuple(spans))
 
     def _new_row(self, branch: Branch, span: RowSpan) -> NewRow:
         hold, request = branch.hold, branch.request
@@ -416,9 +405,7 @@ class Scheduler:
 
     def _step_over(self, step: int) -> None:
         self.cache.step_committed(step)
-        if step in self._leaving_rows:
-            self._departures += 1  # their blocks are free only now
-            self._free_rows += self._leaving_rows.pop(step)
+        self._roster.step_over(step)
 
     def _accept(self, branch: Branch, row: RowResult) -> None:
         """Appends sampled tokens and ends the branch where they say so."""
@@ -472,7 +459,7 @@ class Scheduler:
         if branch.state is BranchState.RUNNING:
             self._leave_batch(branch, keep=reason is not FinishReason.ERROR)
         else:
-            del self.waiting[self._position(self.waiting, branch)]
+            self._roster.dequeue(branch)
         branch.state = BranchState.FINISHED
         branch.awaits = None
         self._emit(branch, row, count, reason, error)
@@ -492,16 +479,7 @@ class Scheduler:
         """Raises AssertionError if any count, queue or row disagrees with another. For tests and idle moments."""
         live = [b for branches in self._requests.values() for b in branches if b.state is not BranchState.FINISHED]
         assert sorted(map(id, live)) == sorted(map(id, self.running + self.waiting)), "a branch is lost or doubled"
-        assert self.running == sorted(self.running, key=self._policy.key)
-        assert self.waiting == sorted(self.waiting, key=self._policy.key)
-        assert all(b.hold is not None and b.row >= 0 for b in self.running)
-        assert all(b.hold is None and b.row < 0 for b in self.waiting)
-        rows = (
-            [b.row for b in self.running]
-            + self._free_rows
-            + [row for rows in self._leaving_rows.values() for row in rows]
-        )
-        assert sorted(rows) == list(range(self.options.max_num_seqs)), "a row is lost or doubled"
+        self._roster.check_integrity()
         for branch in self.running:
             assert branch.committed <= branch.computed <= branch.known
             assert 0 <= branch.in_flight <= len(self._outstanding)
