@@ -98,9 +98,10 @@ def format_bytes(count: int) -> str:
 
 
 def activation_bytes(model: ModelFacts, limits: MemoryLimits, dtype_bytes: int) -> int:
-    """An upper estimate of one step's intermediate results: the widest layer's buffers, and float32 logits twice."""
+    """An upper estimate of one step: the widest layer's buffers, attention masks, and float32 logits twice."""
     tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
     layer = _WORK_BUFFERS * model.hidden_size + 3 * model.intermediate_size + 4 * model.attention_size
+    layer += limits.max_model_len
     rows = min(limits.max_num_seqs, tokens)
     return tokens * layer * dtype_bytes + 2 * rows * model.vocab_size * 4
 
@@ -172,21 +173,28 @@ def _concurrent(groups: Sequence[CacheGroup], blocks: Sequence[int], limits: Mem
     )
 
 
-def _no_room_for_weights(
-    model: ModelFacts, groups: Sequence[CacheGroup], dtype_bytes: int, limits: MemoryLimits, weights: int, step: int
+def _no_room(
+    model: ModelFacts, groups: Sequence[CacheGroup], dtype_bytes: int, limits: MemoryLimits, parts: tuple[int, int, int]
 ) -> MemoryPlanError:
+    """Weights and one step alone are too much. `parts`: bytes of weights, of a step, of the least KV cache."""
+    weights, step, least = parts
     remedy = NO_REMEDY
-    if dtype_bytes == 4:
-        shorter = replace(limits, max_model_len_fixed=False)
+    cheaper = [(2, weights // 2)] if dtype_bytes == 4 else []
+    if limits.max_model_len_fixed:
+        cheaper.insert(0, (dtype_bytes, weights))
+    for size, resident in cheaper:
+        free = replace(limits, max_model_len_fixed=False)
         with suppress(MemoryPlanError):
-            plan = plan_memory(model=model, groups=groups, dtype_bytes=2, limits=shorter, weights_bytes=weights // 2)
-            remedy = "start with --dtype bfloat16, which halves the weights"
+            plan = plan_memory(model=model, groups=groups, dtype_bytes=size, limits=free, weights_bytes=resident)
+            flags = ["--dtype bfloat16"] if size != dtype_bytes else []
             if limits.max_model_len_fixed and plan.max_model_len < limits.max_model_len:
-                remedy = f"start with --dtype bfloat16 --max-model-len {plan.max_model_len}"
+                flags.append(f"--max-model-len {plan.max_model_len}")
+            remedy = f"start with {' '.join(flags)}"
+            break
     return MemoryPlanError(
-        f"the weights need {format_bytes(weights)} and a step {format_bytes(step)}, but only "
-        f"{format_bytes(limits.available_bytes)} are available: {weights + step - limits.available_bytes} bytes are "
-        f"missing; {remedy}."
+        f"the weights need {format_bytes(weights)}, a step {format_bytes(step)} and the KV cache of one sequence "
+        f"{format_bytes(least)}, but only {format_bytes(limits.available_bytes)} are available: "
+        f"{sum(parts) - limits.available_bytes} bytes are missing; {remedy}."
     )
 
 
@@ -202,6 +210,10 @@ def _no_room_for_length(least: int, budget: int, longest: int, left: int, limits
         f"a sequence of {limits.max_model_len} tokens needs {format_bytes(least)} of KV cache, but there are "
         f"{format_bytes(max(0, budget))}: {least - budget} bytes are missing; {remedy}."
     )
+
+
+def _shrunk(length: int, wished: int, missing: int, what: str) -> str:
+    return f"the context is {length} tokens instead of the model's {wished}, for which {what} lacks {missing} bytes"
 
 
 def _kv_budget(left: int, least: int, longest: int, limits: MemoryLimits, notes: list[str]) -> int:
@@ -245,6 +257,28 @@ def _fixed_blocks(sizes: Sequence[int], left: int, count: int) -> tuple[int, ...
     return (count,) * len(sizes)
 
 
+def _cut(
+    groups: Sequence[CacheGroup], sizes: Sequence[int], left: int, limits: MemoryLimits
+) -> tuple[tuple[int, ...], int, tuple[str, ...]]:
+    """(blocks of every group, max_model_len, notes) out of the bytes beside weights and activations."""
+    notes: list[str] = []
+    length = limits.max_model_len
+    if limits.kv_blocks is not None:
+        blocks = _fixed_blocks(sizes, left, limits.kv_blocks)
+        if _concurrent(groups, blocks, limits) < 1:
+            notes.append(f"--kv-blocks {limits.kv_blocks} is less than one sequence of {length} tokens")
+        return blocks, length, tuple(notes)
+    least = _least(groups, sizes, length, limits)
+    budget = _kv_budget(left, least, _longest(groups, sizes, left, limits), limits, notes)
+    if least > budget:
+        longest = _longest(groups, sizes, budget, limits)
+        if limits.max_model_len_fixed or not longest:
+            raise _no_room_for_length(least, budget, longest, left, limits)
+        notes.append(_shrunk(longest, length, least - budget, "the KV cache"))
+        length = longest
+    return _share_blocks(groups, sizes, budget, replace(limits, max_model_len=length)), length, tuple(notes)
+
+
 def plan_memory(
     *,
     model: ModelFacts,
@@ -270,28 +304,23 @@ def plan_memory(
     weights = model.parameters * dtype_bytes if weights_bytes is None else weights_bytes
     activations = activation_bytes(model, limits, dtype_bytes)
     left = limits.available_bytes - weights - activations
-    if left <= 0:
-        raise _no_room_for_weights(model, groups, dtype_bytes, limits, weights, activations)
     per_token = (cache_dtype_bytes or dtype_bytes) * limits.block_size
     sizes = tuple(per_token * group.elements_per_token for group in groups)
-    notes: list[str] = []
-    if limits.kv_blocks is not None:
-        blocks = _fixed_blocks(sizes, left, limits.kv_blocks)
-        if _concurrent(groups, blocks, limits) < 1:
-            notes.append(f"--kv-blocks {limits.kv_blocks} is less than one sequence of {limits.max_model_len} tokens")
-    else:
+    if left <= 0:
         least = _least(groups, sizes, limits.max_model_len, limits)
-        budget = _kv_budget(left, least, _longest(groups, sizes, left, limits), limits, notes)
-        if least > budget:
-            longest = _longest(groups, sizes, budget, limits)
-            if limits.max_model_len_fixed or not longest:
-                raise _no_room_for_length(least, budget, longest, left, limits)
-            notes.append(
-                f"the context is {longest} tokens instead of the model's {limits.max_model_len}: "
-                f"{least - budget} bytes of KV cache are missing for more"
-            )
-            limits = replace(limits, max_model_len=longest)
-        blocks = _share_blocks(groups, sizes, budget, limits)
+        if limits.max_model_len_fixed or limits.max_model_len <= limits.block_size:
+            raise _no_room(model, groups, dtype_bytes, limits, (weights, activations, least))
+        shorter = plan_memory(
+            model=model,
+            groups=groups,
+            dtype_bytes=dtype_bytes,
+            cache_dtype_bytes=cache_dtype_bytes,
+            limits=replace(limits, max_model_len=max(limits.block_size, limits.max_model_len // 2)),
+            weights_bytes=weights,
+        )
+        note = _shrunk(shorter.max_model_len, limits.max_model_len, least - left, "a step with its KV cache")
+        return replace(shorter, notes=(note,))
+    blocks, length, notes = _cut(groups, sizes, left, limits)
     return MemoryPlan(
         weights_bytes=weights,
         weights_file_bytes=model.file_bytes,
@@ -299,10 +328,10 @@ def plan_memory(
         kv_blocks=blocks,
         kv_block_bytes=sizes,
         activation_bytes=activations,
-        max_model_len=limits.max_model_len,
-        max_concurrent_full_length=_concurrent(groups, blocks, limits),
+        max_model_len=length,
+        max_concurrent_full_length=_concurrent(groups, blocks, replace(limits, max_model_len=length)),
         available_bytes=limits.available_bytes,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 

@@ -98,21 +98,27 @@ def test_a_tight_budget_leaves_full_groups_at_least_half_of_the_rest() -> None:
 
 
 def test_an_unset_context_shrinks_with_the_reason() -> None:
-    found = plan(model(), limits(6_000_000, max_model_len_fixed=False))
+    found = plan(model(), limits(10_000_000, max_model_len_fixed=False))
     assert found.max_model_len < 4096
     assert found.max_model_len % 16 == 0
-    assert f"the context is {found.max_model_len} tokens instead of the model's 4096" in found.notes[0]
+    assert (
+        f"the context is {found.max_model_len} tokens instead of the model's 4096, for which the KV cache lacks"
+        in found.notes[0]
+    )
     assert found.max_concurrent_full_length >= 1
+    tighter = plan(model(), limits(6_000_000, max_model_len_fixed=False))
+    assert tighter.max_model_len < found.max_model_len
+    assert "for which a step with its KV cache lacks" in tighter.notes[0]
 
 
 def test_a_set_context_is_refused_with_missing_bytes_and_remedy() -> None:
     with pytest.raises(MemoryPlanError, match=r"(\d+) bytes are missing; start with --max-model-len (\d+)") as caught:
-        plan(model(), limits(6_000_000))
+        plan(model(), limits(10_000_000))
     missing, length = map(int, re.search(r"(\d+) bytes.*len (\d+)", str(caught.value)).groups())  # type: ignore[union-attr]
-    assert plan(model(), limits(6_000_000, max_model_len=length)).max_model_len == length
-    assert plan(model(), limits(6_000_000 + missing)).max_model_len == 4096
+    assert plan(model(), limits(10_000_000, max_model_len=length)).max_model_len == length
+    assert plan(model(), limits(10_000_000 + missing)).max_model_len == 4096
     with pytest.raises(MemoryPlanError):
-        plan(model(), limits(6_000_000 + missing - 1))
+        plan(model(), limits(10_000_000 + missing - 1))
 
 
 def test_weights_that_do_not_fit_name_bfloat16_only_where_it_helps() -> None:
