@@ -12,7 +12,7 @@ from penstock.core.request import EngineOutput, EngineRequest, EngineStats, Fini
 
 
 class EngineState(str, Enum):
-    """Where an engine is in its life."""
+    """Where an engine is in its life. RESTARTING: it was ready, and is being started again or gives no sign of life."""
 
     STARTING = "starting"
     READY = "ready"

@@ -7,7 +7,9 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from penstock.config.errors import EngineDeadError
+from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.options import EngineOptions
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo
@@ -24,6 +26,7 @@ from penstock.engine.messages import MessageError
 TERMINATE_S = 5.0
 UNRESPONSIVE_S = 60.0
 _DRAIN_S = 0.05
+_MAX_SOCKET_PATH = 100  # what a unix socket address holds, less some
 # As `python -m penstock.engine.process`, but with this very package and never a module of the current directory, which
 # may be a model folder with Python files in it.
 _PROGRAM = (
@@ -42,15 +45,15 @@ class EngineChild:
     def __init__(
         self,
         options: EngineOptions,
-        directory: Path,
         context: zmq.Context[zmq.Socket[bytes]],
         on_event: Callable[[messages.Event], None],
     ) -> None:
-        """`on_event` gets every event but Ready, Fatal and Heartbeat."""
+        """`on_event` gets every event but Ready, Fatal and Heartbeat. Raises ConfigError for too long a TMPDIR."""
+        self._directory = _private_directory()
         self._launch = messages.Launch(
             options,
-            f"ipc://{directory / secrets.token_hex(8)}",
-            f"ipc://{directory / secrets.token_hex(8)}",
+            f"ipc://{self._directory / secrets.token_hex(8)}",
+            f"ipc://{self._directory / secrets.token_hex(8)}",
             os.getpid(),
         )
         self._on_event = on_event
@@ -135,6 +138,7 @@ class EngineChild:
                 self._receiver.cancel()
             self._events.close(0)
             self._commands.close(0)
+            shutil.rmtree(self._directory, ignore_errors=True)
         if self._process is not None:
             await self._process.wait()
 
@@ -182,3 +186,15 @@ class EngineChild:
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
         hint = " Signal 9 often means that memory ran out." if code == -9 else ""
         return messages.Fatal("EngineDeadError", f"The engine process {how} before it could serve.{hint}")
+
+
+def _private_directory() -> Path:
+    """A new directory that only this user may enter, with a path short enough for sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-"))
+    if len(str(directory)) + 17 > _MAX_SOCKET_PATH:
+        directory.rmdir()
+        raise ConfigError(
+            f"the temporary directory's path, {directory.parent}, is too long for a socket ({_MAX_SOCKET_PATH} "
+            "characters with file names); set TMPDIR to a shorter one, for example /tmp."
+        )
+    return directory

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import zmq
 
-from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.config.errors import EngineDeadError, PenstockError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
@@ -29,7 +26,6 @@ FIRST_RESTART_DELAY_S = 0.5
 LAST_RESTART_DELAY_S = 30.0
 STABLE_S = 30.0
 MAX_START_FAILURES = 5
-_MAX_SOCKET_PATH = 100  # what a unix socket address holds, less some
 _log = logging.getLogger(__name__)
 
 __all__ = ["ProcessClient", "ThreadClient"]
@@ -55,13 +51,11 @@ class ProcessClient:
         self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._directory: Path | None = None
         self._why_stopped = "The engine has not started."
 
     async def start(self) -> EngineInfo:
         if self._context is not None or self._state is EngineState.STOPPED:
             raise EngineDeadError("This engine was started before; make a new one.")
-        self._directory = _private_directory()
         self._context = zmq.Context()
         try:
             await self._launch()
@@ -113,7 +107,7 @@ class ProcessClient:
         return self._latest
 
     async def close(self) -> None:
-        """Ends the process, the supervision and the socket directory; unfinished branches get an ERROR output."""
+        """Ends the process and its supervision; unfinished branches get an ERROR output."""
         self._state, self._why_stopped = EngineState.STOPPED, "The engine was closed."
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -123,20 +117,19 @@ class ProcessClient:
         if self._context is not None:
             self._context.term()
             self._context = None
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
 
     async def _launch(self) -> None:
         """Starts a process and waits until it serves; raises its error if it cannot."""
-        assert self._directory is not None
         assert self._context is not None
-        self._child = EngineChild(self._options, self._directory, self._context, self._on_event)
         try:
+            self._child = EngineChild(self._options, self._context, self._on_event)
             self._info = await self._child.start()
         except PenstockError:
             await self._drop_child()
             raise
+        except (OSError, zmq.ZMQError) as error:
+            await self._drop_child()
+            raise EngineDeadError(f"The engine process cannot be started: {error}.") from error
         self._state = EngineState.READY
 
     async def _drop_child(self) -> None:
@@ -197,15 +190,3 @@ class ProcessClient:
                 return self._why_stopped
             case _:
                 return "The engine is being restarted; retry in a few seconds."
-
-
-def _private_directory() -> Path:
-    """A new directory that only this user may enter, with a path short enough for sockets."""
-    directory = Path(tempfile.mkdtemp(prefix="penstock-"))
-    if len(str(directory)) + 17 > _MAX_SOCKET_PATH:
-        directory.rmdir()
-        raise ConfigError(
-            f"the temporary directory's path, {directory.parent}, is too long for a socket ({_MAX_SOCKET_PATH} "
-            "characters with file names); set TMPDIR to a shorter one, for example /tmp."
-        )
-    return directory

@@ -118,7 +118,10 @@ def test_llm_answers_as_the_reference_does(shared_data: Path) -> None:
 def test_llm_continues_a_story(shared_data: Path) -> None:
     folder = shared_data / "models" / "stories260K"
     golden = json.loads((folder / "greedy.json").read_text())
-    with LLM(str(folder / "hf"), threads=1) as llm:
+    seen: list[tuple[int, int]] = []
+    with LLM(folder / "hf", threads=1, progress=lambda done, total: seen.append((done, total))) as llm:
+        assert seen
+        assert seen[-1][0] == seen[-1][1] > 0
         (answer,) = llm.generate(golden["prompt"], temperature=0, max_tokens=len(golden["greedy_ids"]))
         assert list(answer.prompt_ids) == golden["prompt_ids"]
         assert list(answer.outputs[0].token_ids) == golden["greedy_ids"]

@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 import zmq
 
-from penstock.config.errors import CheckpointError, ContextLengthError, EngineDeadError, PenstockError, RequestError
+from penstock.config.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    EngineDeadError,
+    PenstockError,
+    RequestError,
+)
 from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason
 from penstock.engine import client as client_module
@@ -72,8 +79,8 @@ async def test_round_trip_and_close(folder: Path) -> None:
     assert sum(len(output.prompt_logprobs) for output in outputs) == 4
     assert outputs[-1].finish_reason is FinishReason.LENGTH
     assert (await client.stats()).generated_tokens == 20
-    pid, directory = client.pid, client._directory
-    assert directory is not None
+    assert client._child is not None
+    pid, directory = client.pid, client._child._directory
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     await client.close()
     assert not alive(pid)
@@ -267,7 +274,6 @@ async def test_start_error_is_the_process_own(folder: Path, model: str, kind: ty
     with pytest.raises(kind, match=text):
         await client.start()
     assert client.state is EngineState.STOPPED
-    assert client._directory is None
     with pytest.raises(EngineDeadError):
         _ = client.info
 
@@ -282,6 +288,35 @@ async def test_start_can_be_cancelled(folder: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not alive(pid)
+
+
+@pytest.mark.parametrize("model", ["loading", "null"])
+async def test_close_while_starting(folder: Path, model: str) -> None:
+    client = ProcessClient(EngineOptions(model=model))
+    starting = asyncio.create_task(client.start())
+    await until(lambda: client.pid)
+    pid = client.pid
+    await client.close()
+    with pytest.raises(EngineDeadError):
+        await starting
+    assert not alive(pid)
+    assert client.state is EngineState.STOPPED
+
+
+async def test_directory_with_too_long_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        await ProcessClient(EngineOptions(model="null")).start()
+    assert not list(deep.iterdir())
+
+
+async def test_interpreter_that_is_gone(folder: Path) -> None:
+    (folder / "python").unlink()
+    client = ProcessClient(EngineOptions(model="null"))
+    with pytest.raises(EngineDeadError, match="cannot be started"):
+        await client.start()
 
 
 async def test_gives_up_after_failed_restarts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +350,7 @@ from penstock.engine.client import ProcessClient
 async def main():
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
-    print(client.pid, client._directory, flush=True)
+    print(client.pid, client._child._directory, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
 """

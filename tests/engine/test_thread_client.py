@@ -272,6 +272,17 @@ async def test_factory_error_is_raised_from_start() -> None:
     await client.close()
 
 
+async def test_close_while_starting() -> None:
+    client = ThreadClient(null_engine)
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    await client.close()
+    await starting
+    assert client.state is EngineState.STOPPED
+    with pytest.raises(EngineDeadError):
+        client.submit(request())
+
+
 async def test_close_ends_streams_and_thread() -> None:
     client = ThreadClient(null_engine)
     await client.start()
