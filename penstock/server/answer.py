@@ -17,6 +17,7 @@ from penstock.config import limits
 from penstock.config.errors import EngineDeadError, ModelNotFoundError, RequestError
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineState, Generation
+from penstock.server.connection import ABORT
 from penstock.server.errors import ClientGone, HttpError, describe, encode_json, not_ready, shown
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
@@ -91,6 +92,8 @@ class Answer:
     started: float
     _timings: dict[tuple[int, int], _Timing] = field(default_factory=dict)
     _tasks: list[asyncio.Future[None]] = field(default_factory=list)
+    _ended: int = 0
+    _closed: bool = False
 
     @classmethod
     async def open(cls, service: Service, requests: Sequence[GenerationRequest]) -> Answer:
@@ -153,6 +156,7 @@ class Answer:
             timing.tokens += len(delta.token_ids)
         if delta.finish_reason is None:
             return
+        self._ended += 1
         metrics.finished(delta.finish_reason.value)
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise GenerationError(delta.error)
@@ -160,10 +164,15 @@ class Answer:
             metrics.per_token.observe((timing.last - timing.first) / (timing.tokens - 1))
 
     async def aclose(self) -> None:
-        """Cancels what still runs and counts the call; safe after the end."""
+        """Cancels what still runs and counts the call; safe to call twice and after the end."""
+        if self._closed:
+            return
+        self._closed = True
         await _end(self._tasks)
         for generation in self.generations:
             await generation.aclose()
+        for _ in range(sum(request.sampling.n for request in self.requests) - self._ended):
+            self.metrics.finished(FinishReason.CANCELLED.value)
         if self._timings:
             self.metrics.request.observe(time.monotonic() - self.started)
         for index, (request, generation) in enumerate(zip(self.requests, self.generations, strict=True)):
@@ -241,7 +250,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             produce = asyncio.ensure_future(self._produce())
-            write = asyncio.ensure_future(self._write(send))
+            write = asyncio.ensure_future(self._write(scope, send))
             gone = asyncio.ensure_future(_disconnected(receive))
             aborted = asyncio.ensure_future(self._lifecycle.aborted.wait())
             tasks = (produce, write, gone, aborted)
@@ -268,7 +277,7 @@ class EventStream(Response):
             await self._buffer.put(error_event(error))
         await self._buffer.put(None)
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
         more = True
         while more:
             pieces: list[bytes | None]
@@ -286,6 +295,7 @@ class EventStream(Response):
                 async with asyncio.timeout(limits.STREAM_STALL_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": body, "more_body": more})
             except TimeoutError:
+                scope.get("extensions", {}).get(ABORT, {}).get("call", lambda: None)()
                 raise ClientGone from None
 
 

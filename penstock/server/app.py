@@ -23,6 +23,7 @@ from penstock.server.auth import ApiKeys, HostRule
 from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
+from penstock.server.document import gives
 from penstock.server.errors import HttpError, error_response, json_response, shown
 from penstock.server.gate import Gate
 from penstock.server.lifecycle import Lifecycle
@@ -105,12 +106,12 @@ def _operator_router(service: Service, app: FastAPI) -> APIRouter:
     def state() -> str:
         return "draining" if lifecycle.draining else frontend.client.state.value
 
-    @router.get("/livez", summary="Whether the process is worth keeping")
+    @router.get("/livez", summary="Whether the process is worth keeping", openapi_extra=gives("application/json"))
     async def livez() -> Response:
         dead = frontend.client.state is EngineState.STOPPED and not lifecycle.draining
         return json_response({"status": "stopped" if dead else "alive"}, 503 if dead else 200)
 
-    @router.get("/readyz", summary="Whether requests are taken")
+    @router.get("/readyz", summary="Whether requests are taken", openapi_extra=gives("application/json"))
     async def readyz() -> Response:
         ready = state() == EngineState.READY.value
         return json_response({"status": state()}, 200 if ready else 503, {} if ready else {"Retry-After": "1"})
@@ -119,11 +120,11 @@ def _operator_router(service: Service, app: FastAPI) -> APIRouter:
     async def health() -> Response:
         return Response(status_code=200 if state() == EngineState.READY.value else 503)
 
-    @router.get("/version", summary="The version of this server")
+    @router.get("/version", summary="The version of this server", openapi_extra=gives("application/json"))
     async def version() -> Response:
         return json_response({"version": __version__})
 
-    @router.get("/metrics", summary="Prometheus metrics")
+    @router.get("/metrics", summary="Prometheus metrics", openapi_extra=gives("text/plain"))
     async def metrics() -> Response:
         stats, cache = EngineStats(), {}
         with suppress(PenstockError):  # figures of the server itself are worth having while the engine is away
@@ -131,11 +132,11 @@ def _operator_router(service: Service, app: FastAPI) -> APIRouter:
             cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
         return Response(service.metrics.render(stats, cache), media_type=_PROMETHEUS)
 
-    @router.get("/openapi.json", summary="This API as an OpenAPI document")
+    @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:
         return json_response(app.openapi())
 
-    @router.get("/docs", summary="This API as a page")
+    @router.get("/docs", summary="This API as a page", openapi_extra=gives("text/html"))
     async def docs() -> Response:
         return HTMLResponse(document.page(app.openapi()))
 

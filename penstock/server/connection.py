@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from penstock.config import limits
 from penstock.server.errors import encode_json, error_object
 
+ABORT = "penstock.abort"
 _LINGER_S = 1.0
 
 
@@ -23,7 +24,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     Request line and headers must come within `limits.HEADER_TIMEOUT_S` and `limits.MAX_HEADER_BYTES`. When a response
     is complete before the request's body is, the connection is closed a moment later, so that the client can read
-    the response but cannot go on sending.
+    the response but cannot go on sending. The scope's extension `ABORT` drops the connection with what is unsent.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,6 +55,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head, self._field_bytes = True, 0
         self._arm(limits.HEADER_TIMEOUT_S, self._head_timed_out)
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

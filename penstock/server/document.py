@@ -43,10 +43,15 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """FastAPI's `openapi_extra` of a route that parses its own body of this shape."""
+def takes(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route that parses its own body of this shape, and what it answers with."""
     content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    return {"requestBody": {"required": True, "content": content}, **gives("application/json", *media_types)}
+
+
+def gives(*media_types: str) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route that answers with these media types."""
+    return {"responses": {"200": {"content": {media_type: {} for media_type in media_types}}}}
 
 
 def openapi(app: FastAPI, models: Sequence[type[BaseModel]], *, secured: bool) -> dict[str, Any]:

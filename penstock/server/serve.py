@@ -93,7 +93,7 @@ def serve(
     engine_options: EngineOptions,
     server_options: ServerOptions,
     *,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT; returns when everything has ended.
@@ -102,7 +102,7 @@ def serve(
     running ones have `drain_timeout` seconds to finish. A second signal ends them at once.
 
     Args:
-        say: told what the person who started the server should read.
+        say: told what the person who started the server should read; by default prints it.
         on_progress: told (bytes loaded, bytes in all) while weights load.
 
     Raises:
@@ -115,9 +115,13 @@ def serve(
     listener = bind(server_options.host, server_options.port)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(engine_options, server_options, listener, say, on_progress))
+            runner.run(_serve(engine_options, server_options, listener, say or _print, on_progress))
     finally:
         listener.close()
+
+
+def _print(text: str) -> None:
+    print(text, flush=True)
 
 
 def _log_to_stderr() -> None:
@@ -165,6 +169,8 @@ async def _serve(
             await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
             await _drain(lifecycle, options.drain_timeout, say)
         stopping.cancel()
+        if serving.done():
+            serving.result()
     finally:
         starting.cancel()
         if server is not None and serving is not None:

@@ -259,6 +259,11 @@ def test_a_reader_that_stalls_is_ended(server: Running, monkeypatch: pytest.Monk
         connection.sendall(post(json.dumps(body).encode()))
         until(lambda: len(server.client.live) == 1)
         server.until_idle(30)
+        until(lambda: server.lifecycle.in_flight == 0)
+        connection.settimeout(5)
+        started = time.monotonic()
+        read_all(connection)
+        assert time.monotonic() - started < 4, "the connection was left open"
 
 
 def test_long_waits_are_filled_with_comments(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ from tests.server.support import Running, ScriptedClient, running, script_of
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance)
 OPERATIONS = [
-    ("POST", "/v1/chat/completions", 60),
-    ("POST", "/v1/completions", 60),
-    ("POST", "/tokenize", 25),
+    ("POST", "/v1/chat/completions", 25),
+    ("POST", "/v1/completions", 25),
+    ("POST", "/tokenize", 15),
     ("POST", "/v1/tokenize", 10),
-    ("POST", "/detokenize", 25),
+    ("POST", "/detokenize", 15),
     ("POST", "/v1/detokenize", 10),
     ("GET", "/v1/models/{model}", 25),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/docs", "/openapi.json")),

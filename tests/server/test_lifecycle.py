@@ -98,7 +98,7 @@ def test_aborting_ends_streams_with_an_error_event(own: Running) -> None:
     own.until_idle()
 
 
-def test_nothing_is_left_of_a_thousand_requests(server: Running) -> None:
+def test_nothing_is_left_of_hundreds_of_requests(server: Running) -> None:
     def tasks() -> int:
         counted = asyncio.run_coroutine_threadsafe(count(), server.loop)
         return counted.result(5)
@@ -109,7 +109,7 @@ def test_nothing_is_left_of_a_thousand_requests(server: Running) -> None:
     with httpx.Client(base_url=server.url) as http:
         http.post("/v1/completions", json=ASK)
         before = tasks()
-        for number in range(1000):
+        for number in range(400):
             body = {**ASK, "max_tokens": 2, "stream": number % 2 == 0, "n": 1 + number % 3}
             assert http.post("/v1/completions", json=body).status_code == 200
         until(lambda: tasks() <= before)

@@ -27,7 +27,7 @@ from penstock.server.serve import serve
 serve(EngineOptions(threads=1, max_model_len=1024, kv_blocks=400), ServerOptions(port=0, drain_timeout={drain}))
 print("torch" in sys.modules, flush=True)
 """
-LONG = {"prompt": "Hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
+LONG = {"prompt": "Hello", "max_tokens": 500, "ignore_eos": True, "stream": True}
 HELLO = [{"role": "user", "content": "Hello! I want to book a table for two."}]
 
 

@@ -13,8 +13,10 @@ from penstock.server.body import read_json, validate
 from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call
-from penstock.server.document import takes
+from penstock.server.document import gives, takes
 from penstock.server.errors import json_response
+
+_EVENTS = "text/event-stream"
 
 
 def openai_router(service: Service) -> APIRouter:
@@ -36,7 +38,7 @@ def openai_router(service: Service) -> APIRouter:
         finally:
             await answer.aclose()
 
-    @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody))
+    @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, _EVENTS))
     async def chat_completions(request: Request) -> Response:
         body = validate(ChatBody, await read_json(request))
         service.check_model(body.model)
@@ -44,7 +46,7 @@ def openai_router(service: Service) -> APIRouter:
         service.require_ready()
         return await run(request, call)
 
-    @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody))
+    @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, _EVENTS))
     async def completions(request: Request) -> Response:
         body = validate(CompletionBody, await read_json(request))
         service.check_model(body.model)
@@ -52,11 +54,11 @@ def openai_router(service: Service) -> APIRouter:
         service.require_ready()
         return await run(request, call)
 
-    @router.get("/v1/models", summary="List the models served")
+    @router.get("/v1/models", summary="List the models served", openapi_extra=gives("application/json"))
     async def models() -> Response:
         return json_response({"object": "list", "data": [model_object()]})
 
-    @router.get("/v1/models/{model:path}", summary="Describe a model")
+    @router.get("/v1/models/{model:path}", summary="Describe a model", openapi_extra=gives("application/json"))
     async def model(model: str) -> Response:
         service.check_model(model)
         return json_response(model_object())
