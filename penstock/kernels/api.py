@@ -113,6 +113,13 @@ class RouteExperts(Protocol):
         """
 
 
+class PackExperts(Protocol):
+    """Brings a stack of expert weights into the layout `grouped_experts` reads; done once, when it is loaded."""
+
+    def __call__(self, weight: Tensor) -> Any:
+        """weight [E, M, N] → the same values for `grouped_experts` of the same implementation."""
+
+
 class GroupedExperts(Protocol):
     """Runs each token through its experts' gated MLPs and sums the weighted outputs."""
 
@@ -121,8 +128,8 @@ class GroupedExperts(Protocol):
         x: Tensor,
         weights: Tensor,
         ids: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
+        gate_up: Any,
+        down: Any,
         activation: Activation,
         gate_up_bias: Tensor | None = None,
         down_bias: Tensor | None = None,
@@ -131,7 +138,8 @@ class GroupedExperts(Protocol):
     ) -> Tensor:
         """x [T, N], weights and ids [T, k] from `route_experts`, gate_up [E, 2 · I, N], down [E, N, I] → [T, N].
 
-        Biases are [E, 2 · I] and [E, N]; activation, alpha and limit as in GateUp.
+        gate_up and down come from `pack_experts`. Biases are [E, 2 · I] and [E, N]; activation, alpha and limit are
+        as in GateUp.
         """
 
 
@@ -205,6 +213,7 @@ class KernelSet:
     linear: Linear
     gate_up: GateUp
     route_experts: RouteExperts
+    pack_experts: PackExperts
     grouped_experts: GroupedExperts
     plan_attention: PlanAttention
     paged_attention: PagedAttention

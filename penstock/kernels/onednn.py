@@ -1,4 +1,4 @@
-"""Linear layers over oneDNN's packed weights, as shipped inside torch.
+"""Linear layers and experts over oneDNN's packed weights, as shipped inside torch.
 
 On CPUs a few times faster than the plain product, and a row's result does not depend on the rows beside it.
 """
@@ -6,11 +6,13 @@ On CPUs a few times faster than the plain product, and a row's result does not d
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference import dense
+from penstock.kernels.reference import dense, experts
 from penstock.kernels.registry import Implementation, KernelContext
 
 
@@ -36,6 +38,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
     return result[:rows]
 
 
+def pack_experts(weight: Tensor) -> tuple[Tensor, ...]:
+    """weight [E, M, N] → each expert's, packed."""
+    return tuple(map(pack_linear, weight))
+
+
 def _refuse(context: KernelContext) -> str | None:
     if context.prefer_reference:
         return "the reference is preferred"
@@ -50,6 +57,11 @@ def _refuse(context: KernelContext) -> str | None:
 
 
 def implementations() -> tuple[Implementation, ...]:
-    """`linear` and its `pack_linear`; both refuse in the same cases, so they are always chosen together."""
-    functions: dict[str, Callable[..., Tensor]] = {"pack_linear": pack_linear, "linear": linear}
+    """The products and their packing; all refuse in the same cases, so they are always chosen together."""
+    functions: dict[str, Callable[..., Any]] = {
+        "pack_linear": pack_linear,
+        "linear": linear,
+        "pack_experts": pack_experts,
+        "grouped_experts": partial(experts.grouped_experts, linear=linear),
+    }
     return tuple(Implementation(op, "oneDNN packed (torch)", run, _refuse) for op, run in functions.items())

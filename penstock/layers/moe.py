@@ -61,6 +61,7 @@ class SparseMoe(Layer):
         self.router, self.router_bias = router, router_bias
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
+        self.gate_up.pack = self.down.pack = kernels.pack_experts
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -55,16 +56,16 @@ class Weight:
     shard_axis: int | None = None
     keep_float32: bool = False
     alternatives: tuple[tuple[WeightPart, ...], ...] = ()
-    pack: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
-    tensor: Tensor | None = field(default=None, repr=False)
+    pack: Callable[[Tensor], Any] | None = field(default=None, repr=False)
+    tensor: Any = field(default=None, repr=False)
 
     def fill(self, tensor: Tensor) -> None:
         """Takes the whole tensor, of the declared shape."""
         self.tensor = tensor if self.pack is None else self.pack(tensor)
 
     @property
-    def value(self) -> Tensor:
-        """The loaded tensor.
+    def value(self) -> Any:
+        """The loaded tensor, in the layout `pack` gave it.
 
         Raises:
             RuntimeError: the loader has not filled it.

@@ -157,7 +157,10 @@ def test_routing(ops: KernelSet, routing, renormalize):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tokens", [1, 9])
-def test_grouped_experts(ops: KernelSet, dtype: torch.dtype, bias: bool, tokens: int):
+@pytest.mark.parametrize("prefer_reference", [True, False])
+def test_grouped_experts(dtype: torch.dtype, bias: bool, tokens: int, prefer_reference: bool):
+    context = KernelContext("cpu", str(dtype).removeprefix("torch."), prefer_reference=prefer_reference)
+    ops = resolve_kernels(context)
     experts, width, inner, top_k = 6, 10, 4, 2
     x = rand(tokens, width, dtype=dtype)
     gate_up, down = (
@@ -167,7 +170,9 @@ def test_grouped_experts(ops: KernelSet, dtype: torch.dtype, bias: bool, tokens:
     gate_up_bias = rand(experts, 2 * inner, dtype=dtype, seed=3) if bias else None
     down_bias = rand(experts, width, dtype=dtype, seed=4) if bias else None
     weights, ids = ops.route_experts(rand(tokens, experts - 1, seed=5), top_k, "softmax_topk", True)  # one is never hit
-    out = ops.grouped_experts(x, weights, ids, gate_up, down, "silu", gate_up_bias, down_bias)
+    out = ops.grouped_experts(
+        x, weights, ids, ops.pack_experts(gate_up), ops.pack_experts(down), "silu", gate_up_bias, down_bias
+    )
     exact = torch.zeros(tokens, width, dtype=torch.float64)
     for token in range(tokens):
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):

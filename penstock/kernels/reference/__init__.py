@@ -25,6 +25,7 @@ def implementations() -> tuple[Implementation, ...]:
         "linear": dense.linear,
         "gate_up": dense.gate_up,
         "route_experts": experts.route_experts,
+        "pack_experts": experts.pack_experts,
         "grouped_experts": experts.grouped_experts,
         "plan_attention": attention.plan_attention,
         "paged_attention": attention.PagedAttention(),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from penstock.kernels.reference.dense import gate_up as gated
+from penstock.kernels.reference import dense
 
 
 def route_experts(router_logits: Tensor, top_k: int, routing: str, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -20,34 +21,42 @@ def route_experts(router_logits: Tensor, top_k: int, routing: str, renormalize: 
     raise ValueError(f"routing is {routing!r}; allowed: softmax_topk, topk_softmax")
 
 
+def pack_experts(weight: Tensor) -> Tensor:
+    return weight
+
+
 def grouped_experts(
     x: Tensor,
     weights: Tensor,
     ids: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Sequence[Tensor] | Tensor,
+    down: Sequence[Tensor] | Tensor,
     activation: str,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     alpha: float = 1.702,
     limit: float = 7.0,
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = dense.linear,
 ) -> Tensor:
-    """Tokens are sorted by expert, every expert that was hit runs once, and the outputs are summed in slot order."""
+    """Tokens are sorted by expert, every expert that was hit runs once, and the outputs are summed in slot order.
+
+    `linear` is the product to use; gate_up and down are indexed by expert to give its weights.
+    """
     tokens, top_k = ids.shape
     flat = ids.reshape(-1)
     order = flat.argsort(stable=True)
     inputs = x.index_select(0, order // top_k)
     outputs = torch.empty_like(inputs)
     begin = 0
-    for expert, count in enumerate(torch.bincount(flat, minlength=gate_up.shape[0]).tolist()):
+    for expert, count in enumerate(torch.bincount(flat, minlength=len(gate_up)).tolist()):
         if count == 0:
             continue
         rows = slice(begin, begin + count)
         begin += count
         bias = None if gate_up_bias is None else gate_up_bias[expert]
-        hidden = gated(functional.linear(inputs[rows], gate_up[expert], bias), activation, alpha, limit)
+        hidden = dense.gate_up(linear(inputs[rows], gate_up[expert], bias), activation, alpha, limit)
         bias = None if down_bias is None else down_bias[expert]
-        outputs[rows] = functional.linear(hidden, down[expert], bias)
+        outputs[rows] = linear(hidden, down[expert], bias)
     by_slot = torch.empty_like(outputs)
     by_slot[order] = outputs
     weighted = by_slot.view(tokens, top_k, -1).float() * weights.unsqueeze(-1)
