@@ -69,13 +69,13 @@ class Tokenizer:
         self.end_ids = end_ids
         self.special_ids = special_ids
         self.strip_first = spelling.strip_first
+        self.vocab_size = _vocab_size(backend)
         self._backend = backend
         self._plain = _without_special(backend)
         self._byte_level = spelling.byte_level
         self._prefix = list(prefix_ids)
         self._suffix = list(suffix_ids)
         self._added = frozenset(backend.get_added_tokens_decoder())
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -192,6 +192,16 @@ class Tokenizer:
             except ValueError:
                 return piece.encode()
         return piece.replace(_SPACE, " ").encode()
+
+
+def _vocab_size(backend: tokenizers.Tokenizer) -> int:
+    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if size > limits.MAX_GGUF_ARRAY_ITEMS:  # the library's work grows with the largest id, not with the entries
+        raise CheckpointError(
+            f"the tokenizer has the token id {size - 1}; allowed: below {limits.MAX_GGUF_ARRAY_ITEMS}. "
+            "Get another copy of tokenizer.json."
+        )
+    return size
 
 
 def _without_special(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

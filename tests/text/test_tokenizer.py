@@ -209,17 +209,21 @@ def test_added_tokens_keep_their_text(tmp_path: Path) -> None:
 
 def test_ids_may_have_gaps(tmp_path: Path) -> None:
     marker = tokenizers.AddedToken("<m>", special=True, normalized=False)
-    folder = saved(tmp_path, {"?": 0, "a": 7, "b": 4_000_000_000}, [marker], "bytes")
+    folder = saved(tmp_path, {"?": 0, "a": 7, "b": 5000}, [marker], "bytes")
     document = json.loads((folder / "tokenizer.json").read_text())
     document["added_tokens"][0]["id"] = 900
     document["model"]["vocab"]["<m>"] = 900
     (folder / "tokenizer.json").write_text(json.dumps(document))
     built = Tokenizer.from_folder(folder)
-    assert built.vocab_size == 4_000_000_001
+    assert built.vocab_size == 5001
     for special in (True, False):
         ids = built.encode("ab<m>", parse_special=special)
         assert built.decode(ids, skip_special_tokens=False) == ("ab<m>" if special else "ab???")
     assert built.encode("ab<m>")[-1] == 900
+    document["model"]["vocab"]["b"] = 4_000_000_000
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="token id 4000000000"):
+        Tokenizer.from_folder(folder)
 
 
 def test_an_unknown_decoder_is_refused(tmp_path: Path) -> None:
