@@ -162,7 +162,8 @@ class ProcessClient:
                 failures += 1
                 _log.error("start %d of %d failed: %s", failures, MAX_START_FAILURES, error)
                 if failures == MAX_START_FAILURES:
-                    self._state, self._why_stopped = EngineState.STOPPED, f"The engine cannot be restarted: {error}"
+                    self._state = EngineState.STOPPED  # the reason may name paths: it is for the log, not for clients
+                    self._why_stopped = "The engine stopped and could not be started again; its log says why."
                     return
 
     def _on_event(self, event: messages.Event) -> None:

@@ -327,8 +327,9 @@ async def test_gives_up_after_failed_restarts(folder: Path, monkeypatch: pytest.
     (folder / "broken").touch()
     os.kill(client.pid, signal.SIGKILL)
     await until(lambda: client.state is EngineState.STOPPED)
-    with pytest.raises(EngineDeadError, match="no model at missing"):
+    with pytest.raises(EngineDeadError, match="log says why") as refused:
         client.submit(request())
+    assert "missing" not in str(refused.value)
     await client.close()
 
 
