@@ -66,7 +66,9 @@ _REMOVED_FILTERS: Final = frozenset(
         "xmlattr",
     ]
 )
-_REMOVED_METHODS: Final = frozenset(("translate", "expandtabs", "to_bytes", "maketrans", "from_bytes", "fromhex"))
+_REMOVED_METHODS: Final = frozenset(
+    ("translate", "expandtabs", "to_bytes", "maketrans", "from_bytes", "fromhex", "fromkeys")
+)
 _SPLITTING_METHODS: Final = frozenset(("split", "rsplit", "splitlines"))
 _SPACES: Final = (" ", "\n", "\t", "\r")
 _PADDING_METHODS: Final = frozenset(("ljust", "rjust", "center", "zfill"))
@@ -132,18 +134,20 @@ class _PublicNamespace(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         attributes = dict(*args[1:], **kwargs)
-        for name in attributes:
-            _check_public(name)
+        for name, value in attributes.items():
+            _check_public(name, value)
         Namespace.__init__(args[0], attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_public(name)
+        _check_public(name, value)
         super().__setitem__(name, value)
 
 
-def _check_public(name: object) -> None:
+def _check_public(name: object, value: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise jinja2.exceptions.SecurityError(f"the namespace attribute {name!r} begins with an underscore")
+    if isinstance(value, Namespace):
+        raise jinja2.exceptions.SecurityError(f"the namespace attribute {name!r} is itself a namespace")
 
 
 class _BoundedFormatter(SandboxedFormatter):
@@ -228,7 +232,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return value
 
     def container(self, value: Any) -> Any:
-        """A list, tuple or dict just written as a literal: the only way to nest values."""
+        """A list, tuple or dict just put together: where values get nested, and could double at every level."""
         self._budget.spend_deep(value)
         return value
 
@@ -279,6 +283,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if owner is __self:
             return __obj(*args)
         __self._budget.spend(1)
+        if __obj in (_make_dict, _PublicNamespace, _raise_exception):
+            for part in (*args, *kwargs.values()):
+                __self._budget.spend_deep(part)
         if isinstance(owner, (str, bytes)):
             args = __self._check_method(owner, __obj.__name__, args)
         result = super().call(__context, __obj, *args, **kwargs)
@@ -347,7 +354,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         def bounded(*args: Any, **kwargs: Any) -> Any:
             passed, own = args[:first], args[first:]
             result = function(*passed, *self._check_filter(name, own, kwargs), **kwargs)
-            self._charge(result)
+            if isinstance(result, (list, tuple, dict)) and own and not isinstance(own[0], (list, tuple, dict, str)):
+                self._budget.spend_deep(result)  # made from a generator, so its parts may be new
+            else:
+                self._charge(result)
             return result
 
         return bounded
@@ -379,7 +389,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 self._check_printf(value, part)
         elif name in ("round", "batch", "sum"):
             for part in (*args[1:], *kwargs.values()):
-                if isinstance(part, (list, tuple)) or (isinstance(part, int) and abs(part) > 1000):
+                number = isinstance(part, (int, float)) and abs(part) <= 1000
+                if not (number or part is None or isinstance(part, str)):
                     raise TemplateError(f"the chat template's filter {name} has an argument too large or of no use.")
         return args
 

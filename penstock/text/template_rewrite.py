@@ -88,6 +88,11 @@ class _Instrument(NodeTransformer):
             return _call("charged", [node], node.lineno)
         return node
 
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:
+        if node.name in ("varargs", "kwargs") and node.ctx == "load":
+            return _call("container", [node], node.lineno)
+        return node
+
     def _visit_literal(self, node: nodes.List | nodes.Dict | nodes.Tuple) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node, nodes.Tuple) and node.ctx != "load":

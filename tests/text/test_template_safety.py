@@ -15,6 +15,7 @@ from penstock.text.template import ChatTemplate
 MESSAGES = [{"role": "user", "content": "hi"}]
 NS = "{% set ns = namespace(x=[1], s='ab', l=[], n=99999) %}{% for i in range(1000) %}"
 END = "{% endfor %}{{ ns.x }}{{ ns.s }}{{ ns.n }}{{ ns.l|length }}"
+UP = "{% endfor %}{{ ns.x|upper|length }}"
 
 BOMBS = {
     "range": "{% for i in range(10**9) %}x{% endfor %}",
@@ -35,6 +36,19 @@ BOMBS = {
     "nested dicts": NS + "{% set ns.x = {'a': ns.x, 'b': ns.x} %}" + END,
     "nested dict calls": NS + "{% set ns.x = dict(a=ns.x, b=ns.x) %}" + END,
     "nested namespaces": NS + "{% set ns.x = namespace(a=ns.x, b=ns.x) %}" + END,
+    "set namespaces": NS + "{% set n = namespace() %}{% set n.a = ns.x %}{% set n.b = ns.x %}{% set ns.x = n %}" + UP,
+    "listed namespaces": NS
+    + "{% set n = namespace() %}{% set n.a = ns.x %}{% set n.b = ns.x %}{% set ns.x = [n] %}"
+    + UP,
+    "dict calls in a filter": NS + "{% set ns.x = dict(a=ns.x, b=ns.x) %}" + UP,
+    "namespace calls in a filter": NS + "{% set ns.x = [namespace(a=ns.x, b=ns.x)] %}" + UP,
+    "mapped default": NS + "{% set ns.x = ['', '']|map('default', ns.x, true)|list %}" + UP,
+    "sorted default": NS + "{% set ns.x = ['', '']|map('default', ns.x, true)|sort %}" + UP,
+    "batch filling": NS + "{% set ns.x = [1]|batch(100, ns.x)|list %}" + UP,
+    "fromkeys": NS + "{% set ns.x = {}.fromkeys([1, 2], ns.x) %}" + UP,
+    "varargs": NS + "{% macro f() %}{% set ns.x = varargs %}{% endmacro %}{{ f(ns.x, ns.x) }}" + UP,
+    "kwargs": NS + "{% macro f() %}{% set ns.x = kwargs %}{% endmacro %}{{ f(a=ns.x, b=ns.x) }}" + UP,
+    "refusal of nested": NS + "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ raise_exception(ns.x) }}",
     "tojson of nested": NS + "{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x|tojson }}",
     "many copies": NS + "{% set ns.l = ns.l + ['x' * 10**6 ~ i] %}" + END,
     "many slices": "{% set b = 'x' * 10**7 %}" + NS + "{% set ns.l = ns.l + [b[1:]] %}" + END,
