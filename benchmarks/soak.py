@@ -22,6 +22,7 @@ from benchmarks.server_child import ServerChild, serve
 
 USED_BLOCKS = "penstock_kv_cache_usage_ratio"
 SAMPLE_EVERY_S = 1.0
+KV_CACHE = "64MiB"  # small, so that all of it has been touched long before the second half
 MIB = 2**20
 
 
@@ -47,11 +48,17 @@ async def one_client(
     """Asks one question after the other until the time is over."""
     rng = random.Random(seed)
     while time.monotonic() < until:
-        leave_after = rng.randint(1, 24) if rng.random() < 1 / 3 else None
+        length = rng.randint(8, 96)
+        leave_after = rng.randint(1, length // 2) if rng.random() < 1 / 3 else None
         message: Any = {"role": "user", "content": rng.choice(questions)}
         try:
             stream = await client.chat.completions.create(
-                model=model, messages=[message], max_tokens=rng.randint(8, 96), stream=True, seed=rng.randrange(2**31)
+                model=model,
+                messages=[message],
+                max_tokens=length,
+                stream=True,
+                seed=rng.randrange(2**31),
+                extra_body={"ignore_eos": True},
             )
             pieces, finished = 0, False
             async for event in stream:
@@ -134,7 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--slope", type=float, default=1.0, help="MiB a minute that memory may grow")
     given = parser.parse_args()
-    with serve() as server:
+    with serve(("--kv-cache-memory", KV_CACHE)) as server:
         tally, used = asyncio.run(soak(server, questions_of(given.data), given.clients, given.seconds))
     found = verdict(tally, used, given.slope)
     setup = {"clients": given.clients, "seconds": given.seconds}

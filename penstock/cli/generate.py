@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +26,6 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="The text to continue. Default: standard input.")
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end-of-sequence token.")] = False,
     logprobs: Annotated[int | None, typer.Option("--logprobs", help="Alternatives listed with each token.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -39,7 +37,7 @@ def generate(
         if sys.stdin.isatty():
             raise ConfigError("there is nothing to continue; give --prompt TEXT, or a text on standard input.")
         prompt = sys.stdin.read()
-    sampling |= {"ignore_eos": ignore_eos, "seed": engine.seed}
+    sampling["seed"] = engine.seed
     if as_json or logprobs is not None:
         sampling["logprobs"] = logprobs or 0
     with asyncio.Runner() as runner:
@@ -54,7 +52,7 @@ async def _generate(
     from penstock.engine.llm import AsyncLLM
 
     began = time.perf_counter()
-    llm = AsyncLLM(**option_fields(replace(engine)))
+    llm = AsyncLLM(**option_fields(engine))
     try:
         params = llm.sampling(**sampling)
         with waiting(f"Loading {engine.model}"):

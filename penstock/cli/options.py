@@ -92,6 +92,7 @@ SAMPLING_FLAGS = (
     flag("presence_penalty", float | None, None, _SAMPLING, "Subtracted from tokens already generated."),
     flag("frequency_penalty", float | None, None, _SAMPLING, "Subtracted once per occurrence."),
     flag("stop", list[str] | None, None, _SAMPLING, "A text that ends the answer; repeatable."),
+    flag("ignore_eos", bool, False, _SAMPLING, "Go on past the end-of-sequence token.", "--ignore-eos"),
 )
 
 

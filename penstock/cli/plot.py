@@ -23,7 +23,7 @@ def check_plot(path: Path) -> None:
 
 
 def plot_latencies(records: Sequence[RequestRecord], path: Path, *, title: str) -> None:
-    """Draws cumulative distributions of TTFT, TPOT, ITL and E2EL (ms, logarithmic) of the completed requests."""
+    """Draws cumulative distributions of TTFT, TPOT, ITL and E2EL (ms) of the completed requests."""
     check_plot(path)
     from matplotlib.figure import Figure
 
@@ -40,7 +40,7 @@ def plot_latencies(records: Sequence[RequestRecord], path: Path, *, title: str) 
         values = sorted(1e3 * value for value in seconds)
         if values:
             axes.step(values, [(rank + 1) / len(values) for rank in range(len(values))], where="post")
-        axes.set_xscale("log" if values and values[0] > 0 else "linear")
+        axes.set_xscale("log" if values and values[-1] > 10 * values[0] > 0 else "linear")
         axes.set_xlabel(f"{name}, ms")
         axes.set_ylabel("share of samples")
         axes.set_ylim(0, 1.02)

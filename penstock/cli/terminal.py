@@ -15,7 +15,7 @@ def configure_logging(*, quiet: bool) -> None:
     chosen = read_environment().log_level
     level = "warning" if quiet and chosen == "info" else chosen
     logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,0 +1,244 @@
+"""The command as people call it: real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import __version__
+from penstock.cli.main import app
+from tests.cli.conftest import Penstock
+
+
+def test_help_names_every_command_and_version_the_version(penstock: Penstock) -> None:
+    help = penstock("--help")
+    assert help.returncode == 0
+    for name in ("serve", "run", "generate", "bench", "doctor", "plan"):
+        assert f" {name} " in help.stdout
+    assert penstock("--version").stdout.strip() == f"penstock {__version__}"
+
+
+def test_help_of_every_command_is_found(penstock: Penstock) -> None:
+    assert "--scheduling-policy" in penstock("serve", "--help").stdout
+    bench = penstock("bench", "--help").stdout
+    assert all(name in bench for name in ("latency", "throughput", "serve"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["serve", "--help"], ["run", "--help"], ["bench", "serve", "--help"]]
+)
+def test_help_imports_no_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from penstock.cli.main import app\n"
+        f"app({arguments!r}, standalone_mode=False)\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'penstock.engine.llm', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_wrong_command_or_flag_is_a_usage_error(penstock: Penstock) -> None:
+    wrong = penstock("srve")
+    assert wrong.returncode == 2
+    assert "serve" in wrong.stderr
+    assert penstock("serve", "--prot", "1").returncode == 2
+
+
+def test_an_unknown_model_says_what_was_looked_for(penstock: Penstock, tmp_path: Path) -> None:
+    missing = str(tmp_path / "no-model")
+    real = penstock("run", missing, "hi")
+    assert real.returncode == 1
+    told = [real.stderr]
+    for command in (["generate", missing, "--prompt", "x"], ["plan", missing]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 1
+        told.append(result.stderr)
+    for text in told:
+        assert text.startswith("penstock: ")
+        assert text.count("\n") == 1
+        assert missing in text
+        assert "penstock-concierge" in text
+
+
+def test_an_error_shows_its_traceback_only_when_debugging(penstock: Penstock, tmp_path: Path) -> None:
+    result = penstock("plan", str(tmp_path / "no-model"), PENSTOCK_LOG_LEVEL="debug")
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    unknown = CliRunner().invoke(app, ["doctor"], env={"PENSTOCK_LOG_LEVEL": "loud"})
+    assert unknown.exit_code == 1
+    assert "PENSTOCK_LOG_LEVEL" in unknown.stderr
+
+
+def test_doctor_reports_machine_kernels_and_model(penstock: Penstock) -> None:
+    found = json.loads(penstock("doctor", "--json").stdout)
+    assert found["penstock"] == __version__
+    assert found["cpu"]["cores_usable"] >= 1
+    assert found["memory"]["total_bytes"] >= found["memory"]["available_bytes"] > 0
+    assert found["native_library"]["loaded"] == (found["native_library"]["why_not"] is None)
+    assert found["bundled_model"]["present"]
+    assert set(found["port"]) >= {"host", "port", "free"}
+    ops = {entry["op"]: entry for entry in found["kernels"]["ops"]}
+    assert {"linear", "paged_attention", "sampling"} <= set(ops)
+    assert all(entry["implementation"] and entry["reason"] for entry in ops.values())
+
+
+def test_plan_adds_up(penstock: Penstock) -> None:
+    found = json.loads(penstock("plan", "--json", "--dtype", "bfloat16", "--max-model-len", "1024").stdout)
+    sizes = found["bytes"]
+    assert found["fits"]
+    assert found["max_model_len"] == 1024
+    assert sizes["weights_resident"] == 2 * found["parameters"]
+    assert sizes["weights_resident"] + sizes["kv_cache"] + sizes["activations"] == sizes["total"]
+    assert sizes["available"] - sizes["total"] == sizes["free"]
+    assert found["full_length_sequences"] >= 1
+
+
+def test_a_plan_that_cannot_work_says_what_is_missing_and_the_remedy() -> None:
+    refused = CliRunner().invoke(app, ["plan", "--kv-cache-memory", "900TiB"])
+    assert refused.exit_code == 1
+    assert "bytes are missing" in refused.stderr
+    assert "--kv-cache-memory" in refused.stderr
+    as_json = CliRunner().invoke(app, ["plan", "--kv-cache-memory", "900TiB", "--json"])
+    assert as_json.exit_code == 1
+    assert json.loads(as_json.stdout)["fits"] is False
+
+
+def test_generate_gives_the_reference_tokens(penstock: Penstock, shared_data: Path) -> None:
+    model = shared_data / "models" / "stories260K"
+    golden = json.loads((model / "greedy.json").read_text(encoding="utf-8"))
+    result = penstock(
+        "generate", str(model / "hf"), "--prompt", golden["prompt"], "--temperature", "0", "--json",
+        "--max-tokens", str(len(golden["greedy_ids"])), "--seed", "3",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["token_ids"] == golden["greedy_ids"]
+    assert found["text"].startswith(golden["text"][:100])
+    assert len(found["logprobs"]) == len(found["token_ids"])
+    assert all(entry["rank"] == 1 and entry["logprob"] <= 0 for entry in found["logprobs"])
+    assert found["usage"]["prompt_tokens"] == len(golden["prompt_ids"])
+    assert found["usage"]["completion_tokens"] == len(golden["greedy_ids"])
+    assert {"load_ms", "ttft_ms", "total_ms", "output_tokens_per_s"} == set(found["timings"])
+
+
+def test_generate_streams_text_and_equal_seeds_agree() -> None:
+    texts = []
+    for seed in ("7", "7", "8"):
+        command = ["generate", "--max-tokens", "12", "--temperature", "1", "--seed", seed]
+        texts.append(CliRunner().invoke(app, command, input="I would like").stdout)
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].strip()
+
+
+def test_run_answers_once_from_standard_input_and_from_arguments(penstock: Penstock) -> None:
+    question = "I'm looking for a place to eat."
+    piped = penstock("run", "--temperature", "0", input=question + "\n")
+    asked = penstock("run", "penstock-concierge", *question.split(), "--temperature", "0")
+    assert piped.returncode == asked.returncode == 0
+    assert piped.stdout == asked.stdout == "What kind of food do you like?\n"
+    assert piped.stderr == ""
+    empty = CliRunner().invoke(app, ["run"], input="  \n")
+    assert empty.exit_code == 1
+    assert "no question" in empty.stderr
+
+
+def test_a_bad_sampling_value_is_one_clear_line() -> None:
+    result = CliRunner().invoke(app, ["run", "--temperature", "-1"], input="hi")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("penstock: temperature is -1.0; allowed:")
+
+
+class Terminal:
+    """A child that believes it has a person in front of it."""
+
+    def __init__(self, *arguments: str) -> None:
+        primary, secondary = pty.openpty()
+        command = [sys.executable, "-m", "penstock.cli.main", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            command, stdin=secondary, stdout=secondary, stderr=secondary, env=environment, start_new_session=True
+        )
+        os.close(secondary)
+        self._fd = primary
+        self.seen = ""
+
+    def type(self, line: str) -> None:
+        os.write(self._fd, line.encode() + b"\n")
+
+    def expect(self, text: str, seconds: float = 60) -> None:
+        """Reads on until `text` has come after what was expected before."""
+        deadline = time.monotonic() + seconds
+        while text not in self.seen:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"{text!r} did not come; seen: {self.seen!r}")
+            self.seen += os.read(self._fd, 4096).decode("utf-8", "replace")
+        self.seen = self.seen[self.seen.index(text) + len(text) :]
+
+    def interrupt(self, text: str) -> None:
+        """Presses Ctrl-C until `text` comes: one that falls just before a read is noticed only with the next key."""
+        for _ in range(20):
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(TimeoutError):
+                return self.expect(text, seconds=2)
+        raise TimeoutError(f"Ctrl-C did not lead to {text!r}; seen: {self.seen!r}")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._fd)
+
+
+def test_a_chat_keeps_its_history_and_survives_ctrl_c(tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    terminal = Terminal("run", "--temperature", "0")
+    try:
+        terminal.expect("/help lists commands")
+        terminal.expect("> ")
+        terminal.type("/help")
+        terminal.expect("/save FILE")
+        terminal.type("I'm looking for a place to eat.")
+        terminal.expect("What kind of food do you like?")
+        terminal.expect("> ")
+        terminal.type("Chinese food")
+        terminal.expect("> ")
+        terminal.interrupt("Ctrl-D leaves")
+        terminal.type(f"/save {saved}")
+        terminal.expect("Saved to")
+        terminal.type("/clear")
+        terminal.expect("forgotten")
+        terminal.type("/quit")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()
+    messages = json.loads(saved.read_text(encoding="utf-8"))
+    assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
+    assert messages[1]["content"] == "What kind of food do you like?"
+
+
+def test_ctrl_c_stops_an_answer_not_the_chat(tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    terminal = Terminal("run", "--temperature", "1", "--min-p", "0", "--top-p", "1", "--ignore-eos")
+    try:
+        terminal.expect("> ")
+        terminal.type("Book a long story.")
+        terminal.expect("story.")
+        terminal.expect(" ")  # of the answer: the line itself has been echoed
+        terminal.interrupt("[stopped]")
+        terminal.type(f"/save {saved}")
+        terminal.expect("Saved to")
+        terminal.type("/quit")
+        assert terminal.process.wait(30) == 0
+    finally:
+        terminal.close()
+    assert [message["role"] for message in json.loads(saved.read_text(encoding="utf-8"))] == ["user", "assistant"]
