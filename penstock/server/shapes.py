@@ -16,13 +16,40 @@ _TOOL: dict[str, Any] = {
         "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
     },
 }
-_MESSAGE: dict[str, Any] = {
+_TEXT: dict[str, Any] = {
     "type": "object",
-    "required": ["role"],
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_CONTENT: list[dict[str, Any]] = [{"type": "string"}, {"type": "array", "items": _TEXT}]
+_CALL: dict[str, Any] = {
+    "type": "object",
+    "required": ["function"],
     "properties": {
-        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+        }
     },
+}
+_MESSAGE: dict[str, Any] = {
+    "anyOf": [
+        {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"enum": ["system", "developer", "user", "tool"]}, "content": {"anyOf": _CONTENT}},
+        },
+        {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {
+                "role": {"const": "assistant"},
+                "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
+                "tool_calls": {"type": "array", "items": _CALL},
+            },
+        },
+    ]
 }
 Messages = Annotated[
     list[dict[str, Any]],

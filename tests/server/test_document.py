@@ -91,6 +91,6 @@ def test_requests_of_the_document(fuzzed: Running, method: str, path: str, examp
 
 
 def test_the_engine_served_some_of_them(fuzzed: Running) -> None:
-    assert len(fuzzed.client.seen) > 20
+    assert len(fuzzed.client.seen) > 10
     fuzzed.until_idle()
     assert httpx.post(f"{fuzzed.url}/v1/completions", json={"prompt": "Hello"}).status_code == 200

@@ -9,12 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from penstock.config import limits
 from penstock.server.shapes import Body, Messages, TokenId, Tools
 
+_IDS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+}
 _STRINGS_OR_IDS: dict[str, Any] = {
     "oneOf": [
         {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        _IDS,
         {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "minItems": 1},
+        {"type": "array", "items": _IDS, "minItems": 1},
     ]
 }
 Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
