@@ -136,7 +136,7 @@ def build_engine(
     rows = scheduler_options.max_num_seqs
     widest = -(-plan.max_model_len // concrete.block_size)
     builder = BatchBuilder(len(groups), rows, widest, concrete.block_size, device)
-    runner = ModelRunner(model, memory, Sampler(model.vocab_size, rows), builder)
+    runner = ModelRunner(model, memory, Sampler(model.vocab_size, rows, prepared.kernels.sampling()), builder)
     engine = Engine(Scheduler(scheduler_options, groups), runner)
     return engine, engine_info(prepared, model.vocab_size)
 
