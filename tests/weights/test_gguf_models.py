@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.config.errors import CheckpointError
+from penstock.engine.text_pipeline import TextPipeline
 from penstock.quant.formats import decode_to_float32, mxfp4
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.open import bundled_model_path, open_checkpoint
@@ -138,10 +139,40 @@ def test_qwen3_concierge_equals_its_twin(tmp_path: Path, write_gguf: WriteGguf) 
     for key in (*SIZE_KEYS, "head_dim", "attention_bias", "eos_token_id", "bos_token_id", "torch_dtype"):
         assert checkpoint.config[key] == config[key], key
     assert checkpoint.generation_config == {"eos_token_id": [2, 0], "temperature": 0.6, "top_k": 20}
-    assert checkpoint.tokenizer_config["chat_template"] == "{{ messages }}"
-    assert checkpoint.tokenizer_config["chat_templates"] == {"tool_use": "{{ tools }}"}
+    both = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    assert checkpoint.tokenizer_config["chat_template"] == both
     assert checkpoint.tokenizer_config["eos_token"] == "<|im_end|>"
     assert checkpoint.metadata["tokenizer.ggml.tokens"] == ["<|endoftext|>", "x", "<|im_end|>"]
+
+
+def test_text_side_of_the_concierge_is_the_same_from_gguf(tmp_path: Path, write_gguf: WriteGguf) -> None:
+    source = bundled_model_path()
+    config = json.loads((source / "config.json").read_text())
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    special = {one["id"]: one["content"] for one in tokenizer["added_tokens"]}
+    tokens = {index: token for token, index in tokenizer["model"]["vocab"].items()} | special
+    metadata = metadata_of("qwen3", config) | {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [tokens[index] for index in sorted(tokens)],
+        "tokenizer.ggml.token_type": [3 if index in special else 1 for index in sorted(tokens)],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.eot_token_id": 0,
+        "tokenizer.chat_template": (source / "chat_template.jinja").read_text(),
+        "general.sampling.temp": 0.6,
+        "general.sampling.top_p": 0.95,
+    }
+    embedding = {"token_embd.weight": np.zeros((4096, 256), np.float32)}
+    path = write_gguf(tmp_path / "m.gguf", "qwen3", metadata, embedding)
+    ours, twin = TextPipeline.load(str(path)), TextPipeline.load("penstock-concierge")
+    messages = [{"role": "user", "content": "A table for two in San José, at 7:30 pm — for 2 people?"}]
+    assert ours.template is not None
+    assert twin.template is not None
+    prompt = ours.template.render(messages)
+    assert prompt == twin.template.render(messages)
+    assert ours.tokenizer.encode(prompt) == twin.tokenizer.encode(prompt)
+    assert (ours.eos_ids, ours.vocab_size) == (twin.eos_ids, twin.vocab_size)
+    assert ours.sampling() == twin.sampling()
 
 
 def test_untied_output_and_qwen2_biases(

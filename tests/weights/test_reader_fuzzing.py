@@ -183,6 +183,8 @@ def safetensors_seed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, by
     folder = tmp_path_factory.mktemp("folder")
     config = {"model_type": "llama", "hidden_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2}
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 32}))
+    templates = [{"name": "default", "template": "{{ x }}"}, {"name": "tool_use", "template": "{{ y }}"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     arrays = {"a": np.arange(6, dtype=np.float32), "b": np.zeros((2, 2), np.float16), "c": np.zeros(3, np.int8)}
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
     return folder, (folder / "model.safetensors").read_bytes()
@@ -205,16 +207,27 @@ def test_mutated_safetensors(safetensors_seed: tuple[Path, bytes], steps: Any, i
 
 @pytest.mark.usefixtures("bounded_memory")
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=changes)
-def test_mutated_json_files(safetensors_seed: tuple[Path, bytes], steps: Any) -> None:
+@given(steps=changes, name=st.sampled_from(["config.json", "tokenizer_config.json"]))
+def test_mutated_json_files(safetensors_seed: tuple[Path, bytes], steps: Any, name: str) -> None:
     folder, seed = safetensors_seed
     (folder / "model.safetensors").write_bytes(seed)
-    original = (folder / "config.json").read_bytes()
+    original = (folder / name).read_bytes()
     try:
-        (folder / "config.json").write_bytes(mutated(original, steps))
+        (folder / name).write_bytes(mutated(original, steps))
         check(folder)
     finally:
-        (folder / "config.json").write_bytes(original)
+        (folder / name).write_bytes(original)
+
+
+@pytest.mark.parametrize("template", [3, None, [], [[]], [{"name": [], "template": "x"}], {"default": "x"}, [{"x": 1}]])
+def test_chat_templates_of_the_wrong_type_are_no_templates(
+    safetensors_seed: tuple[Path, bytes], tmp_path: Path, template: Any
+) -> None:
+    folder, seed = safetensors_seed
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(seed)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    assert "chat_template" not in open_checkpoint(tmp_path).tokenizer_config
 
 
 # -- named cases: published flaws of other readers, and limits one by one -------------------------------------------

@@ -151,12 +151,14 @@ def test_chat_template_from_wherever_it_lies(folder: Folder) -> None:
     assert open_checkpoint(path).tokenizer_config["chat_template"] == "inline"
     named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    found = open_checkpoint(path).tokenizer_config
-    assert (found["chat_template"], found["chat_templates"]["tool_use"]) == ("D", "T")
+    assert open_checkpoint(path).tokenizer_config["chat_template"] == {"default": "D", "tool_use": "T"}
     (path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
     assert open_checkpoint(path).tokenizer_config["chat_template"] == "J"
     (path / "chat_template.jinja").write_text("{{ file }}")
     assert open_checkpoint(path).tokenizer_config["chat_template"] == "{{ file }}"
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "rag.jinja").write_text("R")
+    assert open_checkpoint(path).tokenizer_config["chat_template"] == {"default": "{{ file }}", "rag": "R"}
     (path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(CheckpointError, match="cannot be read as UTF-8"):
         open_checkpoint(path)

@@ -119,9 +119,12 @@ def _llama3_scaling(freqs: GgufTensor | None, head_dim: int, theta: float) -> di
     """
     if freqs is None or freqs.format != "f32" or freqs.shape != (head_dim // 2,):
         return None
-    found = decode_to_float32("f32", freqs.data).astype(np.float64)
+    stored = decode_to_float32("f32", freqs.data)
+    if not np.isfinite(stored).all():
+        return None
+    found = stored.astype(np.float64)
     factor = float(found.max())
-    if not np.isfinite(found).all() or found.min() < 1.0 or factor == 1.0:
+    if found.min() < 1.0 or factor == 1.0:
         return None
     for original in _LLAMA3_ORIGINAL_LENGTHS:
         if np.allclose(_llama3_factors(head_dim, theta, factor, original), found, rtol=1e-4):
@@ -306,7 +309,7 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
 def gguf_generation_config(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """generation_config.json: the end-of-sequence ids and the sampling defaults a converter recorded."""
     vocab_size = config["vocab_size"]
-    ends = [_token_id(metadata, name, vocab_size) for name in ("eos", "eot")]
+    ends = [_token_id(metadata, name, vocab_size) for name in ("eos", "eot", "eom")]
     found: dict[str, Any] = {}
     if any(end is not None for end in ends):
         found["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None))
@@ -320,7 +323,7 @@ def gguf_generation_config(metadata: Mapping[str, Any], config: Mapping[str, Any
 
 
 def gguf_tokenizer_config(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """tokenizer_config.json: special tokens as text, and the chat template (`chat_templates` holds named others)."""
+    """tokenizer_config.json: special tokens as text, and the chat template (a mapping by name if several)."""
     tokens: Sequence[Any] = metadata.get("tokenizer.ggml.tokens", ())
     found: dict[str, Any] = {}
     names = (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding"), ("unk_token", "unknown"))
@@ -332,11 +335,11 @@ def gguf_tokenizer_config(metadata: Mapping[str, Any], vocab_size: int) -> dict[
         if type(metadata.get(f"tokenizer.ggml.{name}")) is bool:
             found[name] = metadata[f"tokenizer.ggml.{name}"]
     prefix = "tokenizer.chat_template"
-    if isinstance(metadata.get(prefix), str):
-        found["chat_template"] = metadata[prefix]
     named = {key[len(prefix) + 1 :]: text for key, text in metadata.items() if key.startswith(prefix + ".")}
-    if named:
-        found["chat_templates"] = {name: text for name, text in named.items() if isinstance(text, str)}
+    named["default"] = metadata.get(prefix)
+    templates = {name: text for name, text in named.items() if isinstance(text, str)}
+    if templates:
+        found["chat_template"] = templates["default"] if set(templates) == {"default"} else templates
     return found
 
 

@@ -103,7 +103,8 @@ def _unpermuted(name: str, tensor: GgufTensor, heads: int) -> VirtualTensor:
 
 def _minus_one(name: str, tensor: GgufTensor) -> VirtualTensor:
     def load() -> Bytes:
-        return (decode_to_float32(tensor.format, load_raw(tensor)) - np.float32(1)).view(np.uint8)
+        with np.errstate(invalid="ignore"):
+            return (decode_to_float32(tensor.format, load_raw(tensor)) - np.float32(1)).view(np.uint8)
 
     elements = int(np.prod(tensor.shape))
     return VirtualTensor(TensorInfo(name, tensor.shape, "f32", 4 * elements), load)

@@ -176,26 +176,28 @@ def _weight_files(folder: Path) -> dict[str, StoredTensor]:
     raise CheckpointError(f"{folder} holds no weights; looked for {_SINGLE}, {_INDEX} and other .safetensors files.")
 
 
+def _read_template(path: Path) -> str:
+    try:
+        if path.stat().st_size > 4 * limits.MAX_TEMPLATE_SOURCE_CHARS:
+            raise CheckpointError(f"{path} has more than {limits.MAX_TEMPLATE_SOURCE_CHARS} characters.")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as UTF-8 text: {error}.") from error
+
+
 def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> None:
-    """Fills `chat_template` with the default template; named ones go to `chat_templates`. The separate file wins."""
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        pairs = [(one.get("name"), one.get("template")) for one in template if isinstance(one, dict)]
-        named = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
-        template = named.get("default")
-        tokenizer_config["chat_templates"] = named
-    template = read_object(folder / "chat_template.json", missing_ok=True).get("chat_template", template)
-    separate = folder / "chat_template.jinja"
-    if separate.is_file():
-        try:
-            if separate.stat().st_size > 4 * limits.MAX_TEMPLATE_SOURCE_CHARS:
-                raise CheckpointError(f"{separate} has more than {limits.MAX_TEMPLATE_SOURCE_CHARS} characters.")
-            template = separate.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{separate} cannot be read as UTF-8 text: {error}.") from error
-    tokenizer_config.pop("chat_template", None)
-    if isinstance(template, str):
-        tokenizer_config["chat_template"] = template
+    """Fills `chat_template`: text, or a mapping by name where there are several. Files of their own win."""
+    inline = tokenizer_config.pop("chat_template", None)
+    inline = read_object(folder / "chat_template.json", missing_ok=True).get("chat_template", inline)
+    pairs = inline if isinstance(inline, list) else [{"name": "default", "template": inline}]
+    entries = [(one.get("name"), one.get("template")) for one in pairs if isinstance(one, dict)]
+    named = {name: text for name, text in entries if isinstance(name, str) and isinstance(text, str)}
+    if (folder / "chat_template.jinja").is_file():
+        named["default"] = _read_template(folder / "chat_template.jinja")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        named[path.stem] = _read_template(path)
+    if named:
+        tokenizer_config["chat_template"] = named["default"] if set(named) == {"default"} else named
 
 
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
