@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.config import limits
@@ -61,6 +61,7 @@ def test_paired_surrogates_are_one_character() -> None:
     assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
 
 
+_STEADY = settings(deadline=None, derandomize=True, database=None)
 _VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -72,11 +73,13 @@ _VALUES = st.recursive(
 )
 
 
+@_STEADY
 @given(st.dictionaries(st.text(), _VALUES, max_size=5), st.booleans())
 def test_all_proper_json_is_read_as_it_is(value: dict[str, object], ascii_only: bool) -> None:
     assert parse_json(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
+@_STEADY
 @given(st.binary(max_size=200))
 def test_any_bytes_give_an_object_or_a_refusal(raw: bytes) -> None:
     result: object = {}
