@@ -63,6 +63,7 @@ def test_defaults_on_a_cpu() -> None:
         (LARGE, True, "auto", "bfloat16", "the CPU computes in bfloat16"),
         (LARGE, False, "auto", "float32", "no bfloat16 instructions"),
         (replace(LARGE, checkpoint_dtype="float16"), True, "auto", "float16", "would take 124%"),
+        (replace(LARGE, checkpoint_dtype="float32"), True, "auto", "float32", "--dtype bfloat16 would halve it"),
         (SMALL, False, "cuda", "bfloat16", "what the checkpoint holds"),
     ],
 )
