@@ -1,0 +1,70 @@
+"""The ragged batch against its definition, and the cache operations on real memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.core.cache_spec import CacheKind, CacheSpec, group_layers
+from penstock.core.protocol import CacheOp, CacheOpKind, NewRow, RowSpan, last_sample
+from penstock.core.sampling import SamplingParams
+from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.kv_memory import KVMemory
+
+CPU = torch.device("cpu")
+
+
+def new_row(row: int, blocks: tuple[tuple[int, ...], ...]) -> NewRow:
+    return NewRow(row, f"r{row}", 0, (1, 2, 3), (), 0, blocks, SamplingParams())
+
+
+def test_a_ragged_batch_of_two_groups() -> None:
+    builder = BatchBuilder(2, max_rows=4, max_blocks=8, block_size=4, device=CPU)
+    builder.add_row(new_row(2, ((5, 9), (1, 3))))
+    builder.add_row(new_row(0, ((7,), (2,))))
+    builder.note_sample(0, 77)
+    spans = (
+        RowSpan(0, 3, (last_sample(0),), 0, 0, True, ((), ())),
+        RowSpan(2, 6, (10, 11, 12), 2, 0, False, ((4,), (6,))),
+    )
+    batch = builder.build(spans, [0])
+    assert batch.token_ids.tolist() == [77, 10, 11, 12]
+    assert batch.positions.tolist() == [[3, 6, 7, 8]]
+    assert batch.query_start.tolist() == [0, 1, 4]
+    assert batch.context_len.tolist() == [4, 9] == list(batch.context_lens)
+    assert batch.query_lens == (1, 3)
+    assert batch.prompt_tokens.tolist() == [0, 2]
+    assert batch.logit_rows.tolist() == [0]
+    assert [group.block_table.tolist() for group in batch.groups] == [
+        [[7, 0, 0], [5, 9, 4]],
+        [[2, 0, 0], [1, 3, 6]],
+    ]
+    assert [group.slot.tolist() for group in batch.groups] == [
+        [7 * 4 + 3, 9 * 4 + 2, 9 * 4 + 3, 4 * 4],
+        [2 * 4 + 3, 3 * 4 + 2, 3 * 4 + 3, 6 * 4],
+    ]
+
+
+def test_a_row_starts_over_with_the_tables_of_its_new_branch() -> None:
+    builder = BatchBuilder(1, max_rows=1, max_blocks=8, block_size=2, device=CPU)
+    builder.add_row(new_row(0, ((3, 4, 5),)))
+    builder.add_row(new_row(0, ((6,),)))
+    batch = builder.build((RowSpan(0, 2, (1, 2), 2, 0, True, ((8,),)),), [1])
+    assert batch.groups[0].block_table.tolist() == [[6, 8]]
+
+
+def test_a_partial_copy_touches_its_group_alone() -> None:
+    specs = [CacheSpec(CacheKind.FULL, 2, 3, 3), CacheSpec(CacheKind.SLIDING, 1, 3, 2, window=4)]
+    memory = KVMemory(specs, group_layers(specs), (4, 5), 4, dtype=torch.float32, device=CPU)
+    for cache in memory.caches:
+        cache.key[1], cache.value[1] = 7.0, 8.0
+    memory.apply(CacheOp(CacheOpKind.COPY, 1, source=1, target=3, num_tokens=2))
+    full, sliding = memory.caches
+    assert full.key.shape == (4, 4, 2, 3)
+    assert sliding.value.shape == (5, 4, 1, 2)
+    assert not full.key[3].any()
+    assert (sliding.key[3, :2] == 7).all()
+    assert (sliding.value[3, :2] == 8).all()
+    assert not sliding.key[3, 2:].any()
+    with pytest.raises(ValueError, match="save has no tier"):
+        memory.apply(CacheOp(CacheOpKind.SAVE, 0, 1, 1, 1))
