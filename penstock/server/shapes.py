@@ -62,6 +62,22 @@ Tools = Annotated[
     WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_IDS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "minItems": 1,
+}
+_STRINGS_OR_IDS: dict[str, Any] = {
+    "oneOf": [
+        {"type": "string", "minLength": 1},
+        _IDS,
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
+Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
+StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
+Name = Annotated[str, Field(pattern=rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$")]
 
 
 class Body(BaseModel):

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
-from penstock.server.shapes import Body, Messages, TokenId, Tools
+from penstock.server.shapes import Body, Messages, Name, Prompt, StopString, TokenId, Tools
 
-_IDS: dict[str, Any] = {
-    "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
-    "minItems": 1,
-}
-_STRINGS_OR_IDS: dict[str, Any] = {
-    "oneOf": [
-        {"type": "string", "minLength": 1},
-        _IDS,
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        {"type": "array", "items": _IDS, "minItems": 1},
-    ]
-}
-Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
 Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
-StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
-Name = Annotated[str, Field(pattern=rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$")]
 
 
 class StreamOptions(Body):
