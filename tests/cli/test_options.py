@@ -1,0 +1,107 @@
+"""Flags become options."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from penstock.cli.options import parse_bytes, takes_named_engine_options, takes_sampling, takes_server_options
+from penstock.cli.run import Conversation, command
+from penstock.config.options import EngineOptions, ServerOptions
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1048576", 2**20),
+        ("2GiB", 2**31),
+        ("1.5g", 3 * 2**29),
+        ("512 MiB", 2**29),
+        ("3MB", 3_000_000),
+        ("7k", 7168),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2XB", "1e9", "2GiBs"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_bytes(text)
+
+
+def parsed(*arguments: str, **variables: str) -> tuple[EngineOptions, ServerOptions, dict[str, object]]:
+    found: list[tuple[EngineOptions, ServerOptions, dict[str, object]]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @takes_named_engine_options
+    @takes_server_options
+    @takes_sampling
+    def show(engine: EngineOptions, server: ServerOptions, sampling: dict[str, object]) -> None:
+        found.append((engine, server, sampling))
+
+    clean = {"PENSTOCK_MODEL": "", "PENSTOCK_ISA": "", "PENSTOCK_THREADS": "", "PENSTOCK_API_KEY": "", **variables}
+    result = CliRunner().invoke(app, list(arguments), env=clean)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_without_flags_every_option_has_its_default() -> None:
+    engine, server, sampling = parsed()
+    assert engine == EngineOptions()
+    assert server == ServerOptions()
+    assert sampling == {"ignore_eos": False}
+
+
+def test_every_option_has_a_flag() -> None:
+    given = {
+        "served_model_name": "name", "device": "cpu", "dtype": "bfloat16", "isa": "avx2", "threads": 3,
+        "max_model_len": 99, "max_num_seqs": 7, "max_num_batched_tokens": 70, "max_chunk_tokens": 20, "block_size": 32,
+        "kv_cache_memory": 2**20, "kv_blocks": 12, "depth": 1, "seed": 5,
+    }  # fmt: skip
+    flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    flags += ["--no-enable-prefix-caching", "--scheduling-policy", "priority"]
+    engine, _, _ = parsed("some/model", *flags)
+    changed = {field.name for field in fields(EngineOptions) if getattr(engine, field.name) != field.default}
+    assert changed == {field.name for field in fields(EngineOptions)}
+    assert engine.kv_cache_memory == 2**20
+    assert parsed("--async-scheduling")[0].depth == 1
+    _, server, _ = parsed(
+        "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",
+        "--allowed-origins", "http://one", "--allowed-origins", "http://two",
+    )  # fmt: skip
+    assert server == ServerOptions("::1", 0, ("a", "b"), 2.0, ("http://one", "http://two"))
+
+
+def test_the_environment_fills_in_and_flags_come_first() -> None:
+    variables = {"PENSTOCK_MODEL": "m", "PENSTOCK_ISA": "avx2", "PENSTOCK_THREADS": "2", "PENSTOCK_API_KEY": "x,y"}
+    engine, server, _ = parsed(**variables)
+    assert (engine.model, engine.isa, engine.threads, server.api_keys) == ("m", "avx2", 2, ("x", "y"))
+    engine, server, _ = parsed("n", "--isa", "generic", "--threads", "1", "--api-key", "z", **variables)
+    assert (engine.model, engine.isa, engine.threads, server.api_keys) == ("n", "generic", 1, ("z",))
+
+
+def test_sampling_holds_only_what_was_given() -> None:
+    *_, sampling = parsed("--temperature", "0", "--stop", "a", "--stop", "b", "--max-tokens", "3")
+    assert sampling == {"temperature": 0.0, "stop": ("a", "b"), "max_tokens": 3, "ignore_eos": False}
+
+
+def test_chat_commands_change_the_conversation(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = Conversation([{"role": "user", "content": "hi"}])
+    assert command("/system Be brief.", conversation)
+    assert conversation.all()[0] == {"role": "system", "content": "Be brief."}
+    assert command("/clear", conversation)
+    assert conversation.all() == [{"role": "system", "content": "Be brief."}]
+    assert command("/system", conversation)
+    assert conversation.all() == []
+    assert command("/save /nowhere/at/all.json", conversation)
+    assert "cannot be written" in capsys.readouterr().err
+    assert command("/dance", conversation)
+    assert "/dance is no command" in capsys.readouterr().err
+    assert not command("/quit", conversation)
