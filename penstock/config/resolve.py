@@ -129,11 +129,10 @@ def _dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Deriv
     share = 4 * model.parameters / max(1, machine.memory_available)
     if share <= 0.25:
         return "float32", f"exact, and its weights take {share:.0%} of the available memory"
+    if given == "float32":
+        return given, "what the checkpoint holds; --dtype bfloat16 would halve it"
     if machine.has_bf16:
-        return (
-            given,
-            f"float32 weights would take {share:.0%} of the available memory, and the CPU computes in bfloat16",
-        )
+        return given, f"float32 weights would take {share:.0%} of available memory, and the CPU computes in bfloat16"
     return "float32", "this CPU has no bfloat16 instructions"
 
 
