@@ -54,7 +54,9 @@ class Branch:
         row: its row in the batch while running, else -1.
         introduced: whether the runner was told of the row.
         hold: its cache blocks while running, else None.
+        arrived: when it was queued, on the monotonic clock.
         cached_tokens: prompt tokens found in the cache at first admission; None before it.
+        queue_seconds: from arrival to first admission; None before it.
         reported: whether its first output, which carries cached_tokens, was sent.
         awaits: the branch that is computing its prefix, and how many committed tokens it waits for.
     """
@@ -73,7 +75,9 @@ class Branch:
     introduced: bool = False
     hold: CacheHold | None = None
     preemptions: int = 0
+    arrived: float = 0.0
     cached_tokens: int | None = None
+    queue_seconds: float | None = None
     reported: bool = False
     awaits: tuple[Branch, int] | None = None
 

@@ -85,6 +85,7 @@ class EngineOutput:
         finish_reason: set on the branch's last output.
         error: a sentence for the client when finish_reason is ERROR.
         cached_tokens: on the first output: prompt tokens taken from the prefix cache.
+        queue_seconds: on the first output: time from arrival to the step that admitted the branch.
         preemptions: times the branch was preempted so far.
     """
 
@@ -96,6 +97,7 @@ class EngineOutput:
     finish_reason: FinishReason | None = None
     error: str | None = None
     cached_tokens: int | None = None
+    queue_seconds: float | None = None
     preemptions: int = 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
@@ -121,8 +122,9 @@ class Scheduler:
         namespace: Hashable = (request.adapter, request.cache_salt)
         if not self.options.enable_prefix_caching:
             namespace = request.request_id  # its branches still share the prompt
+        now = monotonic()
         branches = [
-            Branch(request, index, self._arrivals, namespace, list(request.prompt_ids))
+            Branch(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now)
             for index in range(request.sampling.n)
         ]
         self._arrivals += 1
@@ -308,6 +310,7 @@ class Scheduler:
         if branch.cached_tokens is not None:
             return  # resumed
         branch.cached_tokens = match.tokens
+        branch.queue_seconds = monotonic() - branch.arrived
         self.counters.cached_tokens += match.tokens
         self.counters.prompt_tokens += branch.num_prompt
         if branch.index == 0:
@@ -442,6 +445,7 @@ class Scheduler:
                 finish_reason=reason,
                 error=error,
                 cached_tokens=None if branch.reported else branch.cached_tokens,
+                queue_seconds=None if branch.reported else branch.queue_seconds,
                 preemptions=branch.preemptions,
             )
         )

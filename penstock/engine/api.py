@@ -145,10 +145,12 @@ class Generation(Protocol):
     Attributes:
         prompt_ids: the prompt in tokens.
         cached_tokens: prompt tokens that came from the prefix cache (0 until the first delta).
+        queue_seconds: time from arrival in the engine to admission (None until the first delta).
     """
 
     prompt_ids: tuple[int, ...]
     cached_tokens: int
+    queue_seconds: float | None
 
     def __aiter__(self) -> AsyncIterator[Delta]: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -18,10 +19,10 @@ from penstock.engine.loop import Engine
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
-from penstock.models.registry import build_model
+from penstock.models.registry import Model, build_model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory, planned_groups
+from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
 from penstock.runtime.runner import ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.checkpoint import Checkpoint
@@ -45,6 +46,7 @@ class Prepared:
         checkpoint: opened, headers only.
         facts: sizes from its headers.
         options: fully concrete.
+        model: declared, its weights not loaded.
         plan: where the memory goes.
         settings: derived options and why.
         kernels: the implementation of every op.
@@ -53,6 +55,7 @@ class Prepared:
     checkpoint: Checkpoint
     facts: ModelFacts
     options: EngineOptions
+    model: Model
     plan: MemoryPlan
     settings: tuple[Decision, ...]
     kernels: KernelSet
@@ -96,13 +99,16 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         kv_blocks=concrete.kv_blocks,
         enable_prefix_caching=concrete.enable_prefix_caching,
     )
-    plan = plan_memory(
-        model=facts, groups=planned_groups(facts), dtype_bytes=DTYPE_BYTES[concrete.dtype], limits=limits
-    )
+    kernels = resolve_kernels(KernelContext(concrete.device, concrete.dtype, concrete.isa))
+    declare = partial(build_model, checkpoint.config, kernels, dtype=getattr(torch, concrete.dtype))
+    model = declare(max_model_len=concrete.max_model_len)
+    groups = group_layers(model.cache_specs)
+    plan = plan_memory(model=facts, groups=groups, dtype_bytes=DTYPE_BYTES[concrete.dtype], limits=limits)
+    if plan.max_model_len != concrete.max_model_len:
+        model = declare(max_model_len=plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
-    kernels = resolve_kernels(KernelContext(concrete.device, concrete.dtype, concrete.isa))
-    return Prepared(checkpoint, facts, concrete, plan, tuple(settings), kernels)
+    return Prepared(checkpoint, facts, concrete, model, plan, tuple(settings), kernels)
 
 
 def build_engine(
@@ -128,7 +134,7 @@ def build_engine(
         native.set_num_threads(concrete.threads or 1)
     dtype = getattr(torch, concrete.dtype)
     device = torch.device(concrete.device)
-    model = build_model(prepared.checkpoint.config, prepared.kernels, dtype=dtype, max_model_len=plan.max_model_len)
+    model = prepared.model
     load_weights(model, prepared.checkpoint, dtype=dtype, progress=progress, device=concrete.device)
     groups = group_layers(model.cache_specs)
     scheduler_options = _scheduler_options(concrete, plan)

@@ -18,6 +18,7 @@ class TextGeneration:
     Attributes:
         prompt_ids: the prompt in tokens.
         cached_tokens: prompt tokens that came from the prefix cache (0 until the first delta).
+        queue_seconds: time from arrival in the engine to admission (None until the first delta).
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TextGeneration:
         """
         self.prompt_ids = prompt_ids
         self.cached_tokens = 0
+        self.queue_seconds: float | None = None
         self._sampling = sampling
         self._eos_ids = eos_ids
         self._first: EngineOutput | None = first
@@ -76,8 +78,8 @@ class TextGeneration:
         await self._outputs.aclose()
 
     def _absorb(self, output: EngineOutput) -> Delta | None:
-        if output.cached_tokens is not None:
-            self.cached_tokens = output.cached_tokens
+        if output.cached_tokens is not None and output.branch == 0:  # the others share what the first computes
+            self.cached_tokens, self.queue_seconds = output.cached_tokens, output.queue_seconds
         self._prompt_logprobs.extend(output.prompt_logprobs)
         detokenizer = self._branches.get(output.branch)
         if detokenizer is None or not (output.tokens or output.finish_reason):

@@ -19,13 +19,14 @@ def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
     for output in outputs:
         branches.setdefault(output.branch, []).append(output)
     for group in branches.values():
-        cached = (output.cached_tokens for output in group if output.cached_tokens is not None)
+        first = next((output for output in group if output.cached_tokens is not None), group[-1])
         yield replace(
             group[-1],
             tokens=tuple(token for output in group for token in output.tokens),
             logprobs=tuple(entry for output in group for entry in output.logprobs),
             prompt_logprobs=tuple(entry for output in group for entry in output.prompt_logprobs),
-            cached_tokens=next(cached, None),
+            cached_tokens=first.cached_tokens,
+            queue_seconds=first.queue_seconds,
         )
 
 

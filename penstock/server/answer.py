@@ -182,6 +182,10 @@ class Answer:
             self.metrics.params_n.observe(request.sampling.n)
             if request.sampling.max_tokens is not None:
                 self.metrics.params_max_tokens.observe(request.sampling.max_tokens)
+            spoken = [timing for (prompt, _), timing in self._timings.items() if prompt == index and timing.tokens]
+            if generation.queue_seconds is not None and spoken:
+                first, last = min(timing.first for timing in spoken), max(timing.last for timing in spoken)
+                self.metrics.phases(generation.queue_seconds, first - self.started, last - self.started)
 
 
 async def _forward(

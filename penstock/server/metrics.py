@@ -35,6 +35,10 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
         "vllm:request_time_per_output_token_seconds",
     ),
     "penstock_request_seconds": ("vllm:e2e_request_latency_seconds",),
+    "penstock_request_queue_seconds": ("vllm:request_queue_time_seconds",),
+    "penstock_request_prefill_seconds": ("vllm:request_prefill_time_seconds",),
+    "penstock_request_decode_seconds": ("vllm:request_decode_time_seconds",),
+    "penstock_request_inference_seconds": ("vllm:request_inference_time_seconds",),
     "penstock_request_prompt_tokens": ("vllm:request_prompt_tokens",),
     "penstock_request_generation_tokens": ("vllm:request_generation_tokens",),
     "penstock_request_params_n": ("vllm:request_params_n",),
@@ -59,6 +63,10 @@ class Metrics:
         self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of a branch.", _SECONDS)
         self.per_token = self._histogram("time_per_output_token_seconds", "A branch's mean after its first.", _SECONDS)
         self.request = self._histogram("request_seconds", "From arrival to the last token.", _SECONDS)
+        self._queue = self._histogram("request_queue_seconds", "From arrival to admission.", _SECONDS)
+        self._prefill = self._histogram("request_prefill_seconds", "From admission to the first token.", _SECONDS)
+        self._decode = self._histogram("request_decode_seconds", "From the first token to the last.", _SECONDS)
+        self._inference = self._histogram("request_inference_seconds", "From admission to the last token.", _SECONDS)
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.request_generation = self._histogram("request_generation_tokens", "Tokens a request generated.", _TOKENS)
         self.params_n = self._histogram("request_params_n", "The parameter n.", _COUNTS)
@@ -77,12 +85,20 @@ class Metrics:
         self._sources = [
             *(self.first_token, self.inter_token, self.per_token, self.request, self.request_prompt),
             *(self.request_generation, self.params_n, self.params_max_tokens),
+            *(self._queue, self._prefill, self._decode, self._inference),
         ]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"penstock_{name}", about, buckets=buckets, registry=None)
+
+    def phases(self, queued: float, first_token: float, last_token: float) -> None:
+        """Counts a request's phases, given its seconds in the queue and from arrival to its first and last token."""
+        self._queue.observe(queued)
+        self._prefill.observe(max(0.0, first_token - queued))
+        self._decode.observe(last_token - first_token)
+        self._inference.observe(max(0.0, last_token - queued))
 
     def finished(self, reason: str) -> None:
         """Counts a branch that ended."""

@@ -53,6 +53,9 @@ def _windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
         return [None] * layers
     window = _integer(config, "sliding_window")
     kinds = config.get("layer_types")
+    if kinds is None and config.get("use_sliding_window") is True:  # Qwen2: the last layers slide
+        first = config.get("max_window_layers", 28)
+        return [window if type(first) is int and layer >= first else None for layer in range(layers)]
     if kinds is None:
         period = config.get("sliding_window_pattern")
         if period is None:

@@ -50,6 +50,8 @@ def test_requests_are_counted(server: Running) -> None:
     assert grown("penstock_time_per_output_token_seconds_count") == 8
     assert grown("penstock_request_seconds_count") == 2
     assert grown("penstock_request_generation_tokens_sum") == 32
+    for phase in ("queue", "prefill", "decode", "inference"):
+        assert grown(f"vllm:request_{phase}_time_seconds_count") == 4
     assert grown("penstock_request_params_n_sum") == 8
     assert grown("penstock_request_params_max_tokens_sum") == 16
     route = {"route": "/v1/completions", "method": "POST"}
