@@ -104,6 +104,7 @@ class ScriptedClient:
             () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs),),
             *(prompt, reason, error),
             cached_tokens=len(request.prompt_ids) // 2 if position == 0 and branch == 0 else None,
+            queue_seconds=0.0 if position == 0 and branch == 0 else None,
         )
 
     def cancel(self, request_id: str) -> None:
