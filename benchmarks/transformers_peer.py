@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ class Transformers:
         self._model.eval()
         self._model.generation_config.eos_token_id = None  # go on past the end, as ignore_eos does
 
-    @torch.inference_mode()
     def generate(self, asked: Sequence[tuple[int, ...]], max_tokens: int) -> list[tuple[int, ...]]:
+        """Greedy answers of exactly `max_tokens`."""
         answers = []
         for prompt in asked:
             ids = torch.tensor([prompt])
@@ -99,7 +99,7 @@ def main() -> None:
     rates: dict[str, list[float]] = {"penstock": [], "transformers": []}
     answers: dict[str, list[tuple[int, ...]]] = {}
     with LLM(MODEL, dtype="float32", threads=given.threads, enable_prefix_caching=False) as llm:
-        ways = {
+        ways: dict[str, Callable[[Sequence[tuple[int, ...]]], list[tuple[int, ...]]]] = {
             "penstock": lambda some: ours(llm, some, given.max_tokens),
             "transformers": lambda some: peer.generate(some, given.max_tokens),
         }

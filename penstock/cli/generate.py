@@ -26,19 +26,21 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="The text to continue. Default: standard input.")
     ] = None,
-    logprobs: Annotated[int | None, typer.Option("--logprobs", help="Alternatives listed with each token.")] = None,
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", help="Alternatives listed with each token, with --json.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
     """Continue a text; no chat template."""
-    from penstock.cli.terminal import configure_logging, status
+    from penstock.cli.terminal import configure_logging, read_standard_input, status
 
     configure_logging(quiet=True)
     if prompt is None:
         if sys.stdin.isatty():
             raise ConfigError("there is nothing to continue; give --prompt TEXT, or a text on standard input.")
-        prompt = sys.stdin.read()
+        prompt = read_standard_input()
     sampling["seed"] = engine.seed
-    if as_json or logprobs is not None:
+    if as_json:
         sampling["logprobs"] = logprobs or 0
     with asyncio.Runner() as runner:
         result = runner.run(_generate(engine, prompt, sampling, streamed=not as_json, waiting=status))

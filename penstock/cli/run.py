@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import option_fields, takes_engine_options, takes_sampling
-from penstock.config.errors import EngineDeadError, RequestError
+from penstock.config.errors import ConfigError, EngineDeadError, RequestError
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -56,11 +56,15 @@ def run(
     system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
 ) -> None:
     """Chat with a model, or ask it once: with PROMPT, or with a text on standard input."""
-    from penstock.cli.terminal import configure_logging, status
+    from penstock.cli.terminal import configure_logging, read_standard_input, status
     from penstock.engine.llm import AsyncLLM
 
     configure_logging(quiet=True)
-    question = " ".join(prompt) if prompt else None if sys.stdin.isatty() else sys.stdin.read().strip()
+    if not prompt and " " in engine.model and not Path(engine.model).exists():
+        raise ConfigError(
+            f"there is no model at {engine.model!r}; to ask it, write: penstock run MODEL {engine.model!r}"
+        )
+    question = " ".join(prompt) if prompt else None if sys.stdin.isatty() else read_standard_input().strip()
     if question == "":
         raise RequestError("there is no question: PROMPT and standard input are empty.")
     conversation = Conversation(system=system)
@@ -79,7 +83,10 @@ def run(
 
 
 async def _start(llm: AsyncLLM) -> None:
-    await llm.start()
+    frontend = await llm.start()
+    if frontend.text.template is None:
+        name = frontend.info.model
+        raise ConfigError(f"{name} has no chat template; `penstock generate` continues a text without one.")
 
 
 async def _answer(llm: AsyncLLM, conversation: Conversation, question: str, sampling: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from penstock.config.environment import read_environment
+from penstock.config.errors import ConfigError
 
 
 def configure_logging(*, quiet: bool) -> None:
@@ -19,6 +20,20 @@ def configure_logging(*, quiet: bool) -> None:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def read_standard_input() -> str:
+    """All of standard input.
+
+    Raises:
+        ConfigError: it is not UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"standard input is not UTF-8 (byte {error.start}); convert it, for example with iconv."
+        ) from None
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = False) -> None:

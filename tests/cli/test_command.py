@@ -147,9 +147,22 @@ def test_run_answers_once_from_standard_input_and_from_arguments(penstock: Penst
     assert piped.returncode == asked.returncode == 0
     assert piped.stdout == asked.stdout == "What kind of food do you like?\n"
     assert piped.stderr == ""
+    broken = CliRunner().invoke(app, ["run"], input=b"\xff\xfe")
+    assert broken.exit_code == 1
+    assert "not UTF-8" in broken.stderr
     empty = CliRunner().invoke(app, ["run"], input="  \n")
     assert empty.exit_code == 1
     assert "no question" in empty.stderr
+
+
+def test_run_says_what_to_do_with_a_model_that_cannot_chat_and_with_a_question_for_a_model(shared_data: Path) -> None:
+    model = str(shared_data / "models" / "stories260K" / "hf")
+    result = CliRunner().invoke(app, ["run", model, "hello"])
+    assert result.exit_code == 1
+    assert "penstock generate" in result.stderr
+    result = CliRunner().invoke(app, ["run", "Get me a car"])
+    assert result.exit_code == 1
+    assert "penstock run MODEL 'Get me a car'" in result.stderr
 
 
 def test_a_bad_sampling_value_is_one_clear_line() -> None:
