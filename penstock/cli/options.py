@@ -43,11 +43,11 @@ def flag(
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-def _model(metavar: str = "[MODEL]", default: str | None = None) -> inspect.Parameter:
+def _model() -> inspect.Parameter:
     help = "A Hugging Face folder or a .gguf file; without it the small model that ships with Penstock."
-    argument = typer.Argument(metavar=metavar, help=help, show_default=False)
+    argument = typer.Argument(metavar="MODEL", help=help, show_default=False)
     annotation = Annotated[str | None, argument]
-    return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 MODEL_FLAGS = (
@@ -78,8 +78,7 @@ SERVER_FLAGS = (
     flag("port", int, 8000, _NETWORK, "Port to listen on; 0 lets the system choose."),
     flag("api_key", list[str] | None, None, _NETWORK,
          "A key clients must send as a bearer token; repeatable. Also: environment variable PENSTOCK_API_KEY."),
-    flag("allowed_origins", list[str] | None, None, _NETWORK, "A web origin that may call the API; repeatable.",
-         "--allowed-origins", "--allowed-origin"),
+    flag("allowed_origins", list[str] | None, None, _NETWORK, "A web origin that may call the API; repeatable."),
     flag("drain_timeout", float, 30.0, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (
@@ -100,8 +99,9 @@ def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
     chosen = dict(given)
     environment = read_environment()
     chosen["model"] = chosen["model"] or environment.model or EngineOptions().model
-    chosen["isa"] = chosen["isa"] or environment.isa or "auto"
-    chosen["threads"] = chosen["threads"] or environment.threads
+    for name in ("isa", "threads"):
+        if chosen[name] is None:
+            chosen[name] = getattr(environment, name)
     if chosen["kv_cache_memory"] is not None:
         chosen["kv_cache_memory"] = parse_bytes(chosen["kv_cache_memory"])
     if chosen.pop("async_scheduling"):

@@ -52,7 +52,7 @@ class Conversation:
 def run(
     engine: EngineOptions,
     sampling: dict[str, Any],
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Ask this and leave.")] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Ask this and leave.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
 ) -> None:
     """Chat with a model, or ask it once: with PROMPT, or with a text on standard input."""

@@ -165,6 +165,14 @@ def test_run_says_what_to_do_with_a_model_that_cannot_chat_and_with_a_question_f
     assert "penstock run MODEL 'Get me a car'" in result.stderr
 
 
+@pytest.mark.parametrize("flag", [("--threads", "0"), ("--isa", "sse9"), ("--depth", "7"), ("--kv-cache-memory", "0")])
+def test_a_value_out_of_range_is_refused_never_ignored(flag: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["plan", *flag])
+    assert result.exit_code == 1
+    assert f"{flag[0]} is " in result.stderr
+    assert "allowed: " in result.stderr
+
+
 def test_a_bad_sampling_value_is_one_clear_line() -> None:
     result = CliRunner().invoke(app, ["run", "--temperature", "-1"], input="hi")
     assert result.exit_code == 1
