@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks.traces import Lengths
 from penstock.config.options import SchedulerOptions
 from penstock.core.cache_spec import CacheGroup, CacheKind
-from penstock.core.null_runner import NullRunner
 from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
+from penstock.runtime.null_runner import NullRunner
 
 GROUPS = (CacheGroup(CacheKind.FULL, None, (0,), 8),)
 VOCABULARY = 32_000

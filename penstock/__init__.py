@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.core.sampling import SamplingParams as SamplingParams
-    from penstock.engine.llm import LLM as LLM
-    from penstock.engine.llm import AsyncLLM as AsyncLLM
+    from penstock.llm import LLM as LLM
+    from penstock.llm import AsyncLLM as AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
 
 _HOMES = (
-    ("LLM", "penstock.engine.llm"),
-    ("AsyncLLM", "penstock.engine.llm"),
+    ("LLM", "penstock.llm"),
+    ("AsyncLLM", "penstock.llm"),
     ("SamplingParams", "penstock.core.sampling"),
 )
 

@@ -156,7 +156,7 @@ def _shape(workload: WorkloadOptions) -> dict[str, Any]:
 
 def _in_process(engine: EngineOptions, work: Any) -> tuple[list[RequestRecord], float]:
     from penstock.cli.terminal import configure_logging, status
-    from penstock.engine.llm import AsyncLLM
+    from penstock.llm import AsyncLLM
 
     configure_logging(quiet=True)
 

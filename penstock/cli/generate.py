@@ -51,7 +51,7 @@ async def _generate(
     engine: EngineOptions, prompt: str, sampling: dict[str, Any], *, streamed: bool, waiting: Any
 ) -> dict[str, Any]:
     from penstock.core.request import FinishReason, GenerationRequest
-    from penstock.engine.llm import AsyncLLM
+    from penstock.llm import AsyncLLM
 
     began = time.perf_counter()
     llm = AsyncLLM(**option_fields(engine))

@@ -17,7 +17,7 @@ from penstock.config.errors import ConfigError, PenstockError
 from penstock.core.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from penstock.engine.llm import AsyncLLM
+    from penstock.llm import AsyncLLM
 
 Send = Callable[[Job], Awaitable[RequestRecord]]
 ENDPOINTS = ("completions", "chat")

@@ -17,7 +17,7 @@ from penstock.config.errors import ConfigError, EngineDeadError, RequestError
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
-    from penstock.engine.llm import AsyncLLM
+    from penstock.llm import AsyncLLM
 
 app = typer.Typer(add_completion=False)
 HELP = """\
@@ -57,7 +57,7 @@ def run(
 ) -> None:
     """Chat with a model, or ask it once: with PROMPT, or with a text on standard input."""
     from penstock.cli.terminal import configure_logging, read_standard_input, status
-    from penstock.engine.llm import AsyncLLM
+    from penstock.llm import AsyncLLM
 
     configure_logging(quiet=True)
     if not prompt and " " in engine.model and not Path(engine.model).exists():

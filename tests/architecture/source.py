@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -34,9 +36,30 @@ class Module:
     def lines(self) -> int:
         return len(self.text.splitlines())
 
+    @property
+    def code_lines(self) -> int:
+        """Lines that hold code: no blank lines, comments or docstrings."""
+        code: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type not in _NO_CODE:
+                code.update(range(token.start[0], token.end[0] + 1))
+        return len(code - set(_docstring_lines(self.tree)))
+
     def within(self, *names: str) -> bool:
         """Whether the module is one of these or lies below one of them."""
         return any(self.name == name or self.name.startswith(name + ".") for name in names)
+
+
+_NO_CODE = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+)  # fmt: skip
+
+
+def _docstring_lines(tree: ast.Module) -> Iterator[int]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            yield from range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
 
 
 def parse(text: str, name: str = "penstock.core.example") -> Module:

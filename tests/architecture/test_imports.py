@@ -23,7 +23,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("transfer",),
     ("engine",),
     ("cluster",),
-    ("server",),
+    ("llm", "server"),
     ("cli",),
 )
 # Parts that may import less than everything before them.

@@ -36,7 +36,8 @@ def test_functions_are_short() -> None:
 
 
 def test_core_and_engine_fit_in_a_head() -> None:
-    sizes = {part: sum(m.lines for m in modules() if m.part == part) for part in ("core", "engine")}
+    """Counted in lines of code: documentation is not to be traded for room."""
+    sizes = {part: sum(m.code_lines for m in modules() if m.part == part) for part in ("core", "engine")}
     assert sum(sizes.values()) <= MAX_CORE_AND_ENGINE, sizes
 
 

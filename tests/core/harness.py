@@ -7,12 +7,12 @@ from typing import Any
 
 from penstock.config.options import SchedulerOptions
 from penstock.core.cache_spec import CacheGroup, CacheKind
-from penstock.core.null_runner import NullRunner, mix, next_token
 from penstock.core.protocol import NewRow
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
+from penstock.runtime.null_runner import NullRunner, mix, next_token
 
 
 def cache_groups(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
