@@ -108,7 +108,7 @@ class EngineClient(Protocol):
         """Cancels a request; its branches end with finish_reason CANCELLED within one step. Unknown ids are ignored."""
 
     async def stats(self) -> EngineStats:
-        """The newest snapshot."""
+        """The newest snapshot; an empty one while no engine is there."""
 
     async def close(self) -> None:
         """Ends the engine and frees everything it held."""

@@ -98,7 +98,7 @@ class ProcessClient:
                 self._child.send(messages.encode(messages.Cancel(request_id)))
 
     async def stats(self) -> EngineStats:
-        """The newest snapshot; the last known one if the engine does not answer within STATS_TIMEOUT_S."""
+        """The newest snapshot: the last known one of an engine silent for STATS_TIMEOUT_S, empty when it died."""
         if self.state is EngineState.READY and self._child is not None:
             if self._stats_answer is None:
                 self._stats_answer = asyncio.get_running_loop().create_future()
@@ -136,6 +136,7 @@ class ProcessClient:
         child, self._child = self._child, None
         if child is not None:
             await child.close()
+        self._latest = EngineStats()
         self._answer_stats()
 
     async def _supervise(self) -> None:

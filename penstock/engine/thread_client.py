@@ -150,6 +150,7 @@ class ThreadClient:
     def _ended(self, message: str) -> None:
         """In the event loop: nothing will come from the thread any more."""
         self._state = EngineState.STOPPED
+        self._latest = EngineStats()
         self._finished.set()
         self._streams.fail_all(message)
         while not self._inbox.empty():
