@@ -11,13 +11,13 @@ from typing import Any
 
 from penstock.config.options import SchedulerOptions
 from penstock.core.cache_spec import CacheGroup, CacheKind
-from penstock.core.null_runner import NullRunner
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo, Outputs
 from penstock.engine.loop import Engine
+from penstock.runtime.null_runner import NullRunner
 
 VOCAB = 4096
 GROUPS = (CacheGroup(CacheKind.FULL, None, (0,), 2),)
@@ -55,17 +55,16 @@ def tokens_of(outputs: list[EngineOutput], branch: int = 0) -> list[int]:
     return [token for output in outputs if output.branch == branch for token in output.tokens]
 
 
-class Slow:
-    """A runner that takes `seconds` a step."""
+class Wrapped:
+    """A runner around another one; subclasses change what it does."""
 
-    def __init__(self, runner: Runner, seconds: float) -> None:
-        self._runner, self._seconds = runner, seconds
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
 
     def submit(self, plan: StepPlan) -> None:
         self._runner.submit(plan)
 
     def sample(self, step: int, masks: Any = None) -> StepResult:
-        time.sleep(self._seconds)
         return self._runner.sample(step, masks)
 
     def abort(self) -> None:
@@ -73,6 +72,18 @@ class Slow:
 
     def close(self) -> None:
         self._runner.close()
+
+
+class Slow(Wrapped):
+    """A runner that takes `seconds` a step."""
+
+    def __init__(self, runner: Runner, seconds: float) -> None:
+        super().__init__(runner)
+        self._seconds = seconds
+
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        time.sleep(self._seconds)
+        return super().sample(step, masks)
 
 
 PROCESS = """#!{python}

@@ -13,11 +13,11 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import ConfigError, ContextLengthError, EngineDeadError, OverloadedError, RequestError
-from penstock.core.protocol import RowResult, Runner, StepPlan, StepResult
+from penstock.core.protocol import RowResult, Runner, StepResult
 from penstock.core.request import FinishReason
 from penstock.engine.api import EngineState
 from penstock.engine.thread_client import ThreadClient
-from tests.engine.support import null_engine, read, request, tokens_of
+from tests.engine.support import Slow, Wrapped, null_engine, read, request, tokens_of
 
 
 async def test_round_trip(null_client: ThreadClient) -> None:
@@ -176,33 +176,22 @@ async def test_idle_costs_nothing(null_client: ThreadClient) -> None:
     assert time.process_time() - before < 0.1
 
 
-class Faulty:
+class Faulty(Wrapped):
     """A runner that raises in chosen samples."""
 
     def __init__(self, runner: Runner, bad: frozenset[int]) -> None:
-        self._runner, self._bad = runner, bad
-
-    def submit(self, plan: StepPlan) -> None:
-        self._runner.submit(plan)
+        super().__init__(runner)
+        self._bad = bad
 
     def sample(self, step: int, masks: Any = None) -> StepResult:
-        result = self._runner.sample(step, masks)
+        result = super().sample(step, masks)
         if step in self._bad:
             raise ArithmeticError("/secret/path")
         return result
 
-    def abort(self) -> None:
-        self._runner.abort()
 
-    def close(self) -> None:
-        self._runner.close()
-
-
-class FaultyRows(Faulty):
+class FaultyRows(Wrapped):
     """A runner whose every row fails."""
-
-    def __init__(self, runner: Runner) -> None:
-        super().__init__(runner, frozenset())
 
     def sample(self, step: int, masks: Any = None) -> StepResult:
         rows = super().sample(step, masks).rows
@@ -244,7 +233,7 @@ async def test_failed_rows_are_not_the_end() -> None:
 
 
 async def test_engine_that_raises_ends_every_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, info = null_engine()
+    engine, info = null_engine(wrap=lambda runner: Slow(runner, 0.001))
     client = ThreadClient(lambda: (engine, info))
     await client.start()
     stream = client.submit(request(n=2, max_tokens=2000))
@@ -299,7 +288,7 @@ async def test_close_ends_streams_and_thread() -> None:
 
 def test_needs_no_server_dependency() -> None:
     code = (
-        "import sys, penstock.engine.thread_client, penstock.engine.llm;"
+        "import sys, penstock.engine.thread_client, penstock.llm;"
         "print([m for m in ('zmq','msgspec','fastapi','typer','torch','uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

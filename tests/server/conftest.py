@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.text_pipeline import TextPipeline
-from tests.server.support import Running, ScriptedClient, running, script_of
+from tests.server.support import Running, running
 
 
 @pytest.fixture(scope="session")
@@ -19,13 +19,13 @@ def text(shared_data: Path) -> TextPipeline:
 
 @pytest.fixture(scope="module")
 def module_server(text: TextPipeline) -> Iterator[Running]:
-    with running(ScriptedClient(script_of(text), text.vocab_size), text) as server:
+    with running(text) as server:
         yield server
 
 
 @pytest.fixture
 def server(module_server: Running) -> Running:
-    """A running server whose scripted engine has its default behaviour."""
+    """A running server whose runner has its default behaviour."""
     module_server.until_idle()
-    module_server.client.reset()
+    module_server.runner.reset()
     return module_server

@@ -1,142 +1,89 @@
-"""A scripted engine, and a real HTTP server around it on a port the system chooses."""
+"""A real HTTP server, on a port the system chooses, over a real engine whose runner says what a test wants it to."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
-from penstock.config.errors import EngineDeadError, OverloadedError
-from penstock.config.options import ServerOptions
-from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
-from penstock.engine.api import EngineInfo, EngineState
+import pytest
+
+from penstock.config.options import EngineOptions, ServerOptions
+from penstock.core.protocol import NewRow, RowResult, Runner, StepPlan, StepResult, TokenLogprobs
+from penstock.core.request import EngineStats
+from penstock.engine.api import EngineClient, EngineInfo, EngineState
+from penstock.engine.client import ProcessClient
 from penstock.engine.frontend import Frontend
+from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import THREAD_NAME, ThreadClient
 from penstock.server.app import create_app
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.serve import bind, http_server, url_of
+from tests.engine.support import Wrapped, null_engine, null_process
 
 ANSWER = "Hello! A table for two at seven, of course."
+Result = TypeVar("Result")
 
 
-@dataclass
-class ScriptedClient:
-    """An EngineClient that answers every request with the same tokens, one at a time, `delay` seconds apart.
+class ScriptedRunner(Wrapped):
+    """A runner that answers every row with the same tokens, over and over.
 
     Attributes:
-        script: the tokens; cut at max_tokens.
-        first_delay: seconds before the first token (a long prefill).
-        die_after: after so many tokens each branch ends with an error.
-        full: refuse as overloaded.
-        live: request ids now running; seen: every request ever submitted.
+        script: the tokens.
+        delay: seconds a step takes.
+        first_delay: seconds more where a branch draws its first token.
+        die_after: each branch fails after so many tokens.
+        seen: every request admitted, as the row of its first branch.
     """
 
-    script: tuple[int, ...]
-    vocab_size: int
-    delay: float = 0.0
-    first_delay: float = 0.0
-    die_after: int | None = None
-    full: bool = False
-    state: EngineState = EngineState.READY
-    live: set[str] = field(default_factory=set)
-    seen: list[EngineRequest] = field(default_factory=list)
-    generated: int = 0
+    def __init__(self, runner: Runner, script: tuple[int, ...]) -> None:
+        super().__init__(runner)
+        self.script = script
+        self.seen: list[NewRow] = []
+        self._rows: dict[int, NewRow] = {}
+        self._drawn: Counter[int] = Counter()
+        self.reset()
 
     def reset(self) -> None:
         """Back to the default behaviour, with nothing seen."""
-        self.delay, self.first_delay, self.die_after, self.full = 0.0, 0.0, None, False
-        self.state = EngineState.READY
+        self.delay, self.first_delay = 0.0, 0.0
+        self.die_after: int | None = None
         self.seen.clear()
 
-    async def start(self) -> EngineInfo:
-        return self.info
+    def submit(self, plan: StepPlan) -> None:
+        for new in plan.new_rows:
+            self._rows[new.row], self._drawn[new.row] = new, len(new.generated_ids)
+            if new.branch == 0 and not new.generated_ids:
+                self.seen.append(new)
+        super().submit(plan)
 
-    @property
-    def info(self) -> EngineInfo:
-        if self.state is EngineState.STARTING:
-            raise EngineDeadError("not started")
-        return EngineInfo(
-            *("scripted", "/secret/path", "Scripted", 2048, self.vocab_size, 16, 64, 8, 256, "float32", "cpu"),
-            determinism="always",
-        )
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        result = super().sample(step, masks)
+        first = any(row.tokens and not self._drawn[row.row] for row in result.rows)
+        time.sleep(self.delay + first * self.first_delay)
+        return replace(result, rows=tuple(map(self._scripted, result.rows)))
 
-    def submit(self, request: EngineRequest) -> ScriptedOutputs:
-        if self.full:
-            raise OverloadedError("The queue is full; retry later.", retry_after=3)
-        self.seen.append(request)
-        return ScriptedOutputs(self._run(request))
-
-    async def _run(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
-        self.live.add(request.request_id)
-        try:
-            yield EngineOutput(request.request_id, 0)
-            await asyncio.sleep(self.first_delay)
-            script = self.script
-            while len(script) < (request.sampling.max_tokens or 0) and request.sampling.ignore_eos:
-                script += self.script
-            script = script[: request.sampling.max_tokens]
-            for position, token in enumerate(script):
-                await asyncio.sleep(self.delay)
-                for branch in range(request.sampling.n):
-                    yield self._output(request, branch, position, token, position == len(script) - 1)
-                if position + 1 == self.die_after:
-                    return
-        finally:
-            self.live.discard(request.request_id)
-
-    def _output(self, request: EngineRequest, branch: int, position: int, token: int, last: bool) -> EngineOutput:
-        self.generated += 1
-        sampling, reason, error = request.sampling, None, None
-        if last:
-            reason = FinishReason.STOP if token in request.stop_ids else FinishReason.LENGTH
-        if position + 1 == self.die_after:
-            reason, error = FinishReason.ERROR, "The engine stopped."
-        prompt = ()
-        if sampling.prompt_logprobs is not None and branch == 0 and position == 0:
-            prompt = tuple(_logprobs(token, sampling.prompt_logprobs) for token in request.prompt_ids[1:])
-        return EngineOutput(
-            *(request.request_id, branch, (token,)),
-            () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs),),
-            *(prompt, reason, error),
-            cached_tokens=len(request.prompt_ids) // 2 if position == 0 and branch == 0 else None,
-            queue_seconds=0.0 if position == 0 and branch == 0 else None,
-        )
-
-    def cancel(self, request_id: str) -> None:
-        self.live.discard(request_id)
-
-    async def stats(self) -> EngineStats:
-        if self.state is not EngineState.READY:
-            raise EngineDeadError("not there")
-        return EngineStats(
-            *(len(self.live), 0, 0, 16, 4, 64),
-            steps=self.generated, generated_tokens=self.generated, prefix_queries=100, prefix_hits=25,
-            miss_reasons=(("cold", 3),),
-        )  # fmt: skip
-
-    async def close(self) -> None:
-        self.state = EngineState.STOPPED
-
-
-class ScriptedOutputs:
-    """The outputs of one request."""
-
-    def __init__(self, outputs: AsyncIterator[EngineOutput]) -> None:
-        self._outputs = outputs
-
-    def __aiter__(self) -> ScriptedOutputs:
-        return self
-
-    async def __anext__(self) -> EngineOutput:
-        return await anext(self._outputs)
-
-    async def aclose(self) -> None:
-        await self._outputs.aclose()  # type: ignore[attr-defined]
+    def _scripted(self, row: RowResult) -> RowResult:
+        sampling, drawn = self._rows[row.row].sampling, self._drawn[row.row]
+        scored = tuple(_logprobs(entry.token, sampling.prompt_logprobs or 0) for entry in row.prompt_logprobs)
+        if not row.tokens:
+            return RowResult(row.row, prompt_logprobs=scored)
+        if drawn == self.die_after:
+            return RowResult(row.row, error="The engine stopped.")
+        self._drawn[row.row] += 1
+        token = self.script[drawn % len(self.script)]
+        logprobs = () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs),)
+        return RowResult(row.row, (token,), logprobs, scored)
 
 
 def _logprobs(token: int, alternatives: int) -> TokenLogprobs:
@@ -145,14 +92,14 @@ def _logprobs(token: int, alternatives: int) -> TokenLogprobs:
 
 
 @dataclass
-class Running:
-    """A server that runs."""
+class Serving:
+    """A server that runs, whatever its engine does."""
 
     url: str
     port: int
-    client: ScriptedClient
     lifecycle: Lifecycle
     loop: asyncio.AbstractEventLoop
+    client: EngineClient
 
     def connect(self, timeout: float = 10.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout)
@@ -168,9 +115,33 @@ class Running:
         """Runs `action` in the server's event loop."""
         self.loop.call_soon_threadsafe(action)
 
+    def wait(self, work: Coroutine[Any, Any, Result], seconds: float = 10.0) -> Result:
+        """The result of `work`, done in the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(seconds)
+
+
+@dataclass
+class Running(Serving):
+    """A server whose engine is ready, in a thread, and does what its runner's script says."""
+
+    client: ThreadClient
+    engine: Engine
+    runner: ScriptedRunner
+
+    @property
+    def live(self) -> int:
+        """Requests the engine has and has not ended."""
+        return self.engine.scheduler.num_requests
+
+    def stats(self) -> EngineStats:
+        return self.wait(self.client.stats())
+
     def until_idle(self, seconds: float = 1.0) -> None:
-        """Fails unless every request of the engine ends in time."""
-        until(lambda: not self.client.live, seconds)
+        """Fails unless every request of the engine ends in time and leaves nothing behind."""
+        until(lambda: not (self.client._streams or self.live), seconds)
+        stats = self.stats()
+        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+        self.engine.scheduler.check_integrity()
 
 
 def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
@@ -192,15 +163,20 @@ def script_of(text: TextPipeline, answer: str = ANSWER) -> tuple[int, ...]:
     return (*text.tokenizer.encode(answer, add_special_tokens=False), text.eos_ids[0])
 
 
+def engine_threads() -> int:
+    return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
 @contextlib.contextmanager
-def running(client: ScriptedClient, text: TextPipeline, options: ServerOptions | None = None) -> Iterator[Running]:
-    """A real server in a thread, on a free loopback port."""
-    options = options or ServerOptions()
+def serving(client: EngineClient, text: TextPipeline, options: ServerOptions | None = None) -> Iterator[Serving]:
+    """A real server in a thread, on a free loopback port, that starts the engine as it starts itself."""
+    options, threads = options or ServerOptions(), engine_threads()
     listener = bind("127.0.0.1", 0)
     started: list[tuple[asyncio.AbstractEventLoop, Lifecycle, object]] = []
 
     async def main() -> None:
         lifecycle = Lifecycle()
+        starting = asyncio.ensure_future(client.start())
         frontend = Frontend(client, text, served_name="scripted")
         server = http_server(create_app(frontend, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -208,6 +184,8 @@ def running(client: ScriptedClient, text: TextPipeline, options: ServerOptions |
             await asyncio.sleep(0.005)
         started.append((asyncio.get_running_loop(), lifecycle, server))
         await serving
+        await client.close()
+        await starting
 
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
@@ -215,9 +193,74 @@ def running(client: ScriptedClient, text: TextPipeline, options: ServerOptions |
     loop, lifecycle, server = started[0]
     url = url_of(listener)
     try:
-        yield Running(url, int(url.rsplit(":", 1)[1]), client, lifecycle, loop)
+        yield Serving(url, int(url.rsplit(":", 1)[1]), lifecycle, loop, client)
     finally:
         loop.call_soon_threadsafe(lifecycle.aborted.set)
         server.should_exit = True  # type: ignore[attr-defined]
         thread.join(10)
         assert not thread.is_alive()
+        assert client.state is EngineState.STOPPED
+        assert engine_threads() == threads
+
+
+@contextlib.contextmanager
+def running(text: TextPipeline, options: ServerOptions | None = None, *, num_blocks: int = 1024) -> Iterator[Running]:
+    """A server over a null engine that answers ANSWER."""
+    built: list[tuple[Engine, ScriptedRunner]] = []
+
+    def scripted(runner: Runner) -> ScriptedRunner:
+        return ScriptedRunner(runner, script_of(text))
+
+    def build() -> tuple[Engine, EngineInfo]:
+        engine, info = null_engine(num_blocks=num_blocks, wrap=scripted)
+        assert isinstance(engine.runner, ScriptedRunner)
+        built.append((engine, engine.runner))
+        return engine, replace(info, model_path="/secret/path", vocab_size=text.vocab_size)
+
+    client = ThreadClient(build)
+    with serving(client, text, options) as server:
+        until(lambda: client.state is EngineState.READY)
+        yield Running(server.url, server.port, server.lifecycle, server.loop, client, *built[0])
+
+
+@contextlib.contextmanager
+def serving_a_process(text: TextPipeline, folder: Path) -> Iterator[tuple[Serving, ProcessClient]]:
+    """A server over a null engine in a process of its own, which is not started again for a minute if it dies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.engine.child.sys.executable", str(null_process(folder)))
+        patch.setattr("penstock.engine.client.FIRST_RESTART_DELAY_S", 60.0)
+        client = ProcessClient(EngineOptions(model="null"))
+        with serving(client, text) as server:
+            until(lambda: client.state is EngineState.READY, 20)
+            yield server, client
+
+
+def kill(client: ProcessClient) -> None:
+    """Ends the engine's process as a crash would, and waits until the client has noticed."""
+    os.kill(client.pid, signal.SIGKILL)
+    until(lambda: client.state is EngineState.RESTARTING)
+
+
+@contextlib.contextmanager
+def serving_in_state(state: EngineState, text: TextPipeline, folder: Path) -> Iterator[Serving]:
+    """A server whose engine came into that state as engines do: it loads, its process was killed, it was closed."""
+    if state is EngineState.STARTING:
+        loaded = threading.Event()
+
+        def build() -> tuple[Engine, EngineInfo]:
+            loaded.wait()
+            return null_engine()
+
+        with serving(ThreadClient(build), text) as server:
+            try:
+                yield server
+            finally:
+                loaded.set()
+    elif state is EngineState.RESTARTING:
+        with serving_a_process(text, folder) as (server, process):
+            kill(process)
+            yield server
+    else:
+        with running(text) as server:
+            server.wait(server.client.close())
+            yield server

@@ -222,11 +222,11 @@ def test_random_bytes_never_break_it(server: Running) -> None:
 @pytest.mark.parametrize("body", [SLOW, STREAM], ids=["whole", "stream"])
 @pytest.mark.parametrize("how", ["fin", "rst", "half-close"])
 def test_a_client_that_leaves_frees_its_request(server: Running, body: bytes, how: str) -> None:
-    server.client.delay = 0.01
+    server.runner.delay = 0.01
     connections = [server.connect() for _ in range(8)]
     for connection in connections:
         connection.sendall(post(body))
-    until(lambda: len(server.client.live) == 8)
+    until(lambda: server.live == 8)
     time.sleep(0.05)
     for connection in connections:
         if how == "half-close":
@@ -242,12 +242,16 @@ def test_a_client_that_leaves_frees_its_request(server: Running, body: bytes, ho
 
 
 def test_leaving_during_a_long_prefill(server: Running) -> None:
-    server.client.first_delay = 30
-    for body in (SLOW, STREAM):
+    server.runner.delay, before = 0.3, server.stats()
+    for number, stream in enumerate((False, True), 5):
+        body = {"prompt": [number] * 1540, "max_tokens": 500, "ignore_eos": True, "stream": stream}  # four steps
         with server.connect() as connection:
-            connection.sendall(post(body))
-            until(lambda: len(server.client.live) == 1)
+            connection.sendall(post(json.dumps(body).encode()))
+            until(lambda: server.live == 1)
         server.until_idle(1.0)
+    after = server.stats()
+    assert after.steps > before.steps
+    assert after.generated_tokens == before.generated_tokens
 
 
 def test_a_reader_that_stalls_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +261,7 @@ def test_a_reader_that_stalls_is_ended(server: Running, monkeypatch: pytest.Monk
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(post(json.dumps(body).encode()))
-        until(lambda: len(server.client.live) == 1)
+        until(lambda: server.live == 1)
         server.until_idle(30)
         until(lambda: server.lifecycle.in_flight == 0)
         connection.settimeout(5)
@@ -268,7 +272,7 @@ def test_a_reader_that_stalls_is_ended(server: Running, monkeypatch: pytest.Monk
 
 def test_long_waits_are_filled_with_comments(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SSE_KEEPALIVE_S", 0.05)
-    server.client.first_delay = 0.4
+    server.runner.first_delay = 0.4
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hello", "stream": True}).text
     assert answer.count(": keep-alive\n\n") >= 3
     assert answer.endswith("data: [DONE]\n\n")

@@ -12,10 +12,12 @@ from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
 from penstock.server.app import create_app
 from penstock.server.auth import PUBLIC_PATHS, is_loopback
 from penstock.server.serve import bind, serve
-from tests.server.support import Running, ScriptedClient, running, script_of
+from tests.engine.support import null_engine
+from tests.server.support import Running, running
 
 KEYS = ("first-key", "zweiter-Schlüssel")
 
@@ -23,14 +25,13 @@ KEYS = ("first-key", "zweiter-Schlüssel")
 @pytest.fixture(scope="module")
 def locked(text: TextPipeline) -> Iterator[Running]:
     options = ServerOptions(api_keys=KEYS, allowed_origins=("https://app.example",))
-    with running(ScriptedClient(script_of(text), text.vocab_size), text, options) as server:
+    with running(text, options) as server:
         yield server
 
 
 def routes(text: TextPipeline) -> list[tuple[str, str]]:
     """(method, path) of every route the application registers, in its document or not."""
-    client = ScriptedClient((1,), text.vocab_size)
-    app: FastAPI = create_app(Frontend(client, text, served_name="scripted"), ServerOptions())
+    app: FastAPI = create_app(Frontend(ThreadClient(null_engine), text, served_name="scripted"), ServerOptions())
     found: list[tuple[str, str]] = []
 
     def walk(items: Iterable[object]) -> None:
@@ -171,7 +172,7 @@ def test_tokenize_a_chat(server: Running) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     answer = httpx.post(f"{server.url}/tokenize", json={"messages": messages, "model": "scripted"}).json()
     httpx.post(f"{server.url}/v1/chat/completions", json={"messages": messages})
-    assert answer["tokens"] == list(server.client.seen[0].prompt_ids)
+    assert answer["tokens"] == list(server.runner.seen[0].prompt_ids)
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": []}, {"prompt": 5}, {"prompt": "x", "what": 1}])

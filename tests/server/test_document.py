@@ -13,7 +13,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
 from penstock.engine.text_pipeline import TextPipeline
-from tests.server.support import Running, ScriptedClient, running, script_of
+from tests.server.support import Running, running
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance)
 OPERATIONS = [
@@ -41,7 +41,7 @@ OFTEN_REFUSED = frozenset({
 
 @pytest.fixture(scope="module")
 def fuzzed(text: TextPipeline) -> Iterator[Running]:
-    with running(ScriptedClient(script_of(text), text.vocab_size), text) as server:
+    with running(text) as server:
         yield server
 
 
@@ -91,6 +91,6 @@ def test_requests_of_the_document(fuzzed: Running, method: str, path: str, examp
 
 
 def test_the_engine_served_some_of_them(fuzzed: Running) -> None:
-    assert len(fuzzed.client.seen) > 10
+    assert len(fuzzed.runner.seen) > 10
     fuzzed.until_idle()
     assert httpx.post(f"{fuzzed.url}/v1/completions", json={"prompt": "Hello"}).status_code == 200

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.config.errors import EngineDeadError, OverloadedError, TemplateError
 from penstock.server.errors import describe, encode_json, shown
+from penstock.text.detokenizer import IncrementalDetokenizer
 from tests.server.support import Running, until
 
 MARKER = "the-clients-own-words"
@@ -36,7 +37,7 @@ def test_an_unforeseen_error_says_nothing_of_its_cause(
 def test_an_unforeseen_error_within_a_stream_is_its_last_event(
     server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server.client, "_output", fail)
+    monkeypatch.setattr(IncrementalDetokenizer, "push", fail)
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hello", "stream": True})
     assert answer.status_code == 200
     assert answer.text.endswith('"code":"internal_error"}}\n\n')
@@ -66,7 +67,7 @@ def test_leavers_are_counted_as_cancelled(server: Running) -> None:
         lines = httpx.get(f"{server.url}/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-    server.client.delay, before = 0.01, cancelled()
+    server.runner.delay, before = 0.01, cancelled()
     body = {"prompt": "Hello", "stream": True, "n": 3, "ignore_eos": True, "max_tokens": 500}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())

@@ -6,13 +6,14 @@ import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from penstock.engine.api import EngineState
 from penstock.engine.text_pipeline import TextPipeline
-from tests.server.support import ANSWER, Running, ScriptedClient, running, script_of, until
+from tests.server.support import ANSWER, Running, running, serving_in_state, until
 
 ASK = {"prompt": "Hello", "max_tokens": 100}
 
@@ -20,7 +21,8 @@ ASK = {"prompt": "Hello", "max_tokens": 100}
 @pytest.fixture
 def own(text: TextPipeline):  # type: ignore[no-untyped-def]
     """A server of the test's own, which it may stop."""
-    with running(ScriptedClient(script_of(text), text.vocab_size, delay=0.05), text) as server:
+    with running(text) as server:
+        server.runner.delay = 0.05
         yield server
 
 
@@ -32,16 +34,17 @@ def own(text: TextPipeline):  # type: ignore[no-untyped-def]
         (EngineState.STOPPED, "engine_unavailable"),
     ],
 )
-def test_an_engine_that_is_not_ready(server: Running, state: EngineState, code: str) -> None:
-    server.client.state = state
-    for path in ("/readyz", "/health"):
-        assert httpx.get(server.url + path).status_code == 503
-    assert httpx.get(f"{server.url}/livez").status_code == (503 if state is EngineState.STOPPED else 200)
-    answer = httpx.post(f"{server.url}/v1/completions", json=ASK)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
-    assert int(answer.headers["retry-after"]) >= 1
-    assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "scripted"
-    assert httpx.get(f"{server.url}/metrics").status_code == 200
+def test_an_engine_that_is_not_ready(text: TextPipeline, tmp_path: Path, state: EngineState, code: str) -> None:
+    with serving_in_state(state, text, tmp_path) as server:
+        for path in ("/readyz", "/health"):
+            assert httpx.get(server.url + path).status_code == 503
+        assert httpx.get(f"{server.url}/livez").status_code == (503 if state is EngineState.STOPPED else 200)
+        answer = httpx.post(f"{server.url}/v1/completions", json=ASK)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, code)
+        assert int(answer.headers["retry-after"]) >= 1
+        assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "scripted"
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
+        assert server.client.state is state
 
 
 def drain(server: Running, timeout: float) -> asyncio.Future[bool]:
@@ -62,7 +65,7 @@ def in_background(server: Running, **fields: object) -> tuple[threading.Thread, 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes(own: Running) -> None:
     work = [in_background(own), in_background(own, stream=True)]
-    until(lambda: len(own.client.live) == 2)
+    until(lambda: own.live == 2)
     drained = drain(own, 20)
     until(lambda: own.lifecycle.draining)
     assert httpx.get(f"{own.url}/readyz").json() == {"status": "draining"}
@@ -84,9 +87,8 @@ def test_draining_an_idle_server_takes_no_time(own: Running) -> None:
 
 
 def test_aborting_ends_streams_with_an_error_event(own: Running) -> None:
-    own.client.first_delay = 30
-    work = [in_background(own), in_background(own, stream=True)]
-    until(lambda: len(own.client.live) == 2)
+    work = [in_background(own, ignore_eos=True), in_background(own, ignore_eos=True, stream=True)]
+    until(lambda: own.live == 2)
     assert drain(own, 0.1).result(5) is False  # type: ignore[call-arg]
     own.call(own.lifecycle.aborted.set)
     for thread, _ in work:
@@ -114,4 +116,4 @@ def test_nothing_is_left_of_hundreds_of_requests(server: Running) -> None:
             assert http.post("/v1/completions", json=body).status_code == 200
         until(lambda: tasks() <= before)
     assert server.lifecycle.in_flight == 0
-    assert not server.client.live
+    server.until_idle()

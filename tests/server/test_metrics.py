@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.request import EngineStats
-from penstock.engine.api import EngineState
+from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.metrics import ALIASES, Metrics, throughput_line
-from tests.server.support import Running
+from tests.server.support import Running, Serving, kill, running, serving_a_process, until
 
 Labels = tuple[tuple[str, str], ...]
 
 
-def scrape(server: Running) -> dict[tuple[str, Labels], float]:
+def scrape(server: Serving) -> dict[tuple[str, Labels], float]:
     text = httpx.get(f"{server.url}/metrics").text
     families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
@@ -95,16 +97,44 @@ def test_names_dashboards_read(server: Running, name: str) -> None:
     assert (name, (("model_name", "scripted"),)) in scrape(server)
 
 
-def test_engine_figures(server: Running) -> None:
-    found = scrape(server)
-    assert value(found, "vllm:kv_cache_usage_perc") == 0.25
-    assert value(found, "penstock_prefix_cache_misses_total", reason="cold") == 3
-    assert value(found, "vllm:cache_config_info", block_size="16", num_gpu_blocks="64") == 1
+def test_engine_figures(text: TextPipeline) -> None:
+    prompts = [[5] * 90, [6] * 70, [7] * 70]  # 6 + 5 + 5 blocks, with room for what is generated meanwhile
+    with running(text, num_blocks=65) as server:
+        server.runner.delay = 0.1
+        ask = {"prompt": prompts, "stream": True, "max_tokens": 500, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ask):
+            until(lambda: server.stats().running == 3)
+            found = scrape(server)
+        assert value(found, "penstock_requests_running") == 3
+        assert value(found, "vllm:kv_cache_usage_perc") == 0.25
+        assert value(found, "vllm:prefix_cache_queries_total") == 89 + 69 + 69
+        assert value(found, "penstock_prefix_cache_misses_total", reason="first_seen") == 3
+        assert value(found, "vllm:cache_config_info", block_size="16", num_gpu_blocks="65") == 1
+        server.until_idle()
+        assert value(scrape(server), "vllm:kv_cache_usage_perc") == 0
 
 
-def test_metrics_while_the_engine_is_away(server: Running) -> None:
-    server.client.state = EngineState.RESTARTING
-    assert value(scrape(server), "penstock_requests_running") == 0
+def test_metrics_while_the_engine_is_away(text: TextPipeline, tmp_path: Path) -> None:
+    with serving_a_process(text, tmp_path) as (server, client):
+        ask = {"prompt": "Hello", "stream": True, "max_tokens": 2000, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ask) as answer:
+            until(lambda: value(scrape(server), "penstock_requests_running") == 1)
+            kill(client)
+            assert "engine stopped unexpectedly" in list(answer.iter_lines())[-2]
+        found = scrape(server)
+        assert value(found, "penstock_requests_running") == value(found, "vllm:kv_cache_usage_perc") == 0
+        assert value(found, "penstock_requests_finished_total", finished_reason="error") == 1
+
+
+def test_metrics_of_an_engine_that_ended(text: TextPipeline) -> None:
+    with running(text) as server:
+        server.runner.delay = 0.05
+        ask = {"prompt": "Hello", "stream": True, "max_tokens": 500, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ask) as answer:
+            until(lambda: value(scrape(server), "penstock_requests_running") == 1)
+            server.wait(server.client.close())
+            assert "engine was closed" in list(answer.iter_lines())[-2]
+        assert value(scrape(server), "penstock_requests_running") == 0
 
 
 def test_clients_cannot_add_series(server: Running) -> None:

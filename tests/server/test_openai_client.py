@@ -1,15 +1,17 @@
-"""The openai package against the real application, over a socket, with a scripted engine."""
+"""The openai package against the real application, over a socket, and a real engine with a scripted runner."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
+from penstock.config import limits
 from penstock.engine.text_pipeline import TextPipeline
-from tests.server.support import ANSWER, Running, ScriptedClient, running, script_of, until
+from tests.server.support import ANSWER, Running, running, until
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -27,23 +29,27 @@ def test_chat(api: openai.OpenAI, server: Running) -> None:
     assert answer.model == "scripted"
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", ANSWER, "stop")
-    request = server.client.seen[0]
+    request = server.runner.seen[0]
     assert answer.usage.prompt_tokens == len(request.prompt_ids)
-    assert answer.usage.completion_tokens == len(server.client.script)
+    assert answer.usage.completion_tokens == len(server.runner.script)
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    assert answer.usage.prompt_tokens_details.cached_tokens == len(request.prompt_ids) // 2
+    assert answer.usage.prompt_tokens_details.cached_tokens == request.computed
+    again = api.chat.completions.create(model="scripted", messages=HELLO)
+    assert again.usage.prompt_tokens_details.cached_tokens == len(request.prompt_ids) - 1
     assert answer.system_fingerprint.startswith("fp_")
 
 
 def test_the_models_own_sampling_defaults_are_used(api: openai.OpenAI, server: Running) -> None:
     api.chat.completions.create(model="scripted", messages=HELLO)
     api.chat.completions.create(model="scripted", messages=HELLO, temperature=0)
-    assert [request.sampling.temperature for request in server.client.seen] == [0.6, 0]
-    assert server.client.seen[0].sampling.top_p == 0.95
+    assert [request.sampling.temperature for request in server.runner.seen] == [0.6, 0]
+    assert server.runner.seen[0].sampling.top_p == 0.95
 
 
 def test_chat_stream_equals_the_whole(api: openai.OpenAI) -> None:
+    api.chat.completions.create(model="scripted", messages=HELLO)  # from here on the whole prompt is cached
     whole = api.chat.completions.create(model="scripted", messages=HELLO, n=2)
+    assert whole.usage.prompt_tokens_details.cached_tokens == whole.usage.prompt_tokens - 1
     stream = api.chat.completions.create(
         model="scripted", messages=HELLO, n=2, stream=True, stream_options={"include_usage": True}
     )
@@ -92,7 +98,7 @@ def test_chat_logprobs(api: openai.OpenAI, server: Running, stream: bool) -> Non
     pieces = answer if stream else [answer]
     found = [choice.logprobs for piece in pieces for choice in piece.choices if choice.logprobs is not None]
     content = [entry for logprobs in found for entry in logprobs.content]
-    assert len(content) == len(server.client.script)
+    assert len(content) == len(server.runner.script)
     assert b"".join(bytes(entry.bytes) for entry in content).decode().startswith(ANSWER)
     assert all(entry.logprob == -0.5 and len(entry.top_logprobs) == 2 for entry in content)
 
@@ -101,7 +107,7 @@ def test_completion_with_echo_and_logprobs(api: openai.OpenAI, server: Running) 
     answer = api.completions.create(model="scripted", prompt="Good morning", echo=True, logprobs=2, max_tokens=4)
     choice = answer.choices[0]
     assert choice.text.startswith("Good morning")
-    prompt = len(server.client.seen[0].prompt_ids)
+    prompt = len(server.runner.seen[0].prompt_ids)
     logprobs = choice.logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == prompt + 4
     assert logprobs.token_logprobs[0] is None
@@ -114,7 +120,7 @@ def test_completion_with_echo_and_logprobs(api: openai.OpenAI, server: Running) 
 def test_scoring_a_prompt_without_output(api: openai.OpenAI, server: Running) -> None:
     answer = api.completions.create(model="scripted", prompt="Good morning", echo=True, logprobs=1, max_tokens=0)
     assert answer.choices[0].text == "Good morning"
-    assert len(answer.choices[0].logprobs.tokens) == len(server.client.seen[0].prompt_ids)
+    assert len(answer.choices[0].logprobs.tokens) == len(server.runner.seen[0].prompt_ids)
     assert answer.usage.completion_tokens == 0
 
 
@@ -123,7 +129,7 @@ def test_prompts_times_n_are_numbered_as_openai_numbers_them(api: openai.OpenAI,
     answer = api.completions.create(model="scripted", prompt=prompts, n=2, echo=True, max_tokens=3)
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert [choice.text.startswith(prompts[i // 2]) for i, choice in enumerate(answer.choices)] == [True] * 6
-    assert answer.usage.prompt_tokens == sum(len(request.prompt_ids) for request in server.client.seen)
+    assert answer.usage.prompt_tokens == sum(len(request.prompt_ids) for request in server.runner.seen)
     assert answer.usage.completion_tokens == 18
     chunks = list(api.completions.create(model="scripted", prompt=prompts, n=2, echo=True, max_tokens=3, stream=True))
     texts = ["".join(c.text for chunk in chunks for c in chunk.choices if c.index == i) for i in range(6)]
@@ -133,17 +139,17 @@ def test_prompts_times_n_are_numbered_as_openai_numbers_them(api: openai.OpenAI,
 def test_token_ids_in_and_out(api: openai.OpenAI, server: Running) -> None:
     ids = [5, 6, 7]
     answer = api.completions.create(model="scripted", prompt=ids, max_tokens=3, extra_body={"return_token_ids": True})
-    assert server.client.seen[0].prompt_ids == tuple(ids)
+    assert server.runner.seen[0].prompt_ids == tuple(ids)
     assert answer.choices[0].prompt_token_ids == ids
-    assert answer.choices[0].token_ids == list(server.client.script[:3])
+    assert answer.choices[0].token_ids == list(server.runner.script[:3])
 
 
 def test_prompt_logprobs(api: openai.OpenAI, server: Running) -> None:
     answer = api.chat.completions.create(model="scripted", messages=HELLO, extra_body={"prompt_logprobs": 1})
     found = answer.prompt_logprobs
-    assert len(found) == len(server.client.seen[0].prompt_ids)
+    assert len(found) == len(server.runner.seen[0].prompt_ids)
     assert found[0] is None
-    assert found[1][str(server.client.seen[0].prompt_ids[1])]["rank"] == 1
+    assert found[1][str(server.runner.seen[0].prompt_ids[1])]["rank"] == 1
 
 
 def test_models(api: openai.OpenAI) -> None:
@@ -166,22 +172,30 @@ def test_a_prompt_longer_than_the_context_is_400_with_both_counts(api: openai.Op
 
 
 def test_one_refused_prompt_refuses_the_call_and_runs_none(api: openai.OpenAI, server: Running) -> None:
-    server.client.delay = 1.0
+    server.runner.delay, before = 0.2, server.stats()
     with pytest.raises(openai.BadRequestError):
         api.completions.create(model="scripted", prompt=[[5], [6], [7] * 3000])
     server.until_idle()
+    assert server.stats().finished == before.finished
 
 
-def test_overload_is_503_with_retry_after(api: openai.OpenAI, server: Running) -> None:
-    server.client.full = True
-    with pytest.raises(openai.InternalServerError, match="queue is full") as caught:
-        api.chat.completions.create(model="scripted", messages=HELLO)
+def test_overload_is_503_with_retry_after(api: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_QUEUED_REQUESTS", 2)
+    server.runner.first_delay = 0.3
+    with ThreadPoolExecutor() as pool:
+        queued = [pool.submit(api.completions.create, model="scripted", prompt=text) for text in ("One", "Two")]
+        until(lambda: server.client._streams.queued_requests == 2)
+        with pytest.raises(openai.InternalServerError, match="2 requests wait already") as caught:
+            api.chat.completions.create(model="scripted", messages=HELLO)
+        assert [answer.result().choices[0].finish_reason for answer in queued] == ["stop", "stop"]
     assert caught.value.status_code == 503
-    assert caught.value.response.headers["retry-after"] == "3"
+    assert caught.value.code == "overloaded"
+    assert caught.value.response.headers["retry-after"] == "1"
+    assert api.chat.completions.create(model="scripted", messages=HELLO).choices[0].message.content == ANSWER
 
 
 def test_an_engine_that_dies_is_an_error_and_no_silent_end(api: openai.OpenAI, server: Running) -> None:
-    server.client.die_after = 3
+    server.runner.die_after = 2
     with pytest.raises(openai.InternalServerError, match="engine stopped"):
         api.chat.completions.create(model="scripted", messages=HELLO)
     stream = api.chat.completions.create(model="scripted", messages=HELLO, stream=True)
@@ -203,8 +217,8 @@ def test_the_servers_request_id_comes_back(api: openai.OpenAI) -> None:
 
 
 async def test_many_streams_at_once_with_leavers(text: TextPipeline) -> None:
-    client = ScriptedClient(script_of(text), text.vocab_size, delay=0.002)
-    with running(client, text) as server:
+    with running(text) as server:
+        server.runner.delay = 0.002
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
 
             async def one(number: int) -> str | None:
@@ -219,6 +233,6 @@ async def test_many_streams_at_once_with_leavers(text: TextPipeline) -> None:
 
             answers = await asyncio.gather(*map(one, range(48)))
         assert answers == [None if number % 3 == 0 else ANSWER for number in range(48)]
-        assert len(client.seen) == 48
+        assert len(server.runner.seen) == 48
         until(lambda: server.lifecycle.in_flight == 0)
         server.until_idle()
