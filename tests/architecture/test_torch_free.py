@@ -14,7 +14,8 @@ HEAVY = ("torch", "triton", "transformers", "numba", "scipy", "pandas", "matplot
 ENGINE_WORKER = ("penstock.engine.build", "penstock.engine.child")
 FREE = (
     "penstock.config", "penstock.core", "penstock.text", "penstock.server", "penstock.engine", "penstock.library",
-    "penstock.llm", "penstock.weights.readers", "penstock.weights.checkpoint", "penstock.weights.open", "penstock.quant.tensor",
+    "penstock.llm", "penstock.weights.readers", "penstock.weights.checkpoint", "penstock.weights.open",
+    "penstock.quant.tensor",
 )  # fmt: skip
 # Their files may not even name torch, not in a function either.
 NEVER_NAMED = tuple(name for name in FREE if name != "penstock.engine")
