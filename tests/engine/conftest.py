@@ -7,13 +7,22 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.engine.thread_client import ThreadClient
-from tests.engine.support import null_engine
+from tests.engine.support import Slow, null_engine
 
 
 @pytest.fixture
 async def null_client() -> AsyncIterator[ThreadClient]:
     """A started ThreadClient over the null engine."""
     client = ThreadClient(null_engine)
+    await client.start()
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def slow_client() -> AsyncIterator[ThreadClient]:
+    """As null_client, but slow enough that a long answer is never complete before the test has acted on it."""
+    client = ThreadClient(lambda: null_engine(wrap=lambda runner: Slow(runner, 0.002)))
     await client.start()
     yield client
     await client.close()

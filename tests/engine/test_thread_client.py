@@ -54,31 +54,31 @@ async def test_refusal_carries_kind_param_and_code(null_client: ThreadClient) ->
     assert len(null_client._streams) == 0
 
 
-async def test_cancel_ends_branches_and_frees_blocks(null_client: ThreadClient) -> None:
+async def test_cancel_ends_branches_and_frees_blocks(slow_client: ThreadClient) -> None:
     running = request(n=3, max_tokens=1000)
-    stream = null_client.submit(running)
+    stream = slow_client.submit(running)
     assert (await anext(stream)).tokens == ()
-    null_client.cancel(running.request_id)
+    slow_client.cancel(running.request_id)
     outputs = await read(stream)
     assert [output.finish_reason for output in outputs if output.finish_reason] == [FinishReason.CANCELLED] * 3
-    assert (await null_client.stats()).blocks_used == 0
-    null_client.cancel("nobody")
+    assert (await slow_client.stats()).blocks_used == 0
+    slow_client.cancel("nobody")
 
 
-async def test_aclose_cancels(null_client: ThreadClient) -> None:
-    stream = null_client.submit(request(max_tokens=2000))
+async def test_aclose_cancels(slow_client: ThreadClient) -> None:
+    stream = slow_client.submit(request(max_tokens=2000))
     await anext(stream)
     await stream.aclose()
     await stream.aclose()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
-    await _until_empty(null_client)
-    stats = await null_client.stats()
+    await _until_empty(slow_client)
+    stats = await slow_client.stats()
     assert (stats.running, stats.blocks_used, stats.cancelled) == (0, 0, 1)
 
 
-async def test_aclose_wakes_a_waiting_reader(null_client: ThreadClient) -> None:
-    stream = null_client.submit(request(max_tokens=2000))
+async def test_aclose_wakes_a_waiting_reader(slow_client: ThreadClient) -> None:
+    stream = slow_client.submit(request(max_tokens=2000))
     reader = asyncio.create_task(read(stream))
     await asyncio.sleep(0.01)
     await stream.aclose()
@@ -99,14 +99,14 @@ async def test_cancelled_reader_loses_nothing(null_client: ThreadClient) -> None
     assert len(tokens_of(outputs)) == 1500
 
 
-async def test_id_in_use_is_refused(null_client: ThreadClient) -> None:
-    stream = null_client.submit(request(request_id="twin", max_tokens=1000))
+async def test_id_in_use_is_refused(slow_client: ThreadClient) -> None:
+    stream = slow_client.submit(request(request_id="twin", max_tokens=1000))
     with pytest.raises(RequestError, match="twin") as refused:
-        null_client.submit(request(request_id="twin"))
+        slow_client.submit(request(request_id="twin"))
     assert refused.value.param == "request_id"
     await stream.aclose()
-    await _until_empty(null_client)
-    assert len(tokens_of(await read(null_client.submit(request(request_id="twin"))))) == 8
+    await _until_empty(slow_client)
+    assert len(tokens_of(await read(slow_client.submit(request(request_id="twin"))))) == 8
 
 
 async def test_queue_limits(null_client: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ async def test_unread_outputs_are_compacted_without_loss(
     assert next(output.cached_tokens for output in outputs if output.branch == 0) is not None
 
 
-async def test_reader_that_stalls_is_cancelled(null_client: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_that_stalls_is_cancelled(slow_client: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STREAM_STALL_TIMEOUT_S", 0.0)
-    stream = null_client.submit(request(max_tokens=2000))
+    stream = slow_client.submit(request(max_tokens=2000))
     while stream.open:
         await asyncio.sleep(0.01)
     outputs = await read(stream)
@@ -273,7 +273,7 @@ async def test_close_while_starting() -> None:
 
 
 async def test_close_ends_streams_and_thread() -> None:
-    client = ThreadClient(null_engine)
+    client = ThreadClient(lambda: null_engine(wrap=lambda runner: Slow(runner, 0.002)))
     await client.start()
     stream = client.submit(request(max_tokens=2000))
     await anext(stream)

@@ -100,7 +100,7 @@ def test_names_dashboards_read(server: Running, name: str) -> None:
 def test_engine_figures(text: TextPipeline) -> None:
     prompts = [[5] * 90, [6] * 70, [7] * 70]  # 6 + 5 + 5 blocks, with room for what is generated meanwhile
     with running(text, num_blocks=65) as server:
-        server.runner.delay = 0.1
+        server.runner.delay = 0.2
         ask = {"prompt": prompts, "stream": True, "max_tokens": 500, "ignore_eos": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=ask):
             until(lambda: server.stats().running == 3)

@@ -181,7 +181,7 @@ def test_one_refused_prompt_refuses_the_call_and_runs_none(api: openai.OpenAI, s
 
 def test_overload_is_503_with_retry_after(api: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_QUEUED_REQUESTS", 2)
-    server.runner.first_delay = 0.3
+    server.runner.first_delay = 0.6
     with ThreadPoolExecutor() as pool:
         queued = [pool.submit(api.completions.create, model="scripted", prompt=text) for text in ("One", "Two")]
         until(lambda: server.client._streams.queued_requests == 2)
