@@ -18,7 +18,6 @@ import zmq
 from penstock.config.errors import (
     CheckpointError,
     ConfigError,
-    ContextLengthError,
     EngineDeadError,
     PenstockError,
     RequestError,
@@ -29,6 +28,7 @@ from penstock.engine import client as client_module
 from penstock.engine import messages
 from penstock.engine.api import EngineState
 from penstock.engine.client import ProcessClient
+from tests.engine.checks import check_refusal, check_residue, until_empty
 from tests.engine.support import null_process, read, request, tokens_of
 
 
@@ -90,11 +90,7 @@ async def test_round_trip_and_close(folder: Path) -> None:
 
 
 async def test_refusal_carries_kind_param_and_code(client: ProcessClient) -> None:
-    with pytest.raises(ContextLengthError) as refused:
-        await anext(client.submit(request(prompt=100, max_tokens=2000)))
-    assert refused.value.param == "max_tokens"
-    assert refused.value.code == "context_length_exceeded"
-    assert len(client._streams) == 0
+    await check_refusal(client)
 
 
 async def test_what_cannot_be_encoded_is_refused(client: ProcessClient) -> None:
@@ -199,7 +195,7 @@ async def test_cancel_frees(client: ProcessClient) -> None:
     dropped = client.submit(request(max_tokens=1500))
     await anext(dropped)
     await dropped.aclose()
-    await until(lambda: not len(client._streams))
+    await until_empty(client)
     stats = await client.stats()
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
 
@@ -236,19 +232,7 @@ async def test_oversized_frames_are_dropped(client: ProcessClient, monkeypatch: 
 
 
 async def test_a_thousand_requests_leave_no_residue(client: ProcessClient) -> None:
-    async def one(number: int) -> None:
-        stream = client.submit(request(max_tokens=3))
-        if number % 3 == 0:
-            await anext(stream)
-            await stream.aclose()
-        else:
-            assert len(tokens_of(await read(stream))) == 3
-
-    await asyncio.gather(*map(one, range(1000)))
-    await until(lambda: not len(client._streams))
-    assert (client._streams.queued_requests, client._streams.queued_tokens) == (0, 0)
-    stats = await client.stats()
-    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+    await check_residue(client)
 
 
 async def test_idle_costs_nothing(client: ProcessClient) -> None:

@@ -12,12 +12,20 @@ from typing import Any
 import pytest
 
 from penstock.config import limits
-from penstock.config.errors import ConfigError, ContextLengthError, EngineDeadError, OverloadedError, RequestError
+from penstock.config.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
 from penstock.core.protocol import RowResult, Runner, StepResult
 from penstock.core.request import FinishReason
 from penstock.engine.api import EngineState
 from penstock.engine.thread_client import ThreadClient
-from tests.engine.support import Slow, Wrapped, null_engine, read, request, tokens_of
+from tests.engine.checks import check_refusal, check_residue, until_empty
+from tests.engine.support import (
+    Slow,
+    Wrapped,
+    null_engine,
+    read,
+    request,
+    tokens_of,
+)
 
 
 async def test_round_trip(null_client: ThreadClient) -> None:
@@ -47,11 +55,7 @@ async def test_branches_end_one_by_one(null_client: ThreadClient) -> None:
 
 
 async def test_refusal_carries_kind_param_and_code(null_client: ThreadClient) -> None:
-    with pytest.raises(ContextLengthError) as refused:
-        await anext(null_client.submit(request(prompt=100, max_tokens=2000)))
-    assert refused.value.param == "max_tokens"
-    assert refused.value.code == "context_length_exceeded"
-    assert len(null_client._streams) == 0
+    await check_refusal(null_client)
 
 
 async def test_cancel_ends_branches_and_frees_blocks(slow_client: ThreadClient) -> None:
@@ -72,7 +76,7 @@ async def test_aclose_cancels(slow_client: ThreadClient) -> None:
     await stream.aclose()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
-    await _until_empty(slow_client)
+    await until_empty(slow_client)
     stats = await slow_client.stats()
     assert (stats.running, stats.blocks_used, stats.cancelled) == (0, 0, 1)
 
@@ -105,7 +109,7 @@ async def test_id_in_use_is_refused(slow_client: ThreadClient) -> None:
         slow_client.submit(request(request_id="twin"))
     assert refused.value.param == "request_id"
     await stream.aclose()
-    await _until_empty(slow_client)
+    await until_empty(slow_client)
     assert len(tokens_of(await read(slow_client.submit(request(request_id="twin"))))) == 8
 
 
@@ -153,20 +157,7 @@ async def test_reader_that_stalls_is_cancelled(slow_client: ThreadClient, monkey
 
 
 async def test_a_thousand_requests_leave_no_residue(null_client: ThreadClient) -> None:
-    async def one(number: int) -> None:
-        stream = null_client.submit(request(max_tokens=4, n=1 + number % 2))
-        if number % 3 == 0:
-            await anext(stream)
-            await stream.aclose()
-        else:
-            assert len(tokens_of(await read(stream))) == 4
-
-    await asyncio.gather(*map(one, range(1000)))
-    await _until_empty(null_client)
-    table = null_client._streams
-    assert (len(table), table.queued_requests, table.queued_tokens) == (0, 0, 0)
-    stats = await null_client.stats()
-    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+    await check_residue(null_client)
 
 
 async def test_idle_costs_nothing(null_client: ThreadClient) -> None:
@@ -293,9 +284,3 @@ def test_needs_no_server_dependency() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-async def _until_empty(client: ThreadClient) -> None:
-    async with asyncio.timeout(10):
-        while len(client._streams):
-            await asyncio.sleep(0.01)
