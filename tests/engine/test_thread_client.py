@@ -18,14 +18,7 @@ from penstock.core.request import FinishReason
 from penstock.engine.api import EngineState
 from penstock.engine.thread_client import ThreadClient
 from tests.engine.checks import check_refusal, check_residue, until_empty
-from tests.engine.support import (
-    Slow,
-    Wrapped,
-    null_engine,
-    read,
-    request,
-    tokens_of,
-)
+from tests.engine.support import Slow, Wrapped, null_engine, read, request, tokens_of
 
 
 async def test_round_trip(null_client: ThreadClient) -> None:
