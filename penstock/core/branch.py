@@ -47,7 +47,7 @@ class Branch:
         order: arrival number of the request; smaller is older.
         namespace: of the prefix tree.
         tokens: prompt and generated tokens known here.
-        in_flight: sampled tokens of outstanding steps, not yet known here (0 or 1).
+        in_flight: sampled tokens of outstanding steps, not yet known here.
         computed: tokens whose cache entries exist once all submitted steps have run.
         committed: tokens whose cache entries certainly exist.
         last_step: number of the last submitted step that touches its blocks.
@@ -58,6 +58,7 @@ class Branch:
         cached_tokens: prompt tokens found in the cache at first admission; None before it.
         queue_seconds: from arrival to first admission; None before it.
         reported: whether its first output, which carries cached_tokens, was sent.
+        scored: prompt positions whose log-probabilities were reported.
         awaits: the branch that is computing its prefix, and how many committed tokens it waits for.
     """
 
@@ -79,6 +80,7 @@ class Branch:
     cached_tokens: int | None = None
     queue_seconds: float | None = None
     reported: bool = False
+    scored: int = 0
     awaits: tuple[Branch, int] | None = None
 
     @property

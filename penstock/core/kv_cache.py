@@ -17,7 +17,7 @@ class KVCache:
     """Gives branches blocks, shares what is already computed, and takes blocks back no earlier than is safe.
 
     A block is released only after the last step that touches it has committed: releases of a branch with a step in
-    flight wait in `_deferred`, keyed by that step.
+    flight wait in `_deferred`, keyed by that step. `releases` grows whenever blocks may have become available.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int) -> None:
@@ -30,8 +30,16 @@ class KVCache:
         self.tree = RadixTree(self.pools, self.windows, block_size)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
         self.committed_step = -1
+        self.releases = 0
 
     # -- arithmetic ---------------------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the whole cache holds; sliding groups bound it only where there is nothing else."""
+        pools = zip(self.pools, self.windows, strict=True)
+        kept = [pool.num_blocks - 1 for pool, window in pools if window is None]
+        return min(kept or [pool.num_blocks - 1 for pool in self.pools]) * self.block_size
 
     def available(self, group: int) -> int:
         """Blocks that can be had now, by eviction if need be."""
@@ -62,12 +70,13 @@ class KVCache:
         if window is not None:
             shared = shared[max(0, match.tokens - window + 1) // self.block_size :]
         in_use = sum(self.pools[group].refs[node.blocks[group]] > 1 for node in shared)
-        return max(0, self.peak_blocks(group, tokens, chunk) - in_use)
+        return max(0, self.peak_blocks(group, tokens, min(chunk, max(1, tokens - match.tokens))) - in_use)
 
     def growth(self, branch: Branch, chunk: int) -> tuple[int, ...]:
         """Per group, blocks a running branch still needs for the tokens it knows."""
         hold = branch.hold
         assert hold is not None
+        chunk = min(chunk, max(1, branch.known - branch.computed))
         return tuple(
             max(0, self.peak_blocks(g, branch.known, chunk) - (len(table) - hold.live_from[g]))
             for g, table in enumerate(hold.tables)
@@ -102,8 +111,6 @@ class KVCache:
                 self.tree.retain(g, block)
             tables.append(table)
             live_from.append(first)
-        for node in match.nodes:
-            node.uses += 1
         hold = branch.hold = CacheHold(tables, live_from, cursor)
         for g, block in enumerate(match.tail.blocks if match.tail else ()):
             if block != NULL_BLOCK:
@@ -127,7 +134,6 @@ class KVCache:
         ]
         self._deferred.setdefault(step, []).extend(hold.pins)
         hold.pins = []
-        match.tail.uses += 1
         branch.computed = branch.committed = match.tokens
         return ops
 
@@ -181,7 +187,7 @@ class KVCache:
         node, taken = self.tree.fill(hold.cursor, key, [table[index] for table in hold.tables])
         if not taken:  # somebody computed the same block: hold theirs too, so that the path stays pinned
             for g, block in enumerate(node.blocks):
-                if block != NULL_BLOCK:
+                if block != NULL_BLOCK and self.windows[g] is None:  # sliding blocks may go one by one
                     self.tree.retain(g, block)
                     hold.pins.append((g, block))
         self.tree.move(hold.cursor, node)
@@ -210,6 +216,7 @@ class KVCache:
         for index in range(hold.live_from[group], min(first, len(table))):
             self.tree.release(group, table[index])
             table[index] = NULL_BLOCK
+            self.releases += 1
         hold.live_from[group] = max(hold.live_from[group], min(first, len(table)))
 
     def release(self, branch: Branch, *, keep: bool) -> None:
@@ -222,7 +229,7 @@ class KVCache:
         held = [(g, block) for g, table in enumerate(hold.tables) for block in table if block != NULL_BLOCK]
         held += hold.pins
         self.tree.move(hold.cursor, None)
-        branch.hold = None
+        branch.hold, branch.computed, branch.committed = None, 0, 0
         if branch.last_step > self.committed_step:
             self._deferred.setdefault(branch.last_step, []).extend(held)
         else:
@@ -234,7 +241,8 @@ class KVCache:
         self._release_all(self._deferred.pop(step, []))
 
     def _release_all(self, held: list[tuple[int, int]]) -> None:
-        for g, block in reversed(held):  # deepest first, so that leaves are offered for eviction before their parents
+        self.releases += bool(held)
+        for g, block in held:
             self.tree.release(g, block)
 
     def check_integrity(self, branches: Sequence[Branch]) -> None:

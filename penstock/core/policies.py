@@ -16,9 +16,9 @@ def recompute_cost(branch: Branch, cache: KVCache) -> int:
     """Tokens that would have to be computed again if the branch lost the blocks that are its alone."""
     if branch.hold is None:
         return 0
-    pool = cache.pools[0]
-    tree = cache.tree.held(0)
-    own = sum(pool.refs[block] <= 1 + (block in tree) for block in branch.hold.tables[0] if block)
+    group = next((g for g, window in enumerate(cache.windows) if window is None), 0)
+    refs = cache.pools[group].refs
+    own = sum(refs[block] <= 1 + cache.tree.holds(group, block) for block in branch.hold.tables[group] if block)
     return min(branch.computed, own * cache.block_size)
 
 

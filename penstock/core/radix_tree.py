@@ -21,6 +21,7 @@ from penstock.core.protocol import NULL_BLOCK
 Key = tuple[int, ...]
 
 _ATTENTION_COST_TOKENS = 4096  # depth at which attention costs about as much as the rest of a token
+_MOST_USES = 16  # more do not count, so that what was popular once goes in the end
 _GHOSTS = 65_536  # evicted prefixes remembered to explain misses
 
 
@@ -36,7 +37,7 @@ class Node:
         owner: the branch that announced it and has not yet filled it, else None.
         filled: whether its entries are computed.
         users: branches whose computed tokens end here; it stays in the tree until they move on.
-        uses: how often it was matched, plus one.
+        uses: requests that matched it, plus one.
         stamps: per group, number of its newest entry in the eviction queue.
     """
 
@@ -150,6 +151,7 @@ class RadixTree:
             found += tail_tokens
         total = (nodes[valid - 1].depth if valid else 0) + tail_tokens
         pending, owner = self._pending(node, tokens, position)
+        pending = min(pending, limit)
         reason = "" if total >= limit else self._miss_reason(node, tokens, position, found > total, pending > found)
         return Match(tuple(nodes[:valid]), tail, tail_tokens, pending, owner, reason)
 
@@ -304,11 +306,12 @@ class RadixTree:
         """Queues a node for eviction from a group, if it may be evicted now."""
         if not self._evictable(group, node):
             return
+        uses = min(node.uses, _MOST_USES)
         cost = len(node.key) / self._block_size * (1.0 + node.depth / _ATTENTION_COST_TOKENS)
         self._stamp += 1
         node.stamps[group] = self._stamp
         heap = self._heaps[group]
-        heapq.heappush(heap, (self._clock[group] + node.uses * cost, self._stamp, node))
+        heapq.heappush(heap, (self._clock[group] + uses * cost, self._stamp, node))
         if len(heap) > 4 * self._pools[group].num_blocks + 64:  # forget entries that were superseded
             heap[:] = [e for e in heap if e[1] == e[2].stamps[group] and self._evictable(group, e[2])]
             heapq.heapify(heap)
@@ -385,14 +388,15 @@ class RadixTree:
             node = parent
 
     def drop_namespace(self, namespace: Hashable) -> None:
-        """Forgets a namespace; blocks still used by branches live on with them."""
+        """Forgets a namespace that no branch uses any more."""
         for node in reversed(list(self._walk(self._roots.get(namespace)))):
             self._remove(node)
 
     def clear(self) -> None:
-        """Forgets every prefix."""
-        for namespace in list(self._roots):
-            self.drop_namespace(namespace)
+        """Forgets every prefix that no branch uses."""
+        for g in range(len(self._pools)):
+            while self.evict(g):
+                pass
 
     def check_integrity(self) -> None:
         """Raises AssertionError if counts, links or orders disagree."""
@@ -413,6 +417,10 @@ class RadixTree:
         for g, pool in enumerate(self._pools):
             assert held[g] == self._holder[g], f"group {g}: the block index disagrees with the tree"
             assert self.idle[g] == sum(pool.refs[block] == 1 for block in held[g]), f"group {g}: idle count"
+
+    def holds(self, group: int, block: int) -> bool:
+        """Whether the tree refers to a block of a group."""
+        return block in self._holder[group]
 
     def held(self, group: int) -> frozenset[int]:
         """Blocks of a group the tree refers to."""

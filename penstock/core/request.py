@@ -107,13 +107,14 @@ class EngineStats:
 
     Attributes:
         running, waiting: branches in the batch, branches queued.
-        waiting_tokens: prompt tokens queued.
+        waiting_tokens: tokens of queued branches.
         blocks_used, blocks_cached, blocks_total: over all groups: referenced by branches, only by the prefix
             tree, and all that exist.
         slots_used, slots_allocated: token slots written and allocated by running branches (group 0).
         steps, prompt_tokens, cached_tokens, generated_tokens, preemptions, finished, cancelled, failed: counters.
         prefix_queries: prompt tokens looked up in the prefix tree; prefix_hits: of those, found.
         miss_reasons: (reason, count) of lookups that found less than the whole prompt.
+        held_back: (gate, count) of steps in which a gate kept a branch in the queue.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
     """
 
@@ -136,6 +137,7 @@ class EngineStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     miss_reasons: tuple[tuple[str, int], ...] = ()
+    held_back: tuple[tuple[str, int], ...] = ()
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
     build_seconds: float = 0.0

@@ -14,14 +14,12 @@ class Roster:
     Attributes:
         running, waiting: branches, in policy order.
         free_rows: rows that can be taken.
-        departures: how often rows or blocks may have become free; tells whether trying again can help.
     """
 
     def __init__(self, rows: int, policy: Policy) -> None:
         self.running: list[Branch] = []
         self.waiting: list[Branch] = []
         self.free_rows = list(range(rows - 1, -1, -1))
-        self.departures = 0
         self._num_rows = rows
         self._key = policy.key
         self._leaving: dict[int, list[int]] = {}  # rows, by the step after which they may be used again
@@ -52,13 +50,11 @@ class Roster:
         if branch.introduced:
             self._released.append(branch.row)
         branch.row, branch.introduced = -1, False
-        self.departures += 1
 
     def step_over(self, step: int) -> None:
         """Rows that waited for this step are free now."""
         if step in self._leaving:
             self.free_rows += self._leaving.pop(step)
-            self.departures += 1
 
     def later(self, branch: Branch) -> list[Branch]:
         """Running branches behind a running one in order."""

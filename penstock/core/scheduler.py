@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from penstock.config.errors import ContextLengthError, RequestError
@@ -30,7 +30,7 @@ class _Draft:
     step: int
     budget: int
     spans: dict[Branch, RowSpan] = field(default_factory=dict)
-    cache_ops: dict[Branch, list[CacheOp]] = field(default_factory=dict)
+    cache_ops: list[CacheOp] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -40,6 +40,7 @@ class _Sent:
 
     branch: Branch
     row: int
+    start: int
     end: int
     sample: bool
 
@@ -100,7 +101,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._outputs)
+        return bool(self._requests or self._outputs or self._outstanding)
 
     @property
     def num_requests(self) -> int:
@@ -145,10 +146,9 @@ class Scheduler:
                 param="max_tokens",
             )
         if not self.cache.can_hold(prompt + most - 1, self._chunk):
-            capacity = (min(pool.num_blocks for pool in self.cache.pools) - 1) * self.options.block_size
             raise RequestError(
-                f"the prompt has {prompt} tokens and {most} more are asked for, but the KV cache holds {capacity} "
-                "tokens in all. Lower max_tokens, or start with a larger --kv-cache-memory.",
+                f"the prompt has {prompt} tokens and {most} more are asked for, but the KV cache holds "
+                f"{self.cache.capacity} tokens in all. Lower max_tokens, or start with a larger --kv-cache-memory.",
                 param="max_tokens",
                 code="kv_cache_too_small",
             )
@@ -223,7 +223,7 @@ class Scheduler:
 
     def _admit(self, draft: _Draft) -> None:
         """Admits waiting branches in order as long as rows, tokens and gates allow."""
-        if not self.waiting or not self._roster.free_rows or draft.budget <= 0 or self._nothing_left():
+        if not self.waiting or not self._roster.free_rows or draft.budget <= 0:
             return
         reserved = [0] * len(self.cache.pools)
         for branch in self.running:
@@ -234,6 +234,8 @@ class Scheduler:
             if branch.last_step > self.cache.committed_step or self._still_waits(branch):
                 index += 1
                 continue
+            if self._blocked == (branch, self.cache.releases) and self.running:
+                break  # it lacks memory and nothing was released since: no need to match it again
             match = self._match(branch)
             gate = self._held_by(branch, match, reserved)
             if gate is not None:
@@ -241,7 +243,7 @@ class Scheduler:
                 branch.awaits = (match.owner, match.pending) if match.pending > match.tokens else None
                 if not gate.passable:
                     if isinstance(gate, MemoryGate):
-                        self._blocked = (branch, self._roster.departures)
+                        self._blocked = (branch, self.cache.releases)
                     break
                 index += 1
                 continue
@@ -249,10 +251,6 @@ class Scheduler:
                 break
             self._reserve(branch, reserved)
             self.waiting.pop(index)
-
-    def _nothing_left(self) -> bool:
-        """Whether the first in the queue lacks memory and nobody has left since (saves matching it in every step)."""
-        return self._blocked == (self.waiting[0], self._roster.departures) and bool(self.running)
 
     def _reserve(self, branch: Branch, reserved: list[int]) -> None:
         """Adds what a running branch will still need, one block of growth included."""
@@ -283,7 +281,10 @@ class Scheduler:
 
     def _match(self, branch: Branch) -> Match:
         whole = branch.request.sampling.prompt_logprobs is not None and branch.index == 0
-        return self.cache.match(branch, 0 if whole else len(branch.tokens) - 1)
+        limit = len(branch.tokens) - 1
+        if whole and branch.scored < branch.num_prompt - 1:
+            limit = branch.scored
+        return self.cache.match(branch, limit)
 
     def _start(self, branch: Branch, match: Match, draft: _Draft) -> bool:
         """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
@@ -299,7 +300,7 @@ class Scheduler:
         if added is None:
             self.cache.release(branch, keep=False)
             return False
-        draft.cache_ops[branch] = self.cache.copy_tail(branch, match, draft.step)
+        draft.cache_ops += self.cache.copy_tail(branch, match, draft.step)
         self.cache.announce(branch)
         self._roster.seat(branch)
         self._count_admission(branch, match)
@@ -314,6 +315,8 @@ class Scheduler:
         self.counters.cached_tokens += match.tokens
         self.counters.prompt_tokens += branch.num_prompt
         if branch.index == 0:
+            for node in (*match.nodes, *((match.tail,) if match.tail else ())):
+                node.uses += 1
             self.counters.prefix_queries += branch.num_prompt - 1
             self.counters.prefix_hits += match.tokens
             if match.reason:
@@ -324,7 +327,6 @@ class Scheduler:
         span = draft.spans.pop(branch, None)
         if span is not None:
             draft.budget += len(span.tokens)
-        draft.cache_ops.pop(branch, None)
         draft.preempted = True
         self._send_back(branch)
 
@@ -332,7 +334,6 @@ class Scheduler:
         branch.preemptions += 1
         self.counters.preemptions += 1
         self._leave_batch(branch, keep=True)
-        branch.computed = branch.committed = 0
         self._roster.enqueue(branch)
 
     def _leave_batch(self, branch: Branch, *, keep: bool) -> None:
@@ -343,21 +344,19 @@ class Scheduler:
         """Turns the draft into a plan and marks it outstanding."""
         new_rows: list[NewRow] = []
         spans: list[RowSpan] = []
-        cache_ops: list[CacheOp] = []
         sent: list[_Sent] = []
         for branch, span in draft.spans.items():
             if not branch.introduced:
                 branch.introduced = True
                 new_rows.append(self._new_row(branch, span))
                 span = RowSpan(span.row, span.start, span.tokens, span.prompt_tokens, 0, span.sample, ())
-            cache_ops += draft.cache_ops.get(branch, ())
             spans.append(span)
             branch.last_step = draft.step
             branch.in_flight += span.sample
-            sent.append(_Sent(branch, span.row, span.start + len(span.tokens), span.sample))
+            sent.append(_Sent(branch, span.row, span.start, span.start + len(span.tokens), span.sample))
         self._outstanding[draft.step] = sent
         self._next_step += 1
-        return StepPlan(draft.step, self._roster.take_released(), tuple(new_rows), tuple(cache_ops), tuple(spans))
+        return StepPlan(draft.step, self._roster.take_released(), tuple(new_rows), tuple(draft.cache_ops), tuple(spans))
 
     def _new_row(self, branch: Branch, span: RowSpan) -> NewRow:
         hold, request = branch.hold, branch.request
@@ -390,11 +389,15 @@ class Scheduler:
             if branch.state is BranchState.FINISHED:
                 continue
             branch.in_flight -= entry.sample
-            if branch.hold is not None:
-                self.cache.commit(branch, entry.end)
             row = rows.get(entry.row) or RowResult(entry.row)
             if entry.sample and not row.tokens and row.error is None:
                 row = RowResult(entry.row, error="the runner returned no token for this request.")
+            if branch.hold is not None and row.error is None:
+                self.cache.commit(branch, entry.end)
+            if row.prompt_logprobs:
+                fresh = row.prompt_logprobs[max(0, branch.scored - entry.start) :]
+                branch.scored += len(fresh)
+                row = replace(row, prompt_logprobs=fresh)
             self._accept(branch, row)
 
     def fail_outstanding(self, error: str) -> None:

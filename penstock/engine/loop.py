@@ -116,6 +116,7 @@ class Engine:
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
             miss_reasons=tuple(counters.miss_reasons.items()),
+            held_back=tuple(counters.held_back.items()),
             plan_seconds=self._seconds["plan"],
             commit_seconds=self._seconds["commit"],
             build_seconds=self._seconds["build"],

@@ -131,7 +131,7 @@ class StreamTable:
                 param="request_id",
                 code="duplicate_request_id",
             )
-        tokens = len(request.prompt_ids)
+        tokens = len(request.prompt_ids) * request.sampling.n
         if self.queued_requests >= limits.MAX_QUEUED_REQUESTS:
             raise OverloadedError(f"{self.queued_requests} requests wait already, the most allowed; retry later.")
         if self.queued_tokens + tokens > limits.MAX_QUEUED_TOKENS:
@@ -183,7 +183,7 @@ class StreamTable:
         if stream.queued:
             stream.queued = False
             self.queued_requests -= 1
-            self.queued_tokens -= len(stream.request.prompt_ids)
+            self.queued_tokens -= len(stream.request.prompt_ids) * stream.request.sampling.n
 
     def _forget(self, stream: OutputStream) -> None:
         self._dequeue(stream)

@@ -161,10 +161,14 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("engine_branches_failed", "Branches that failed.", stats.failed),
     ):
         yield CounterMetricFamily(f"penstock_{name}", about, value=value)
-    misses = CounterMetricFamily("penstock_prefix_cache_misses", "Lookups short of a whole prompt.", labels=["reason"])
-    for reason, count in stats.miss_reasons:
-        misses.add_metric([reason], count)
-    yield misses
+    for name, about, counts in (
+        ("prefix_cache_misses", "Lookups short of a whole prompt.", stats.miss_reasons),
+        ("admissions_held_back", "Steps in which a gate kept a branch in the queue.", stats.held_back),
+    ):
+        family = CounterMetricFamily(f"penstock_{name}", about, labels=["reason"])
+        for reason, count in counts:
+            family.add_metric([reason], count)
+        yield family
     parts = CounterMetricFamily("penstock_engine_seconds", "Time in the parts of all steps.", labels=["part"])
     for part in ("plan", "build", "forward", "sample", "commit"):
         parts.add_metric([part], getattr(stats, f"{part}_seconds"))

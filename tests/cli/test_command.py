@@ -42,7 +42,7 @@ def test_help_imports_no_torch(arguments: list[str]) -> None:
     code = (
         "import sys; from penstock.cli.main import app\n"
         f"app({arguments!r}, standalone_mode=False)\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'penstock.engine.llm', 'matplotlib')))"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'penstock.llm', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 

@@ -130,7 +130,7 @@ def test_announced_nodes_are_seen_as_pending_until_filled_or_withdrawn() -> None
     root = tree.enter("")
     nodes = tree.announce(root, [1, 2, 3, 4, 5, 6], owner)
     match = tree.match("", [1, 2, 3, 4, 5, 6], 5)
-    assert (match.tokens, match.pending, match.owner, match.reason) == (0, 6, owner, "in_flight")
+    assert (match.tokens, match.pending, match.owner, match.reason) == (0, 5, owner, "in_flight")
     assert tree.match("", [1, 2, 3, 4, 5, 7], 5).pending == 4
     filled, taken = tree.fill(root, (1, 2, 3, 4), [block := pool.allocate()])
     tree.release(0, block)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.config.errors import ConfigError, ContextLengthError, RequestError
-from penstock.core.policies import Admission
-from penstock.core.protocol import CacheOpKind
+from penstock.core.policies import Admission, recompute_cost
+from penstock.core.protocol import CacheOpKind, StepResult
 from penstock.core.request import FinishReason
-from tests.core.harness import expected_tokens, null_engine, request, run
+from tests.core.harness import Collector, expected_tokens, null_engine, request, run
 
 PROMPT = list(range(1, 31))
 
@@ -177,7 +179,7 @@ def test_cancellation_frees_within_one_step(depth: int) -> None:
         engine.scheduler.check_integrity()
     outputs = engine.step()
     assert {o.request_id for o in outputs if o.finish_reason is FinishReason.CANCELLED} == {f"r{i}" for i in range(4)}
-    while engine.scheduler.outstanding:
+    while engine.has_work:
         engine.step()
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.blocks_used, stats.cancelled) == (0, 0, 0, 4)
@@ -231,6 +233,91 @@ def test_prompt_logprobs_compute_the_whole_prompt_even_if_cached() -> None:
     assert collector.cached("b") == 0
     scored = [entry.token for output in collector.outputs for entry in output.prompt_logprobs]
     assert scored == PROMPT[1:]
+
+
+def test_prompt_logprobs_come_once_also_after_preemption() -> None:
+    engine = null_engine(budget=7)
+    collector = Collector()
+    engine.add(request("a", PROMPT, prompt_logprobs=0, max_tokens=10))
+    for _ in range(6):
+        collector.take(engine.step())
+    assert engine.scheduler.preempt("a") == 1
+    while engine.has_work:
+        collector.take(engine.step())
+    assert [entry.token for output in collector.outputs for entry in output.prompt_logprobs] == PROMPT[1:]
+    engine = null_engine(blocks=18, rows=3)
+    asked = [request(f"r{i}", [i * 3 + 1, 2] * 8, prompt_logprobs=0, max_tokens=30) for i in range(3)]
+    collector = run(engine, *asked)
+    assert engine.stats().preemptions > 0
+    for one in asked:
+        outputs = [output for output in collector.outputs if output.request_id == one.request_id]
+        assert [entry.token for output in outputs for entry in output.prompt_logprobs] == list(one.prompt_ids[1:])
+
+
+def test_equal_cached_prompts_are_admitted_in_one_step() -> None:
+    engine = null_engine(blocks=400, rows=32, budget=512)
+    run(engine, request("warm", PROMPT))
+    for i in range(16):
+        engine.add(request(f"r{i}", PROMPT, temperature=1.0, seed=i))
+    engine.step()
+    assert engine.stats().running == 16
+    run(engine)
+
+
+def test_decoding_rows_reserve_their_window_and_not_a_whole_chunk_more() -> None:
+    engine = null_engine((32,), blocks=1 + 8 * 10 + 16, rows=8, budget=64, max_model_len=512, caching=False)
+    for i in range(8):
+        engine.add(request(f"r{i}", [(i * 31 + j * 7) % 50 for j in range(120)], max_tokens=60))
+    most = 0
+    while engine.has_work:
+        engine.step()
+        most = max(most, engine.stats().running)
+    assert most == 8
+    assert engine.stats().preemptions == 0
+
+
+def test_equal_branches_over_a_sliding_window_hold_no_more_than_their_windows() -> None:
+    engine = null_engine((6,), blocks=40, budget=16, max_model_len=1024)
+    engine.add(asked := request("a", list(range(1, 13)), n=3, max_tokens=300))
+    collector = Collector()
+    while engine.has_work:
+        collector.take(engine.step())
+        assert engine.stats().blocks_used <= 3 * engine.scheduler.cache.peak_blocks(0, 312, 16)
+        engine.scheduler.check_integrity()
+    assert engine.stats().preemptions == 0
+    assert all(collector.tokens["a", branch] == expected_tokens(asked, branch) for branch in range(3))
+
+
+def test_a_failed_row_leaves_nothing_for_others_to_reuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = null_engine()
+    original = engine.runner.sample
+
+    def failing(step: int, masks: object = None) -> StepResult:
+        result = original(step, masks)
+        return replace(result, rows=tuple(replace(row, tokens=(), error="not finite") for row in result.rows))
+
+    monkeypatch.setattr(engine.runner, "sample", failing)
+    assert run(engine, request("a", PROMPT)).finished["a", 0] is FinishReason.ERROR
+    monkeypatch.setattr(engine.runner, "sample", original)
+    assert run(engine, request("b", PROMPT)).cached("b") == 0
+
+
+def test_an_idle_engine_has_no_step_outstanding_and_no_block_in_use() -> None:
+    engine = null_engine(depth=1)
+    run(engine, request("a", PROMPT, max_tokens=40, stop_ids=tuple(range(0, 50, 5))))
+    assert engine.scheduler.outstanding == 0
+    assert engine.stats().blocks_used == 0
+
+
+def test_the_context_costs_more_than_a_window_when_a_victim_is_chosen() -> None:
+    for windows in ((None, 6), (6, None)):
+        engine = null_engine(windows, blocks=200, rows=4, budget=256, max_model_len=512)
+        engine.add(request("long", [7] * 200, max_tokens=50))
+        engine.add(request("short", [8] * 20, max_tokens=50))
+        for _ in range(4):
+            engine.step()
+        costs = {b.request.request_id: recompute_cost(b, engine.scheduler.cache) for b in engine.scheduler.running}
+        assert costs["long"] >= 200 > costs["short"] >= 20
 
 
 def test_a_step_that_fails_ends_only_the_requests_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
