@@ -86,3 +86,13 @@ def _keys(value: str) -> tuple[str, ...]:
                 "PENSTOCK_API_KEY", f"unusable in its key number {number}", "printable ASCII without spaces, by commas"
             )
     return keys
+
+
+def bound_onednn_caches(entries: int = 64) -> None:
+    """Keeps oneDNN inside torch from hoarding a compiled product for every number of rows it ever met.
+
+    By default it keeps 1,024: hundreds of MiB for a server whose steps differ in size. Compiling one anew costs little.
+    Must run before torch's first product. A value the user set stays.
+    """
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(entries))
