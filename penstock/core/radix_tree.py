@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ Key = tuple[int, ...]
 
 _ATTENTION_COST_TOKENS = 4096  # depth at which attention costs about as much as the rest of a token
 _MOST_USES = 16  # more do not count, so that what was popular once goes in the end
-_GHOSTS = 65_536  # evicted prefixes remembered to explain misses
+_MOST_GHOSTS = 65_536  # evicted prefixes remembered to explain misses
 
 
 class Node:
@@ -106,7 +106,9 @@ class RadixTree:
         self._holder: list[dict[int, Node]] = [{} for _ in pools]
         self._heaps: list[list[tuple[float, int, Node]]] = [[] for _ in pools]
         self._clock = [0.0] * len(pools)
-        self._ghosts: OrderedDict[int, None] = OrderedDict()
+        self._ghosts: set[int] = set()  # paths of evicted nodes, as many as four pools hold
+        self._ghost_ages: deque[int] = deque()
+        self._most_ghosts = min(_MOST_GHOSTS, 4 * max(pool.num_blocks for pool in pools))
         self._stamp = 0
         self.idle = [0] * len(pools)  # per group: blocks only the tree refers to, all of which eviction can free
 
@@ -341,9 +343,13 @@ class RadixTree:
         return False
 
     def _remember(self, node: Node) -> None:
-        self._ghosts[node.path] = None
-        if len(self._ghosts) > _GHOSTS:
-            self._ghosts.popitem(last=False)
+        """Notes an eviction, to tell later that a miss was one."""
+        if node.path in self._ghosts:
+            return
+        self._ghosts.add(node.path)
+        self._ghost_ages.append(node.path)
+        if len(self._ghost_ages) > self._most_ghosts:
+            self._ghosts.discard(self._ghost_ages.popleft())
 
     def _drop_block(self, group: int, node: Node) -> None:
         """Ends the tree's reference to one block of a node."""
