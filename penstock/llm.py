@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.options import EngineOptions
 from penstock.core.protocol import TokenLogprobs
@@ -441,6 +442,7 @@ def _check_names(what: str, given: Mapping[str, Any], known: type) -> None:
 
 
 def _build(options: EngineOptions, progress: Progress | None) -> tuple[Engine, EngineInfo]:
+    settle_torch()
     from penstock.engine.build import build_engine
 
     return build_engine(options, progress)

@@ -88,11 +88,17 @@ def _keys(value: str) -> tuple[str, ...]:
     return keys
 
 
-def bound_onednn_caches(entries: int = 64) -> None:
-    """Keeps oneDNN inside torch from hoarding a compiled product for every number of rows it ever met.
+def settle_torch() -> None:
+    """Sets what torch's libraries read from the environment when they load; call it before torch is imported.
 
-    By default it keeps 1,024: hundreds of MiB for a server whose steps differ in size. Compiling one anew costs little.
-    Must run before torch's first product. A value the user set stays.
+    OpenMP threads sleep at barriers instead of spinning: a spinning team slows down manyfold as soon as anything else
+    wants one of its cores, an HTTP process or a browser. oneDNN keeps 64 compiled products instead of 1,024, which is
+    hundreds of MiB for a server whose steps differ in their number of rows; compiling one anew costs little. Values the
+    user set stay.
     """
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        os.environ.setdefault(name, str(entries))
+    for name, value in (
+        ("OMP_WAIT_POLICY", "PASSIVE"),
+        ("LRU_CACHE_CAPACITY", "64"),
+        ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"),
+    ):
+        os.environ.setdefault(name, value)

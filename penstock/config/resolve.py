@@ -118,7 +118,7 @@ def _name(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derive
 
 def _device(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
     if machine.cuda_devices:
-        return "cuda", f"torch sees {machine.cuda_devices} GPU(s)"
+        return "cpu", "GPU kernels are not part of this version; --device cuda runs the reference there, untested"
     return "cpu", "torch sees no GPU"
 
 
@@ -143,6 +143,8 @@ def _isa(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived
 
 
 def _threads(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if options.device == "cpu" and model.parameters < SMALL_MODEL_PARAMETERS:
+        return 1, "a model under 50M parameters gains little from more, and the other cores are free for its clients"
     return machine.cores, "cores this process may use (affinity and control-group quota)"
 
 

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 
-from penstock.config.environment import bound_onednn_caches
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts, resolve
@@ -124,7 +123,6 @@ def build_engine(
     Raises:
         PenstockError: as `prepare`; also weights that are missing, left over or damaged.
     """
-    bound_onednn_caches()
     prepared = prepare(options)
     concrete, plan = prepared.options, prepared.plan
     for what, size, remark in plan.table():

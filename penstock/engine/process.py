@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from penstock.config.environment import read_environment
+from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
 from penstock.core.request import EngineOutput
 from penstock.engine import messages
@@ -180,6 +180,7 @@ def wake_on_signal() -> Iterator[socket.socket]:
 
 def build(launch: messages.Launch, events: EventSocket) -> tuple[Engine, EngineInfo]:
     """Builds the engine, reporting progress."""
+    settle_torch()
     from penstock.engine.build import build_engine
 
     return build_engine(launch.options, events.progress)

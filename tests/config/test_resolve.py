@@ -50,7 +50,8 @@ def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
 
 def test_defaults_on_a_cpu() -> None:
     options = resolve(EngineOptions(), SMALL, MACHINE).options
-    assert (options.device, options.dtype, options.isa, options.threads) == ("cpu", "float32", "avx512", 6)
+    assert (options.device, options.dtype, options.isa, options.threads) == ("cpu", "float32", "avx512", 1)
+    assert resolve(EngineOptions(), LARGE, MACHINE).options.threads == 6
     assert (options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len) == (64, 2048, 2048)
     assert options.served_model_name == "tiny"
     assert resolve(EngineOptions(), LARGE, MACHINE).options.max_num_batched_tokens == 512
@@ -75,9 +76,10 @@ def test_dtype(model: ModelFacts, has_bf16: bool, device: str, dtype: str, why: 
     assert why in reason
 
 
-def test_cuda_is_taken_where_it_is_and_refused_where_not() -> None:
+def test_cuda_is_taken_only_when_asked_for_and_refused_where_there_is_none() -> None:
     machine = replace(MACHINE, cuda_devices=2, gpu_memory_available=40 * GIB)
-    assert resolve(EngineOptions(), SMALL, machine).options.device == "cuda"
+    assert resolve(EngineOptions(), SMALL, machine).options.device == "cpu"
+    assert resolve(EngineOptions(device="cuda"), SMALL, machine).options.device == "cuda"
     with pytest.raises(ConfigError, match="--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu"):
         resolve(EngineOptions(device="cuda"), SMALL, MACHINE)
 
