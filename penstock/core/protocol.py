@@ -31,13 +31,37 @@ class CacheOpKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheOp:
-    """One cache operation on blocks of one group."""
+    """One cache operation on blocks of one group.
+
+    Attributes:
+        kind, group: what, and in which cache group.
+        source, target: block ids (or state slots); a lower tier's place is named by `transfer`.
+        num_tokens: leading slots it concerns.
+        transfer: number under which a load or save is reported finished; 0 where it is over within the step.
+    """
 
     kind: CacheOpKind
     group: int
     source: int
     target: int
     num_tokens: int
+    transfer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderWork:
+    """Media to encode before the step's forward pass; its embeddings replace the placeholders of a row's span.
+
+    Attributes:
+        row: the row.
+        digest: key of the media, also of its encoder cache entry.
+        start, length: absolute positions of the placeholders.
+    """
+
+    row: int
+    digest: str
+    start: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +119,13 @@ class RowSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Applied in this order: released rows, new rows, cache operations, spans."""
+    """One step. Applied in this order: released rows, new rows, cache operations, encoder work, spans."""
 
     step: int
     released_rows: tuple[int, ...] = ()
     new_rows: tuple[NewRow, ...] = ()
     cache_ops: tuple[CacheOp, ...] = ()
+    encoder_work: tuple[EncoderWork, ...] = ()
     spans: tuple[RowSpan, ...] = ()
 
     @property
@@ -145,6 +170,14 @@ class RowResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens for a row's next step, from the drafter."""
+
+    row: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimings:
     """Seconds spent in the parts of one step."""
 
@@ -155,10 +188,20 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer to the StepPlan of the same number."""
+    """The answer to the StepPlan of the same number.
+
+    Attributes:
+        step: its number.
+        rows: one entry a row that has something to tell.
+        proposals: what the drafter would try next.
+        finished_transfers: loads and saves that have ended since the last result.
+        timings: where the time went.
+    """
 
     step: int
     rows: tuple[RowResult, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
+    finished_transfers: tuple[int, ...] = ()
     timings: StepTimings = field(default_factory=StepTimings)
 
 

@@ -6,15 +6,17 @@ decoding rows: Agrawal et al., Sarathi-Serve, 2403.02310. Integers only; the run
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from types import MappingProxyType
 
 from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
 from penstock.core.branch import Branch, BranchState
 from penstock.core.cache_spec import CacheGroup
+from penstock.core.counters import Counters
 from penstock.core.kv_cache import KVCache
 from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_gates, policy_named
 from penstock.core.protocol import CacheOp, NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
@@ -43,23 +45,6 @@ class _Sent:
     start: int
     end: int
     sample: bool
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the scheduler counts since it started; see EngineStats for meanings."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    miss_reasons: Counter[str] = field(default_factory=Counter)
-    held_back: Counter[str] = field(default_factory=Counter)
 
 
 class Scheduler:
@@ -356,7 +341,9 @@ class Scheduler:
             sent.append(_Sent(branch, span.row, span.start, span.start + len(span.tokens), span.sample))
         self._outstanding[draft.step] = sent
         self._next_step += 1
-        return StepPlan(draft.step, self._roster.take_released(), tuple(new_rows), tuple(draft.cache_ops), tuple(spans))
+        return StepPlan(
+            draft.step, self._roster.take_released(), tuple(new_rows), tuple(draft.cache_ops), spans=tuple(spans)
+        )
 
     def _new_row(self, branch: Branch, span: RowSpan) -> NewRow:
         hold, request = branch.hold, branch.request
@@ -377,8 +364,18 @@ class Scheduler:
 
     # -- committing ---------------------------------------------------------------------------------------------------
 
-    def commit(self, result: StepResult) -> None:
-        """Takes the answer to the oldest outstanding plan."""
+    def commit(self, result: StepResult, forced: Mapping[int, tuple[int, ...]] = MappingProxyType({})) -> None:
+        """Takes the answer to the oldest outstanding plan.
+
+        Args:
+            result: the answer.
+            forced: by row, tokens that must follow the sampled one (a grammar allows no other). They become known
+                tokens, are computed together in the next step, and bring no log-probabilities.
+
+        Raises:
+            ValueError: the result is of another step, or a row with forced tokens has a later step in flight, which was
+                planned without them.
+        """
         step, sent = self._outstanding.popitem(last=False)
         if step != result.step:
             raise ValueError(f"the result of step {result.step} came while step {step} was due")
@@ -398,7 +395,7 @@ class Scheduler:
                 fresh = row.prompt_logprobs[max(0, branch.scored - entry.start) :]
                 branch.scored += len(fresh)
                 row = replace(row, prompt_logprobs=fresh)
-            self._accept(branch, row)
+            self._accept(branch, row, forced.get(entry.row, ()))
 
     def fail_outstanding(self, error: str) -> None:
         """Ends every branch that has a step in flight with an error: what those steps did is unknown."""
@@ -413,13 +410,16 @@ class Scheduler:
         self.cache.step_committed(step)
         self._roster.step_over(step)
 
-    def _accept(self, branch: Branch, row: RowResult) -> None:
-        """Appends sampled tokens and ends the branch where they say so."""
+    def _accept(self, branch: Branch, row: RowResult, forced: tuple[int, ...]) -> None:
+        """Appends sampled and forced tokens and ends the branch where they say so."""
         if row.error is not None:
             self._finish(branch, FinishReason.ERROR, error=row.error)
             return
         reason: FinishReason | None = None
         count = 0
+        if forced and branch.in_flight:
+            raise ValueError(f"row {row.row} has forced tokens and a step in flight; plan it without lookahead")
+        row = replace(row, tokens=row.tokens + forced) if forced else row
         for token in row.tokens:
             branch.tokens.append(token)
             count += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from torch import Tensor
 
@@ -20,6 +21,15 @@ class GroupTables:
     slot: Tensor
 
 
+class MaskKind(Enum):
+    """Which tokens of its context a row's queries see."""
+
+    CAUSAL = "causal"  # their own position and those before it
+    BIDIRECTIONAL = "bidirectional"  # every token of the row
+    CROSS = "cross"  # the encoder's output
+    SPANS = "spans"  # causal, and both ways inside marked spans
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """T tokens of R rows. Row r owns tokens query_start[r] … query_start[r + 1] - 1.
@@ -30,9 +40,13 @@ class Batch:
         query_start: [R + 1] int32.
         context_len: [R] int32, tokens of the row in the cache once this step has written its own.
         groups: one GroupTables a cache group.
-        prompt_tokens: [R] int32, how many leading tokens of a row's span are of kind prompt.
+        prompt_tokens, draft_tokens: [R] int32, how many leading tokens of a row's span are of kind prompt, and how many
+            trailing ones are drafts; those between were generated.
         logit_rows: [L] int64, indices into T of the tokens whose logits are wanted.
-        query_lens, context_lens: the same facts as Python ints for planning without a device read.
+        query_lens, context_lens: query_start's differences and context_len as Python ints, for planning without a read
+            from the device.
+        state_slot: [R] int64, each row's slot of recurrent state; None for models without.
+        masks: one kind a row; () where all rows are causal.
     """
 
     token_ids: Tensor
@@ -41,9 +55,12 @@ class Batch:
     context_len: Tensor
     groups: tuple[GroupTables, ...]
     prompt_tokens: Tensor
+    draft_tokens: Tensor
     logit_rows: Tensor
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
+    state_slot: Tensor | None = None
+    masks: tuple[MaskKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class BatchBuilder:
             context_len=self._tensor(contexts.astype(np.int32)),
             groups=groups,
             prompt_tokens=self._tensor(np.fromiter((span.prompt_tokens for span in spans), np.int32, count)),
+            draft_tokens=self._tensor(np.fromiter((span.draft_tokens for span in spans), np.int32, count)),
             logit_rows=self._tensor(np.asarray(logit_rows, np.int64)),
             query_lens=tuple(lens.tolist()),
             context_lens=tuple(contexts.tolist()),

@@ -42,6 +42,7 @@ class ModelRunner:
         self._builder = builder
         self._queue: deque[StepPlan] = deque()
         self._new: dict[int, NewRow] = {}
+        self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted
 
     def submit(self, plan: StepPlan) -> None:
         self._queue.append(plan)
@@ -55,6 +56,7 @@ class ModelRunner:
         self._apply_rows(plan)
         for op in plan.cache_ops:
             self._memory.apply(op)
+        self._count_forced(plan)
         ends, scored = self._wanted_logits(plan)
         batch = self._builder.build(plan.spans, ends)
         built = perf_counter()
@@ -68,7 +70,7 @@ class ModelRunner:
                 entry.row, result.tokens, result.logprobs, self._score(hidden, entry), result.error
             )
         timings = StepTimings(built - started, computed - built, perf_counter() - computed)
-        return StepResult(step, tuple(rows.values()), timings)
+        return StepResult(step, tuple(rows.values()), timings=timings)
 
     def abort(self) -> None:
         self._queue.clear()
@@ -86,8 +88,17 @@ class ModelRunner:
             if self._new.pop(new.row, None) is not None:  # its release was lost with a step that failed
                 self._sampler.release_row(new.row)
             self._new[new.row] = new
+            self._known[new.row] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
             self._builder.add_row(new)
+
+    def _count_forced(self, plan: StepPlan) -> None:
+        """Tokens that come in a span without having been sampled were forced: the sampler's penalties count them."""
+        for span in plan.spans:
+            known = self._known[span.row]
+            if span.start + len(span.tokens) > known:
+                self._sampler.extend(span.row, span.tokens[known - span.start :])
+                self._known[span.row] = span.start + len(span.tokens)
 
     def _wanted_logits(self, plan: StepPlan) -> tuple[list[int], list[_Scored]]:
         """Rows of the hidden states to sample from, and spans whose prompt tokens are to be scored."""
@@ -117,6 +128,7 @@ class ModelRunner:
                 results[draw.row] = RowResult(draw.row, error=sample.error)
                 continue
             self._builder.note_sample(draw.row, sample.token)
+            self._known[draw.row] += 1
             logprobs = () if sample.logprobs is None else (sample.logprobs,)
             results[draw.row] = RowResult(draw.row, (sample.token,), logprobs)
         return results

@@ -320,6 +320,31 @@ def test_the_context_costs_more_than_a_window_when_a_victim_is_chosen() -> None:
         assert costs["long"] >= 200 > costs["short"] >= 20
 
 
+def test_forced_tokens_are_known_tokens_of_the_next_step() -> None:
+    engine = null_engine()
+    scheduler, runner = engine.scheduler, engine.runner
+    engine.add(request("a", PROMPT, max_tokens=6))
+    tokens: list[int] = []
+    spans: list[int] = []
+    while (plan := scheduler.plan()) is not None:
+        spans.append(len(plan.spans[0].tokens))
+        runner.submit(plan)
+        first = plan.step == 0
+        scheduler.commit(runner.sample(plan.step), {plan.spans[0].row: (41, 42, 43)} if first else {})
+        tokens += [token for output in scheduler.take_outputs() for token in output.tokens]
+        scheduler.check_integrity()
+    assert spans == [len(PROMPT), 4, 1]  # the sampled and the three forced tokens are computed in one step
+    alone = expected_tokens(request("b", [*PROMPT, *tokens[:4]], max_tokens=2))
+    assert tokens == [*expected_tokens(request("c", PROMPT, max_tokens=1)), 41, 42, 43, *alone]
+
+    engine = null_engine(depth=1)
+    engine.add(request("a", PROMPT, max_tokens=6))
+    for _ in range(2):
+        engine.runner.submit(plan := engine.scheduler.plan())
+    with pytest.raises(ValueError, match="forced tokens and a step in flight"):
+        engine.scheduler.commit(engine.runner.sample(0), {plan.spans[0].row: (41,)})
+
+
 def test_a_step_that_fails_ends_only_the_requests_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = null_engine(rows=2)
     for i in range(4):

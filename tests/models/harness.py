@@ -96,6 +96,7 @@ class Harness:
             context_len=torch.tensor(context_lens, dtype=torch.int32),
             groups=tuple(groups),
             prompt_tokens=torch.tensor(query_lens, dtype=torch.int32),
+            draft_tokens=torch.zeros(len(query_lens), dtype=torch.int32),
             logit_rows=torch.arange(sum(query_lens)),
             query_lens=query_lens,
             context_lens=context_lens,

@@ -34,6 +34,7 @@ def test_a_ragged_batch_of_two_groups() -> None:
     assert batch.context_len.tolist() == [4, 9] == list(batch.context_lens)
     assert batch.query_lens == (1, 3)
     assert batch.prompt_tokens.tolist() == [0, 2]
+    assert batch.draft_tokens.tolist() == [0, 0]
     assert batch.logit_rows.tolist() == [0]
     assert [group.block_table.tolist() for group in batch.groups] == [
         [[7, 0, 0], [5, 9, 4]],
