@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
@@ -25,12 +27,29 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise ParameterError(name, value, f"an integer from {low} to {high}")
 
 
+def _listed(name: str, value: Any, of: str) -> tuple[Any, ...]:
+    """A list or tuple as a tuple; raises ParameterError for anything else."""
+    if not isinstance(value, (list, tuple)):
+        raise ParameterError(name, value, f"a list or tuple of {of}")
+    return tuple(value)
+
+
 def _token_ids(name: str, ids: tuple[int, ...], most: int) -> None:
     if len(ids) > most:
         raise ParameterError(name, f"{len(ids)} entries", f"at most {most} token ids")
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise ParameterError(name, token, "non-negative token ids")
+
+
+_PAIRS = "(token id, bias) pairs"
+_SEVERAL = (
+    ("stop", "strings"),
+    ("bad_words", "strings"),
+    ("stop_token_ids", "token ids"),
+    ("allowed_token_ids", "token ids"),
+    ("bad_words_ids", "lists of token ids"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,9 @@ class SamplingParams:
     The sampler is an ordered chain: logit_bias, allowed_token_ids, bad_words, min_tokens, repetition, presence and
     frequency penalties, temperature, top_k, typical_p, top_p, min_p, draw. Log-probabilities are those of
     the model before this chain.
+
+    Fields of several values take lists too, or None for no value; `stop` also takes one string, `logit_bias` a mapping.
+    All become tuples.
 
     Attributes:
         n: independent continuations of one prompt; they share its KV cache.
@@ -95,10 +117,34 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        self._take_lists()
         self._check_lengths()
         self._check_distribution()
         self._check_tokens()
         self._check_strings()
+
+    def _take_lists(self) -> None:
+        """Turns what people write for a field of several values into the tuple it is."""
+
+        def put(name: str, value: tuple[Any, ...]) -> None:
+            object.__setattr__(self, name, value)
+
+        if isinstance(self.stop, str):
+            put("stop", (self.stop,))
+        for name, of in _SEVERAL:
+            value = getattr(self, name)
+            if value is not None or name != "allowed_token_ids":
+                put(name, _listed(name, () if value is None else value, of))
+        put("bad_words_ids", tuple(_listed("bad_words_ids", word, "token ids") for word in self.bad_words_ids))
+        bias: Any = () if self.logit_bias is None else self.logit_bias
+        if isinstance(bias, Mapping):
+            _token_ids("logit_bias", tuple(bias), limits.MAX_LOGIT_BIAS)
+            bias = sorted(bias.items())
+        pairs = tuple(_listed("logit_bias", pair, _PAIRS) for pair in _listed("logit_bias", bias, _PAIRS))
+        for pair in pairs:
+            if len(pair) != 2:
+                raise ParameterError("logit_bias", pair, f"a mapping, or {_PAIRS}")
+        put("logit_bias", pairs)
 
     def _check_lengths(self) -> None:
         _integer("n", self.n, 1, limits.MAX_N)
@@ -115,21 +161,21 @@ class SamplingParams:
                 _integer(name, value, 0, limits.MAX_TOP_LOGPROBS)
 
     def _check_distribution(self) -> None:
-        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("temperature", self.temperature, 0.0, limits.MAX_TEMPERATURE)
         _integer("top_k", self.top_k, -1, limits.MAX_TOP_K)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("typical_p", self.typical_p, 0.0, 1.0, open_low=True)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, limits.MAX_REPETITION_PENALTY, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -limits.MAX_PENALTY, limits.MAX_PENALTY)
+        _number("frequency_penalty", self.frequency_penalty, -limits.MAX_PENALTY, limits.MAX_PENALTY)
 
     def _check_tokens(self) -> None:
         if len(self.logit_bias) > limits.MAX_LOGIT_BIAS:
             raise ParameterError("logit_bias", f"{len(self.logit_bias)} entries", f"at most {limits.MAX_LOGIT_BIAS}")
         _token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), limits.MAX_LOGIT_BIAS)
         for _, bias in self.logit_bias:
-            _number("logit_bias", bias, -100.0, 100.0)
+            _number("logit_bias", bias, -limits.MAX_BIAS, limits.MAX_BIAS)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise ParameterError("allowed_token_ids", [], "at least one token id, or leave the field out")

@@ -57,6 +57,37 @@ def test_lists_and_edges_are_bounded(field: str, value: Any) -> None:
         SamplingParams(**{field: value})
 
 
+@pytest.mark.parametrize(
+    "field, given, kept",
+    [
+        ("logit_bias", {7: 2, 5: 1.0}, ((5, 1.0), (7, 2))), ("logit_bias", [[5, 1.0]], ((5, 1.0),)),
+        ("logit_bias", {}, ()), ("logit_bias", None, ()), ("stop", None, ()), ("bad_words_ids", None, ()),
+        ("stop", "x", ("x",)), ("stop", ["x", "y"], ("x", "y")), ("bad_words", ["x"], ("x",)),
+        ("stop_token_ids", [1], (1,)), ("allowed_token_ids", [3, 4], (3, 4)), ("bad_words_ids", [[1, 2]], ((1, 2),)),
+    ],
+)  # fmt: skip
+def test_lists_mappings_and_a_single_stop_string_become_tuples(field: str, given: Any, kept: tuple[Any, ...]) -> None:
+    params = SamplingParams(**{field: given})
+    assert getattr(params, field) == kept
+    assert params == SamplingParams(**{field: kept}) and hash(params) == hash(SamplingParams(**{field: kept}))
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *((field, value) for field in ("stop", "bad_words", "stop_token_ids", "bad_words_ids") for value in (5, {1})),
+        ("stop", [5]), ("stop", b"x"), ("bad_words", "x"), ("stop_token_ids", "1"), ("stop_token_ids", [None]),
+        ("allowed_token_ids", 5), ("allowed_token_ids", []), ("bad_words_ids", [1]), ("bad_words_ids", ["ab"]),
+        ("logit_bias", 5), ("logit_bias", "ab"), ("logit_bias", [5]), ("logit_bias", [(5,)]),
+        ("logit_bias", ["ab"]), ("logit_bias", {"5": 1.0}), ("logit_bias", {5: "1"}), ("logit_bias", {1: 0, "x": 0}),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_the_right_kind_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match="allowed: ") as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param in (field, field.removesuffix("_ids"))
+
+
 def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(ParameterError, match="at most max_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)
