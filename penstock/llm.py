@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError
+from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineStats, FinishReason, GenerationRequest
@@ -191,9 +192,10 @@ class AsyncLLM:
             CheckpointError: no usable model is there.
         """
         chosen = engine_options(str(model), options)
+        name = chosen.served_model_name or served_name(chosen.model)
+        chosen = replace(chosen, served_model_name=name)
         self._text = TextPipeline.load(chosen.model)
         self._client = ThreadClient(functools.partial(_build, chosen, progress))
-        name = chosen.served_model_name or Path(model).name
         self._frontend = Frontend(self._client, self._text, served_name=name, seed=chosen.seed)
         self._starting: asyncio.Task[EngineInfo] | None = None
         self._ids = itertools.count()

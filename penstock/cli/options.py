@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.config.environment import read_environment
+from penstock.config.limits import DRAIN_TIMEOUT_S
 from penstock.config.options import EngineOptions, ServerOptions
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -79,7 +80,7 @@ SERVER_FLAGS = (
     flag("api_key", list[str] | None, None, _NETWORK,
          "A key clients must send as a bearer token; repeatable. Also: environment variable PENSTOCK_API_KEY."),
     flag("allowed_origins", list[str] | None, None, _NETWORK, "A web origin that may call the API; repeatable."),
-    flag("drain_timeout", float, 30.0, _NETWORK, "Seconds that running requests get after SIGTERM."),
+    flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (
     flag("max_tokens", int | None, None, _SAMPLING, "Most tokens to generate. Default: up to the context length."),

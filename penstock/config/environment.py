@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.config.errors import ConfigError
+from penstock.config.limits import MAX_THREADS
 from penstock.config.resolve import ISAS
 
 _LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
-_MAX_THREADS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...], default: str) -> st
 def _threads(value: str) -> int | None:
     if not value:
         return None
-    if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= _MAX_THREADS):
-        raise _refuse("PENSTOCK_THREADS", repr(value[:80]), f"a whole number from 1 to {_MAX_THREADS}")
+    if not (value.isascii() and value.isdigit() and len(value) < 10 and 1 <= int(value) <= MAX_THREADS):
+        raise _refuse("PENSTOCK_THREADS", repr(value[:80]), f"a whole number from 1 to {MAX_THREADS}")
     return int(value)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.config.limits import DRAIN_TIMEOUT_S
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -88,5 +90,5 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    drain_timeout: float = 30.0
+    drain_timeout: float = DRAIN_TIMEOUT_S
     allowed_origins: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config.errors import ConfigError
+from penstock.config.limits import MAX_THREADS
 from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
 
@@ -98,7 +99,7 @@ def validate(options: EngineOptions) -> None:
         raise _refuse("served_model_name", options.served_model_name, "a name that is not empty")
     for name, allowed in (("device", DEVICES), ("dtype", DTYPES), ("isa", ISAS), ("policy", POLICIES)):
         _one_of(options, name, allowed)
-    _integer(options, "threads", 1, 1024)
+    _integer(options, "threads", 1, MAX_THREADS)
     _integer(options, "max_model_len", 1, 2**31 - 1)
     _integer(options, "max_num_seqs", 1, 65_536)
     _integer(options, "max_num_batched_tokens", 1, 2**24)

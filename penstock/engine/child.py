@@ -165,7 +165,8 @@ class EngineChild:
                 if not self._ready.done():
                     self._ready.set_result(info)
             case messages.Fatal(message=message):
-                _log.error("the engine process ends: %s", message)
+                # A failed start is the caller's to tell: start raises it.
+                _log.log(logging.ERROR if self._ready.done() else logging.DEBUG, "the engine process ends: %s", message)
                 self._last_words = event
             case _:
                 self._on_event(event)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
 _Result = TypeVar("_Result")
-_BUFFERED_EVENTS = 256
 _KEEPALIVE = b": keep-alive\n\n"
 
 
@@ -130,7 +129,7 @@ class Answer:
                 self._observe(0, delta)
                 yield 0, delta
             return
-        buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue(_BUFFERED_EVENTS)
+        buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue(limits.READ_AHEAD_EVENTS)
         self._tasks = [asyncio.ensure_future(_forward(i, item, buffer)) for i, item in enumerate(self.generations)]
         running = len(self._tasks)
         while running:
@@ -247,7 +246,7 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._close, self._lifecycle = events, close, lifecycle
-        self._buffer: asyncio.Queue[bytes | None] = asyncio.Queue(_BUFFERED_EVENTS)
+        self._buffer: asyncio.Queue[bytes | None] = asyncio.Queue(limits.READ_AHEAD_EVENTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tasks: tuple[asyncio.Future[Any], ...] = ()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 
 import uvicorn
 
+from penstock.config import limits
 from penstock.config.errors import ConfigError
+from penstock.config.names import served_name
 from penstock.config.options import EngineOptions, ServerOptions
+from penstock.config.resolve import validate
 from penstock.engine.api import EngineInfo
 from penstock.engine.client import ProcessClient
 from penstock.engine.frontend import Frontend
@@ -24,8 +28,6 @@ from penstock.server.auth import ApiKeys, check_exposure
 from penstock.server.connection import LimitedProtocol
 from penstock.server.lifecycle import Lifecycle
 
-_BACKLOG = 2048
-_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they, not the server, close them
 _LAST_WORDS_S = 2.0  # for responses that were aborted to reach their clients
 
 
@@ -48,7 +50,7 @@ def http_server(app: Callable[..., object]) -> HttpServer:
         log_config=None,
         log_level="error",
         access_log=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=limits.KEEP_ALIVE_S,
         server_header=False,
         timeout_graceful_shutdown=int(_LAST_WORDS_S),
     )
@@ -73,7 +75,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(limits.LISTEN_BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
@@ -106,9 +108,11 @@ def serve(
         on_progress: told (bytes loaded, bytes in all) while weights load.
 
     Raises:
-        ConfigError: the address cannot be used, or would be open to others without a key.
+        ConfigError: an option is out of range, or the address cannot be used or would be open to others without a key.
         PenstockError: the engine cannot start; the message is its own.
     """
+    validate(engine_options)
+    _check_drain_timeout(server_options.drain_timeout)
     check_exposure(server_options)
     ApiKeys(server_options.api_keys)
     _log_to_stderr()
@@ -118,6 +122,11 @@ def serve(
             runner.run(_serve(engine_options, server_options, listener, say or _print, on_progress))
     finally:
         listener.close()
+
+
+def _check_drain_timeout(seconds: float) -> None:
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"--drain-timeout is {seconds:g}; allowed: a number of seconds from 0.")
 
 
 def _print(text: str) -> None:
@@ -149,6 +158,8 @@ async def _serve(
     say: Callable[[str], None],
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
+    name = engine_options.served_model_name or served_name(engine_options.model)
+    engine_options = replace(engine_options, served_model_name=name)
     lifecycle, stop = Lifecycle(), asyncio.Event()
     _on_signals(lifecycle, stop)
     client = ProcessClient(engine_options, on_progress=on_progress)
@@ -157,7 +168,6 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         text = await asyncio.to_thread(TextPipeline.load, engine_options.model)
-        name = engine_options.served_model_name or Path(engine_options.model).name.removesuffix(".gguf")
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
         server = http_server(create_app(frontend, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

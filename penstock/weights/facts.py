@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import CheckpointError
+from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint
@@ -121,7 +122,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     ]
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     return ModelFacts(
-        name=checkpoint.path.stem if checkpoint.path.suffix == ".gguf" else checkpoint.path.resolve().name,
+        name=served_name(str(checkpoint.path)),
         parameters=sum(map(element_count, infos)),
         file_bytes=sum(info.nbytes for info in infos),
         checkpoint_dtype=_dtype(config, checkpoint.tensors),

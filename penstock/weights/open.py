@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.config.errors import CheckpointError
+from penstock.config.names import BUNDLED_MODEL
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.readers.gguf import open_gguf, shard_paths
 from penstock.weights.readers.safetensors import open_safetensors
 
-BUNDLED_MODEL = "penstock-concierge"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 

@@ -38,6 +38,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("PENSTOCK_THREADS", "0"),
         ("PENSTOCK_THREADS", "-1"),
         ("PENSTOCK_THREADS", "1e3"),
+        ("PENSTOCK_THREADS", "1025"),
         ("PENSTOCK_THREADS", "٣"),
         ("PENSTOCK_THREADS", "9" * 5000),
         ("PENSTOCK_LOG_LEVEL", "loud"),
