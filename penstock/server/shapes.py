@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -77,7 +79,17 @@ _STRINGS_OR_IDS: dict[str, Any] = {
 }
 Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
-Name = Annotated[str, Field(pattern=rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$")]
+_NAME = rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$"
+_TOKEN_KEY = r"^[0-9]{1,10}$"
+PATTERNS: Mapping[str, str] = MappingProxyType(
+    {
+        _NAME: f"1 to {limits.MAX_REQUEST_ID_CHARS} letters, digits and the characters . _ : -",
+        _TOKEN_KEY: "token ids, in digits",
+    }
+)
+"""Every pattern a body is held to, in plain words."""
+Name = Annotated[str, Field(pattern=_NAME)]
+TokenKey = Annotated[str, Field(pattern=_TOKEN_KEY)]
 
 
 class Body(BaseModel):

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
-from penstock.server.shapes import Body, Messages, Name, Prompt, StopString, TokenId, Tools
+from penstock.server.shapes import Body, Messages, Name, Prompt, StopString, TokenId, TokenKey, Tools
 
-Penalty = Annotated[float, Field(ge=-2, le=2)]
+Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
 Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
@@ -35,7 +35,7 @@ class Sampling(Body):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
     top_p: Fraction | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
@@ -44,7 +44,10 @@ class Sampling(Body):
     frequency_penalty: Penalty | None = None
     logit_bias: (
         Annotated[
-            dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+            dict[
+                TokenKey,
+                Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)],
+            ],
             Field(max_length=limits.MAX_LOGIT_BIAS),
         ]
         | None
@@ -55,7 +58,7 @@ class Sampling(Body):
     top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Fraction | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
