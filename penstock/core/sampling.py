@@ -27,11 +27,11 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
         raise ParameterError(name, value, f"an integer from {low} to {high}")
 
 
-def _listed(name: str, value: Any, of: str) -> tuple[Any, ...]:
-    """A list or tuple as a tuple; raises ParameterError for anything else."""
-    if not isinstance(value, (list, tuple)):
-        raise ParameterError(name, value, f"a list or tuple of {of}")
-    return tuple(value)
+def _several(name: str, value: Any) -> tuple[Any, ...]:
+    """A list or tuple as a tuple, and of no value for None; raises ParameterError for anything else."""
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise ParameterError(name, value, "a list or tuple")
+    return tuple(value or ())
 
 
 def _token_ids(name: str, ids: tuple[int, ...], most: int) -> None:
@@ -42,14 +42,7 @@ def _token_ids(name: str, ids: tuple[int, ...], most: int) -> None:
             raise ParameterError(name, token, "non-negative token ids")
 
 
-_PAIRS = "(token id, bias) pairs"
-_SEVERAL = (
-    ("stop", "strings"),
-    ("bad_words", "strings"),
-    ("stop_token_ids", "token ids"),
-    ("allowed_token_ids", "token ids"),
-    ("bad_words_ids", "lists of token ids"),
-)
+_SEVERAL = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "bad_words_ids", "logit_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,26 +118,18 @@ class SamplingParams:
 
     def _take_lists(self) -> None:
         """Turns what people write for a field of several values into the tuple it is."""
-
-        def put(name: str, value: tuple[Any, ...]) -> None:
-            object.__setattr__(self, name, value)
-
-        if isinstance(self.stop, str):
-            put("stop", (self.stop,))
-        for name, of in _SEVERAL:
-            value = getattr(self, name)
-            if value is not None or name != "allowed_token_ids":
-                put(name, _listed(name, () if value is None else value, of))
-        put("bad_words_ids", tuple(_listed("bad_words_ids", word, "token ids") for word in self.bad_words_ids))
-        bias: Any = () if self.logit_bias is None else self.logit_bias
-        if isinstance(bias, Mapping):
-            _token_ids("logit_bias", tuple(bias), limits.MAX_LOGIT_BIAS)
-            bias = sorted(bias.items())
-        pairs = tuple(_listed("logit_bias", pair, _PAIRS) for pair in _listed("logit_bias", bias, _PAIRS))
-        for pair in pairs:
-            if len(pair) != 2:
-                raise ParameterError("logit_bias", pair, f"a mapping, or {_PAIRS}")
-        put("logit_bias", pairs)
+        for name in _SEVERAL:
+            value: Any = getattr(self, name)
+            if name == "allowed_token_ids" and value is None:
+                continue
+            if name == "stop" and isinstance(value, str):
+                value = (value,)
+            if name == "logit_bias" and isinstance(value, Mapping):
+                value = sorted(value.items(), key=str)  # pairs in one order, whatever their types
+            several = _several(name, value)
+            if name in ("logit_bias", "bad_words_ids"):
+                several = tuple(_several(name, item) for item in several)
+            object.__setattr__(self, name, several)
 
     def _check_lengths(self) -> None:
         _integer("n", self.n, 1, limits.MAX_N)
@@ -171,8 +156,8 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, -limits.MAX_PENALTY, limits.MAX_PENALTY)
 
     def _check_tokens(self) -> None:
-        if len(self.logit_bias) > limits.MAX_LOGIT_BIAS:
-            raise ParameterError("logit_bias", f"{len(self.logit_bias)} entries", f"at most {limits.MAX_LOGIT_BIAS}")
+        if any(len(pair) != 2 for pair in self.logit_bias):
+            raise ParameterError("logit_bias", self.logit_bias, "a mapping, or pairs of a token id and a bias")
         _token_ids("logit_bias", tuple(token for token, _ in self.logit_bias), limits.MAX_LOGIT_BIAS)
         for _, bias in self.logit_bias:
             _number("logit_bias", bias, -limits.MAX_BIAS, limits.MAX_BIAS)
@@ -189,18 +174,14 @@ class SamplingParams:
             _token_ids("bad_words", sequence, limits.MAX_BAD_WORD_TOKENS)
 
     def _check_strings(self) -> None:
-        if len(self.stop) > limits.MAX_STOP_STRINGS:
-            raise ParameterError("stop", f"{len(self.stop)} strings", f"at most {limits.MAX_STOP_STRINGS}")
-        for text in self.stop:
-            if not isinstance(text, str) or not 0 < len(text) <= limits.MAX_STOP_CHARS:
-                raise ParameterError("stop", text, f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters")
-        if len(self.bad_words) > limits.MAX_BAD_WORDS:
-            raise ParameterError("bad_words", f"{len(self.bad_words)} words", f"at most {limits.MAX_BAD_WORDS}")
-        for word in self.bad_words:
-            if not isinstance(word, str) or not 0 < len(word) <= limits.MAX_STOP_CHARS:
-                raise ParameterError(
-                    "bad_words", word, f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters"
-                )
+        allowed = f"non-empty strings of at most {limits.MAX_STOP_CHARS} characters"
+        for name, most in (("stop", limits.MAX_STOP_STRINGS), ("bad_words", limits.MAX_BAD_WORDS)):
+            texts = getattr(self, name)
+            if len(texts) > most:
+                raise ParameterError(name, f"{len(texts)} strings", f"at most {most}")
+            for text in texts:
+                if not isinstance(text, str) or not 0 < len(text) <= limits.MAX_STOP_CHARS:
+                    raise ParameterError(name, text, allowed)
 
     @property
     def greedy(self) -> bool:
