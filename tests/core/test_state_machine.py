@@ -1,21 +1,94 @@
-"""Random lives of the engine: any order of requests, cancellations and steps, over all cache shapes."""
+"""Random lives of the engine: requests, cancellations, preemptions, failures, steps in any order, on any cache shape.
+
+An operation is one that hypothesis drew and that had something to act on; what ends a life afterwards is not counted.
+The draws are the same in every run; `pytest tests/core/test_state_machine.py --hypothesis-seed=$RANDOM` makes others.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from penstock.core.request import EngineRequest, FinishReason
+from penstock.core.protocol import StepPlan, StepResult
+from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from tests.core.harness import Collector, expected_tokens, null_engine, request
 
-EXAMPLES, RULES = 330, 60
-operations = {"done": 0, "preempted": 0, "hits": 0}
+LIVES, RULES = 500, 50
 STEMS = tuple(tuple((stem * 7 + i * i) % 3 for i in range(40)) for stem in range(3))
+KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What to do. `values` are those the kind needs: a request's fields, which request, how to fail."""
+
+    kind: str
+    values: tuple[Any, ...] = ()
+
+
+ADDED = st.tuples(
+    st.sampled_from(STEMS),
+    st.integers(0, 40),  # tokens of the stem
+    st.lists(st.integers(0, 2), max_size=6),
+    st.sampled_from([1, 1, 1, 3]),  # n
+    st.integers(1, 28),  # max_tokens
+    st.booleans(),  # greedy
+    st.sampled_from([None, None, None, 0]),  # prompt_logprobs
+    st.booleans(),  # stop
+    st.integers(0, 2),  # priority
+    st.sampled_from(["", "", "s"]),  # cache_salt
+)
+CHOSEN = st.tuples(st.integers(0, 63))
+FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
+VALUES = {"add": ADDED, "cancel": CHOSEN, "preempt": CHOSEN, "fail": FAILURES}
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> Operation:
+    kind = draw(st.sampled_from(KINDS))
+    return Operation(kind, draw(VALUES[kind]) if kind in VALUES else ())
+
+
+class FailingRunner:
+    """A runner whose next submit or sample raises when told so: before anything was computed, or after all was."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self.fails = ""
+
+    def submit(self, plan: StepPlan) -> None:
+        self._fail("submit")
+        self._runner.submit(plan)
+
+    def sample(self, step: int, masks: Any = None) -> StepResult:
+        self._fail("before")
+        result: StepResult = self._runner.sample(step, masks)
+        self._fail("after")
+        return result
+
+    def abort(self) -> None:
+        self._runner.abort()
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _fail(self, where: str) -> None:
+        if self.fails == where:
+            self.fails = ""
+            raise RuntimeError(f"told to fail: {where}")
 
 
 class EngineLife(RuleBasedStateMachine):
     """Every answer equals the one computed without an engine; integrity holds after every operation."""
+
+    counts: ClassVar[Counter[str]] = Counter()
 
     @initialize(
         windows=st.sampled_from([(None,), (None, 5), (7,), (None, 9, 3), (4, 6)]),
@@ -35,26 +108,22 @@ class EngineLife(RuleBasedStateMachine):
             windows, blocks=-(-76 // block_size) + 2 + spare, block_size=block_size, rows=rows, budget=budget,
             vocab_size=3, caching=caching, policy=policy, depth=depth,
         )  # fmt: skip
+        self.engine.runner = self.runner = FailingRunner(self.engine.runner)
         self.requests: dict[str, EngineRequest] = {}
         self.cancelled: set[str] = set()
         self.collector = Collector()
 
-    @rule(
-        stem=st.sampled_from(STEMS),
-        cut=st.integers(0, 40),
-        suffix=st.lists(st.integers(0, 2), max_size=6),
-        n=st.sampled_from([1, 1, 1, 3]),
-        max_tokens=st.integers(1, 28),
-        greedy=st.booleans(),
-        scored=st.sampled_from([None, None, None, 0]),
-        stop=st.booleans(),
-        priority=st.integers(0, 2),
-        salt=st.sampled_from(["", "", "s"]),
-    )
-    def add(
+    @rule(drawn=st.lists(operations(), min_size=1, max_size=20))
+    def live(self, drawn: list[Operation]) -> None:
+        for operation in drawn:
+            acted = getattr(self, f"_{operation.kind}")(*operation.values)
+            self.engine.scheduler.check_integrity()
+            self.counts[operation.kind if acted else "idle"] += 1
+
+    def _add(
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
         scored: int | None, stop: bool, priority: int, salt: str,
-    ) -> None:  # fmt: skip
+    ) -> bool:  # fmt: skip
         name = f"r{len(self.requests)}"
         asked = request(
             name, (*stem[:cut], *suffix) or (0,), n=n, max_tokens=max_tokens, temperature=0.0 if greedy else 1.0,
@@ -63,25 +132,49 @@ class EngineLife(RuleBasedStateMachine):
         )  # fmt: skip
         self.engine.add(asked)
         self.requests[name] = asked
-        self._checked()
+        return True
 
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.requests)))
+    def _unfinished(self, choice: int) -> str:
+        """One of the requests that are queued or running, "" if there are none."""
+        scheduler = self.engine.scheduler
+        names = sorted({branch.request.request_id for branch in (*scheduler.running, *scheduler.waiting)})
+        return names[choice % len(names)] if names else ""
+
+    def _cancel(self, choice: int) -> bool:
+        name = self._unfinished(choice)
         self.engine.cancel(name)
         self.cancelled.add(name)
-        self._checked()
+        return bool(name)
 
-    @rule(steps=st.integers(1, 14))
-    def step(self, steps: int) -> None:
-        for _ in range(steps):
-            self.collector.take(self.engine.step())
-            self._checked()
+    def _preempt(self, choice: int) -> bool:
+        branches = self.engine.scheduler.preempt(self._unfinished(choice))
+        self.counts["preemptions for memory"] -= branches
+        return branches > 0
 
-    def _checked(self) -> None:
-        operations["done"] += 1
-        self.engine.scheduler.check_integrity()
+    def _clear(self) -> bool:
+        tree = self.engine.scheduler.cache.tree
+        idle = sum(tree.idle)
+        tree.clear()
+        return idle > 0
+
+    def _step(self) -> bool:
+        works = self.engine.has_work
+        self._take(self.engine.step(), failed=False)
+        return works
+
+    def _fail(self, where: str) -> bool:
+        self.runner.fails = where
+        outputs = self.engine.step()
+        failed, self.runner.fails = not self.runner.fails, ""
+        self._take(outputs, failed=failed)
+        return failed
+
+    def _take(self, outputs: list[EngineOutput], *, failed: bool) -> None:
+        """Only a step that was told to fail may end a branch with an error."""
+        errors = [output for output in outputs if output.finish_reason is FinishReason.ERROR]
+        assert bool(errors) <= failed, errors
+        self.counts["errors"] += len(errors)
+        self.collector.take(outputs)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -89,31 +182,44 @@ class EngineLife(RuleBasedStateMachine):
         for _ in range(5_000):
             if not self.engine.has_work:
                 break
-            self.collector.take(self.engine.step())
-            self._checked()
+            self._take(self.engine.step(), failed=False)
+            self.engine.scheduler.check_integrity()
         assert not self.engine.has_work, "requests are stuck"
         for name, asked in self.requests.items():
             for branch in range(asked.sampling.n):
-                got, truth = self.collector.tokens[name, branch], expected_tokens(asked, branch, 3)
-                if self.collector.finished[name, branch] is FinishReason.CANCELLED:
-                    assert name in self.cancelled and got == truth[: len(got)]
-                else:
-                    assert got == truth
+                self._compare(name, asked, branch)
         stats = self.engine.stats()
-        operations["preempted"] += stats.preemptions
-        operations["hits"] += stats.prefix_hits
+        self.counts["preemptions for memory"] += stats.preemptions
+        self.counts["hits"] += stats.prefix_hits
         self.engine.scheduler.cache.tree.clear()
-        while self.engine.scheduler.outstanding:
-            self.engine.step()
         self.engine.scheduler.check_integrity()
         assert self.engine.stats().blocks_used == self.engine.stats().blocks_cached == 0, "blocks leaked"
 
+    def _compare(self, name: str, asked: EngineRequest, branch: int) -> None:
+        """A whole answer is the true one; what came before a cancellation or a failure is its beginning."""
+        got, truth = self.collector.tokens[name, branch], expected_tokens(asked, branch, 3)
+        reason = self.collector.finished[name, branch]
+        if reason is FinishReason.CANCELLED:
+            assert name in self.cancelled
+        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            assert got == truth[: len(got)]
+        else:
+            assert got == truth
+            self.counts["whole answers"] += 1
 
-def test_a_hundred_thousand_random_operations() -> None:
-    EngineLife.TestCase.settings = settings(
-        max_examples=EXAMPLES, stateful_step_count=RULES, deadline=None, derandomize=True, database=None,
-        suppress_health_check=list(HealthCheck),
+
+def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "penstock.engine.loop")  # the failures are meant
+    EngineLife.counts.clear()
+    run_state_machine_as_test(
+        EngineLife,
+        settings=settings(
+            max_examples=LIVES, stateful_step_count=RULES, deadline=None, database=None,
+            derandomize=pytestconfig.getoption("--hypothesis-seed") is None, suppress_health_check=list(HealthCheck),
+        ),
     )  # fmt: skip
-    EngineLife.TestCase().runTest()
-    assert operations["done"] >= 100_000, operations
-    assert operations["preempted"] > 100 and operations["hits"] > 1_000, operations
+    counts = EngineLife.counts
+    assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
+    assert all(counts[kind] >= 500 for kind in KINDS), counts
+    assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
+    assert counts["hits"] >= 10_000 and counts["whole answers"] >= 5_000, counts
