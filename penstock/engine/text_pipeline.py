@@ -12,7 +12,7 @@ from penstock.config.errors import ParameterError
 from penstock.core.sampling import SamplingParams
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.open import open_checkpoint
 
 _DEFAULT_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
@@ -53,7 +53,7 @@ class TextPipeline:
             _template(checkpoint, tokenizer),
             _eos_ids(checkpoint, tokenizer),
             MappingProxyType(_defaults(checkpoint.generation_config)),
-            int(_text_config(checkpoint).get("vocab_size") or tokenizer.vocab_size),
+            int(text_config(checkpoint.config).get("vocab_size") or tokenizer.vocab_size),
         )
 
     def sampling(self, **given: Any) -> SamplingParams:
@@ -64,11 +64,6 @@ class TextPipeline:
         """
         chosen: dict[str, Any] = {**self.defaults, **given}
         return SamplingParams(**chosen)
-
-
-def _text_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    nested = checkpoint.config.get("text_config")
-    return nested if isinstance(nested, Mapping) else checkpoint.config
 
 
 def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -84,7 +79,7 @@ def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | No
 def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
     """generation_config's ids (the ones chat models mean), then config's, then the tokenizer's."""
     found: dict[int, None] = {}
-    configured = (checkpoint.generation_config, _text_config(checkpoint))
+    configured = (checkpoint.generation_config, text_config(checkpoint.config))
     for value in [*(config.get("eos_token_id") for config in configured), sorted(tokenizer.end_ids)]:
         for token in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(token, int) and not isinstance(token, bool) and token >= 0:

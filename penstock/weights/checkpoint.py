@@ -34,3 +34,9 @@ class Checkpoint(Protocol):
         Raises:
             CheckpointError: no such tensor, or its bytes lie outside the file.
         """
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal config, else the config itself."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config

@@ -11,7 +11,7 @@ from penstock.config.errors import CheckpointError
 from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
 from penstock.quant.tensor import TensorInfo
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.checkpoint import Checkpoint, text_config
 
 # What Gemma 3 configurations leave out because it is the reference implementation's default.
 _GEMMA3_DEFAULTS: Mapping[str, Any] = MappingProxyType(
@@ -99,12 +99,6 @@ def _context_length(config: Mapping[str, Any]) -> int:
         return length
     stretch = float(factor) if isinstance(factor, (int, float)) and 1 <= factor <= 2**20 else 1.0
     return max(length, int(original * stretch))
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a multimodal config, else the config itself."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
