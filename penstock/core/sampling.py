@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +12,9 @@ from penstock.config.errors import ParameterError
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     """Raises ParameterError unless value is a finite number in [low, high] ((low, high] with open_low)."""
-    bracket = "(" if open_low else "["
-    allowed = f"a finite number in {bracket}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ParameterError(name, value, allowed)
-    if not math.isfinite(value) or value > high or value < low or (open_low and value == low):
-        raise ParameterError(name, value, allowed)
+    right = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    if not right or (open_low and value == low):
+        raise ParameterError(name, value, f"a finite number in {'(' if open_low else '['}{low:g}, {high:g}]")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
@@ -42,7 +38,7 @@ def _token_ids(name: str, ids: tuple[int, ...], most: int) -> None:
             raise ParameterError(name, token, "non-negative token ids")
 
 
-_SEVERAL = ("stop", "bad_words", "stop_token_ids", "allowed_token_ids", "bad_words_ids", "logit_bias")
+_SEVERAL = ("stop", "bad_words", "stop_token_ids", "bad_words_ids", "logit_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +116,6 @@ class SamplingParams:
         """Turns what people write for a field of several values into the tuple it is."""
         for name in _SEVERAL:
             value: Any = getattr(self, name)
-            if name == "allowed_token_ids" and value is None:
-                continue
             if name == "stop" and isinstance(value, str):
                 value = (value,)
             if name == "logit_bias" and isinstance(value, Mapping):
@@ -130,6 +124,8 @@ class SamplingParams:
             if name in ("logit_bias", "bad_words_ids"):
                 several = tuple(_several(name, item) for item in several)
             object.__setattr__(self, name, several)
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _several("allowed_token_ids", self.allowed_token_ids))
 
     def _check_lengths(self) -> None:
         _integer("n", self.n, 1, limits.MAX_N)

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
 from penstock.layers.decoder import Block, DecoderModel, SandwichBlock
 from penstock.models.blueprint import Blueprint
 
-# What configurations leave out because it is the reference implementation's default.
-DEFAULTS = MappingProxyType(
-    {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "sliding_window": 4096,
-    }
-)
 # Checkpoints of the vision-language model hold this text model under another prefix, in an old and a new spelling.
 RENAMES = (
     ("language_model.model.", "model."),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from penstock.config.errors import CheckpointError
+from penstock.config.model_defaults import with_defaults
 from penstock.layers.decoder import DecoderModel as Model
 from penstock.layers.ops import KernelSet
 from penstock.models import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
@@ -27,12 +28,12 @@ class Family:
 
     Attributes:
         build: makes the model.
-        defaults: configuration fields the family's files leave out.
+        defaults: the model type whose defaults fill in what the family's files leave out.
         nested: the text model's configuration lies under this field, if the file has it.
     """
 
     build: Callable[[Blueprint], Model]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: str = ""
     nested: str | None = None
 
 
@@ -41,12 +42,12 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "LlamaForCausalLM": Family(llama.build),
         "MistralForCausalLM": Family(mistral.build),
         "Qwen2ForCausalLM": Family(qwen2.build),
-        "Qwen3ForCausalLM": Family(qwen3.build, {"head_dim": 128}),
+        "Qwen3ForCausalLM": Family(qwen3.build, "qwen3"),
         "Qwen3MoeForCausalLM": Family(qwen3_moe.build),
         "MixtralForCausalLM": Family(mixtral.build),
-        "Gemma3ForCausalLM": Family(gemma3.build, gemma3.DEFAULTS),
-        "Gemma3ForConditionalGeneration": Family(gemma3.build, gemma3.DEFAULTS, "text_config"),
-        "GptOssForCausalLM": Family(gpt_oss.build, {"sliding_window": 128, "head_dim": 64}),
+        "Gemma3ForCausalLM": Family(gemma3.build, "gemma3_text"),
+        "Gemma3ForConditionalGeneration": Family(gemma3.build, "gemma3_text", "text_config"),
+        "GptOssForCausalLM": Family(gpt_oss.build, "gpt_oss"),
     }
 )
 
@@ -80,9 +81,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
 def text_fields(config: Mapping[str, Any], family: Family) -> Fields:
     """The text model's configuration with the family's defaults filled in."""
     fields = Fields(config)
-    inner = fields.below(family.nested) if family.nested else None
-    stated = {name: value for name, value in (inner or fields).values.items() if value is not None}
-    return Fields({**family.defaults, **stated}, (inner or fields).where)
+    chosen = (fields.below(family.nested) if family.nested else None) or fields
+    return Fields(with_defaults(family.defaults, chosen.values), chosen.where)
 
 
 def build_model(

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import CheckpointError
+from penstock.config.model_defaults import with_defaults
 from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config
-
-# What Gemma 3 configurations leave out because it is the reference implementation's default.
-_GEMMA3_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "sliding_window": 4096,
-    }
-)
-
 
 _NOT_LOADED = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
 
@@ -108,8 +95,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         CheckpointError: config.json lacks a size, or it is out of range.
     """
     config = text_config(checkpoint.config)
-    if config.get("model_type") == "gemma3_text":
-        config = {**_GEMMA3_DEFAULTS, **config}
+    config = with_defaults(str(config.get("model_type")), config)
     skipped = ("lm_head.weight",) if config.get("tie_word_embeddings") is True else ()
     infos = [
         info for name, info in checkpoint.tensors.items() if name not in skipped and not name.startswith(_NOT_LOADED)

@@ -34,9 +34,9 @@ class _Faults:
     left_over: list[str] = field(default_factory=list)
 
     def check(self, path: object) -> None:
-        kinds = (
-            ("missing", self.missing),
-            ("of another shape than the configuration says", self.misshapen),
+        kinds = (  # each name once: a tied tensor is the source of two weights
+            ("missing", list(dict.fromkeys(self.missing))),
+            ("of another shape than the configuration says", list(dict.fromkeys(self.misshapen))),
             ("unknown to this architecture", self.left_over),
         )
         found = [f"{len(names)} {what}: {_listed(names)}" for what, names in kinds if names]

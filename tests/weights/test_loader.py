@@ -125,6 +125,16 @@ def test_all_faults_in_one_error(tmp_path: Path):
     assert message.count("extra.") == 20
 
 
+def test_a_tied_tensor_is_named_once(tmp_path: Path):
+    tiny.save("qwen2", tmp_path)
+    rewrite(tmp_path, lambda state: state | {"model.embed_tokens.weight": torch.zeros(3, 4)})
+    with pytest.raises(CheckpointError, match=r"1 of another shape .*: model\.embed_tokens\.weight \(is \[3, 4\]"):
+        load(tmp_path)
+    rewrite(tmp_path, lambda state: {key: state[key] for key in state if key != "model.embed_tokens.weight"})
+    with pytest.raises(CheckpointError, match=r"1 missing: model\.embed_tokens\.weight"):
+        load(tmp_path)
+
+
 def test_untied_head_is_not_invented(tmp_path: Path):
     tiny.save("llama", tmp_path)
     rewrite(tmp_path, lambda state: {key: tensor for key, tensor in state.items() if key != "lm_head.weight"})

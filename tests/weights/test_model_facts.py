@@ -130,6 +130,14 @@ def test_multimodal_config_with_defaults_left_out() -> None:
     assert facts.layers[0].elements_per_token == 2 * 4 * 256
 
 
+def test_defaults_are_those_the_model_is_built_with() -> None:
+    qwen3 = model_facts(Headers(CONFIG | {"model_type": "qwen3", "head_dim": None}))
+    gpt_oss = model_facts(Headers(CONFIG | {"model_type": "gpt_oss", "head_dim": None}))
+    assert qwen3.attention_size == 128 * CONFIG["num_attention_heads"]
+    assert gpt_oss.attention_size == 64 * CONFIG["num_attention_heads"]
+    assert gpt_oss.layers[0].window == 128 and gpt_oss.layers[1].window is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

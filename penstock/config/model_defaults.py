@@ -1,0 +1,30 @@
+"""Fields that configurations of a model type leave out because they are the reference implementation's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "gemma3_text": MappingProxyType(
+            {
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "vocab_size": 262_208,
+                "max_position_embeddings": 131_072,
+                "sliding_window": 4096,
+            }
+        ),
+        "gpt_oss": MappingProxyType({"sliding_window": 128, "head_dim": 64}),
+        "qwen3": MappingProxyType({"head_dim": 128}),
+    }
+)
+
+
+def with_defaults(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the type's defaults where it says nothing; an explicit null says nothing too."""
+    stated = {name: value for name, value in config.items() if value is not None}
+    return {**MODEL_DEFAULTS.get(model_type, {}), **stated}
