@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.load import Send, engine_sender, server_sender
 from penstock.cli.measure import PERCENTILES, RequestRecord, parse_goodput, summarize
-from penstock.cli.options import flag, option_fields, takes, takes_engine_options
+from penstock.cli.options import flag, takes, takes_engine_options
 from penstock.cli.workload import WorkloadOptions, drive, make_jobs, warm_up
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.options import EngineOptions
@@ -155,17 +155,15 @@ def _shape(workload: WorkloadOptions) -> dict[str, Any]:
 
 
 def _in_process(engine: EngineOptions, work: Any) -> tuple[list[RequestRecord], float]:
-    from penstock.cli.terminal import configure_logging, status
-    from penstock.llm import AsyncLLM
+    from penstock.cli.start import start
+    from penstock.cli.terminal import configure_logging
 
     configure_logging(quiet=True)
 
     async def run() -> tuple[list[RequestRecord], float]:
-        llm = AsyncLLM(**option_fields(engine))
+        llm = await start(engine)
         try:
-            with status(f"Loading {engine.model}"):
-                send = await engine_sender(llm)
-            found: tuple[list[RequestRecord], float] = await work(send)
+            found: tuple[list[RequestRecord], float] = await work(await engine_sender(llm))
             return found
         finally:
             await llm.close()

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import __version__
+from penstock.config.environment import read_environment
 from penstock.config.errors import CheckpointError
 from penstock.config.options import ServerOptions
 
@@ -23,34 +24,37 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def doctor(
     dtype: Annotated[str, typer.Option("--dtype", help="The compute type to choose kernels for.")] = "float32",
+    isa: Annotated[
+        str | None, typer.Option("--isa", help="Force an instruction set, as in the other commands. Default: the best.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what this machine offers and what Penstock makes of it."""
-    found = examine(dtype)
+    found = examine(dtype, isa or read_environment().isa)
     if as_json:
         typer.echo(json.dumps(found))
     else:
         _print(found)
 
 
-def examine(dtype: str = "float32") -> dict[str, Any]:
-    """Everything that is reported, as plain values.
+def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
+    """Everything that is reported, as plain values; the native library uses `isa` from then on.
 
     Raises:
-        ConfigError: the compute type is unknown.
+        ConfigError: the compute type or instruction set is unknown, or this machine or build lacks it.
     """
     from penstock.config.options import EngineOptions
     from penstock.config.resolve import validate
 
-    validate(EngineOptions(dtype=dtype))
+    validate(EngineOptions(dtype=dtype, isa=isa))
     from penstock.engine.build import kernel_decisions, measure_machine
     from penstock.kernels.api import resolve_kernels
     from penstock.kernels.cpu import native
     from penstock.kernels.registry import KernelContext
 
     machine = measure_machine()
-    device = "cuda" if machine.cuda_devices else "cpu"
-    isa = machine.isas[0] if machine.isas else "none"
+    device = "cpu"  # what --device auto takes
+    isa = native.select_isa(isa) if native.available() else "none"
     compute = "float32" if dtype == "auto" else dtype
     kernels = resolve_kernels(KernelContext(device, compute, isa))
     return {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import option_fields, takes_engine_options, takes_sampling
+from penstock.cli.options import takes_engine_options, takes_sampling
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 
@@ -32,33 +31,29 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
     """Continue a text; no chat template."""
-    from penstock.cli.terminal import configure_logging, read_standard_input, status
+    from penstock.cli.terminal import configure_logging, piped_input
 
     configure_logging(quiet=True)
     if prompt is None:
-        if sys.stdin.isatty():
+        prompt = piped_input()
+        if prompt is None:
             raise ConfigError("there is nothing to continue; give --prompt TEXT, or a text on standard input.")
-        prompt = read_standard_input()
     sampling["seed"] = engine.seed
     if as_json:
         sampling["logprobs"] = logprobs or 0
     with asyncio.Runner() as runner:
-        result = runner.run(_generate(engine, prompt, sampling, streamed=not as_json, waiting=status))
+        result = runner.run(_generate(engine, prompt, sampling, streamed=not as_json))
     typer.echo(json.dumps(result, ensure_ascii=False) if as_json else "")
 
 
-async def _generate(
-    engine: EngineOptions, prompt: str, sampling: dict[str, Any], *, streamed: bool, waiting: Any
-) -> dict[str, Any]:
+async def _generate(engine: EngineOptions, prompt: str, sampling: dict[str, Any], *, streamed: bool) -> dict[str, Any]:
+    from penstock.cli.start import start
     from penstock.core.request import FinishReason, GenerationRequest
-    from penstock.llm import AsyncLLM
 
     began = time.perf_counter()
-    llm = AsyncLLM(**option_fields(engine))
+    llm = await start(engine, sampling)
     try:
-        params = llm.sampling(**sampling)
-        with waiting(f"Loading {engine.model}"):
-            frontend = await llm.start()
+        params, frontend = llm.sampling(**sampling), await llm.start()
         sent = time.perf_counter()
         generation = await frontend.generate(GenerationRequest("generate", params, prompt=prompt))
         deltas, first = [], None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any
@@ -55,7 +56,7 @@ MODEL_FLAGS = (
     _model(),
     flag("device", str, "auto", _COMPUTE, "Where to compute: auto, cpu or cuda."),
     flag("dtype", str, "auto", _COMPUTE, "Type of weights and compute: auto, float32, bfloat16 or float16."),
-    flag("isa", str | None, None, _COMPUTE, "Force an instruction set: generic, avx2, avx512, amx. Default: the best."),
+    flag("isa", str | None, None, _COMPUTE, "Force an instruction set: generic, avx2 or avx512. Default: the best."),
     flag("threads", int | None, None, _COMPUTE, "Threads of the kernels. Default: the cores this process may use."),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
     flag("max_num_seqs", int | None, None, _SCHEDULING, "Most sequences in one step."),
@@ -71,7 +72,8 @@ MODEL_FLAGS = (
     flag("policy", str, "fcfs", _SCHEDULING, "Who is served first: fcfs or priority.", "--scheduling-policy"),
     flag("depth", int, 0, _SCHEDULING, "Steps planned ahead of the one that runs: 0 or 1.", "--depth"),
     flag("async_scheduling", bool, False, _SCHEDULING, "The same as --depth 1.", "--async-scheduling"),
-    flag("seed", int, 0, _COMPUTE, "Where random streams start; equal seeds give equal answers."),
+    flag("seed", int | None, None, _COMPUTE,
+         "Where random streams start; equal seeds give equal answers. Default: 0; for `run` another each time."),
 )  # fmt: skip
 SERVED_NAME_FLAG = flag("served_model_name", str | None, None, _MODEL, "The name clients use. Default: the folder's.")
 SERVER_FLAGS = (
@@ -98,6 +100,7 @@ SAMPLING_FLAGS = (
 
 def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
     chosen = dict(given)
+    chosen["seed"] = EngineOptions().seed if chosen["seed"] is None else chosen["seed"]
     environment = read_environment()
     chosen["model"] = chosen["model"] or environment.model or EngineOptions().model
     for name in ("isa", "threads"):
@@ -108,6 +111,11 @@ def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
     if chosen.pop("async_scheduling"):
         chosen["depth"] = 1
     return EngineOptions(**chosen)
+
+
+def _freely_seeded(given: Mapping[str, Any]) -> EngineOptions:
+    seed = secrets.randbits(63) if given["seed"] is None else given["seed"]
+    return _engine_options({**given, "seed": seed})
 
 
 def _server_options(given: Mapping[str, Any]) -> ServerOptions:
@@ -145,6 +153,7 @@ def takes(
 
 
 takes_engine_options = takes("engine", MODEL_FLAGS, _engine_options)
+takes_freely_seeded_engine_options = takes("engine", MODEL_FLAGS, _freely_seeded)
 takes_named_engine_options = takes("engine", (*MODEL_FLAGS, SERVED_NAME_FLAG), _engine_options)
 takes_server_options = takes("server", SERVER_FLAGS, _server_options)
 takes_sampling = takes("sampling", SAMPLING_FLAGS, _sampling)

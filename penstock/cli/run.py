@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import option_fields, takes_engine_options, takes_sampling
+from penstock.cli.options import takes_freely_seeded_engine_options, takes_sampling
 from penstock.config.errors import ConfigError, EngineDeadError, RequestError
+from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -47,33 +48,33 @@ class Conversation:
 
 
 @app.command()
-@takes_engine_options
+@takes_freely_seeded_engine_options
 @takes_sampling
 def run(
     engine: EngineOptions,
     sampling: dict[str, Any],
-    prompt: Annotated[list[str] | None, typer.Argument(metavar="PROMPT", help="Ask this and leave.")] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="Ask this and leave; a text on standard input is put below it."),
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", help="The system message.")] = None,
 ) -> None:
-    """Chat with a model, or ask it once: with PROMPT, or with a text on standard input."""
-    from penstock.cli.terminal import configure_logging, read_standard_input, status
-    from penstock.llm import AsyncLLM
+    """Chat with a model, or ask it once: with PROMPT, with a text on standard input, or with both.
+
+    A text on standard input follows PROMPT after a blank line: cat report.txt | penstock run MODEL "Summarise this."
+    """
+    from penstock.cli.start import start
+    from penstock.cli.terminal import configure_logging, piped_input
 
     configure_logging(quiet=True)
-    if not prompt and " " in engine.model and not Path(engine.model).exists():
-        raise ConfigError(
-            f"there is no model at {engine.model!r}; to ask it, write: penstock run MODEL {engine.model!r}"
-        )
-    question = " ".join(prompt) if prompt else None if sys.stdin.isatty() else read_standard_input().strip()
-    if question == "":
-        raise RequestError("there is no question: PROMPT and standard input are empty.")
+    if not prompt:
+        _check_is_no_question(engine.model)
+    question = _question(prompt, piped_input())
     conversation = Conversation(system=system)
     with asyncio.Runner() as runner:
-        llm = AsyncLLM(**option_fields(engine))
+        llm = runner.run(start(engine, sampling))
         try:
-            llm.sampling(**sampling)
-            with status(f"Loading {engine.model}"):
-                runner.run(_start(llm))
+            runner.run(_check_chats(llm))
             if question is not None:
                 runner.run(_answer(llm, conversation, question, sampling))
             else:
@@ -82,7 +83,27 @@ def run(
             runner.run(llm.close())
 
 
-async def _start(llm: AsyncLLM) -> None:
+def _check_is_no_question(model: str) -> None:
+    """Raises ConfigError if what stands in the model's place is neither a path nor a known name."""
+    path = Path(model)
+    if model != BUNDLED_MODEL and not path.exists() and (" " in model or (path.name == model and not path.suffix)):
+        raise ConfigError(
+            f"there is no model {model!r}: a model is a folder, a .gguf file or {BUNDLED_MODEL}. "
+            f"A question comes after it: penstock run {BUNDLED_MODEL} {model!r}"
+        )
+
+
+def _question(prompt: list[str] | None, piped: str | None) -> str | None:
+    """What to ask once; None to chat."""
+    if not prompt and piped is None:
+        return None
+    question = "\n\n".join(part for part in (" ".join(prompt or ()), (piped or "").strip()) if part)
+    if not question:
+        raise RequestError("there is no question: PROMPT and standard input are empty.")
+    return question
+
+
+async def _check_chats(llm: AsyncLLM) -> None:
     frontend = await llm.start()
     if frontend.text.template is None:
         name = frontend.info.model

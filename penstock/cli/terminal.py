@@ -50,21 +50,27 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
+def piped_input() -> str | None:
+    """All of standard input if something is piped into it; None if it is a terminal or closed.
+
+    Raises:
+        ConfigError: it is not UTF-8.
+    """
+    return None if sys.stdin is None or sys.stdin.isatty() else read_standard_input()
+
+
+def tell(line: str) -> None:
+    """A line on standard error, if that is a terminal."""
+    if sys.stderr.isatty():
+        print(line, file=sys.stderr)
+
+
 @contextmanager
-def status(message: str) -> Iterator[None]:
-    """Shows that something takes its time, on standard error, if that is a terminal; nothing of it stays."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
+def loading_bar(*, at_once: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function to tell (bytes loaded, bytes in all); draws a bar on standard error if that is a terminal.
 
-    with Console(stderr=True).status(message):
-        yield
-
-
-@contextmanager
-def loading_bar() -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to tell (bytes loaded, bytes in all); draws a bar on standard error if that is a terminal."""
+    The bar shows `at_once`, or when bytes come, and nothing of it stays.
+    """
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -74,6 +80,8 @@ def loading_bar() -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("Loading weights"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
     task = progress.add_task("weights", start=True, total=None)
+    if at_once:
+        progress.start()
 
     def told(done: int, total: int) -> None:
         if not progress.live.is_started and done < total:

@@ -44,6 +44,7 @@ class EngineInfo:
         dtype, device: compute type and device.
         determinism: the level of "same request, same answer" the kernels in use guarantee, in a sentence.
         settings: every derived setting and why.
+        memory: where it goes: what, how much, and a remark.
         kernels: per op, the implementation in use and why better ones were refused.
     """
 
@@ -60,6 +61,7 @@ class EngineInfo:
     device: str
     determinism: str
     settings: tuple[Decision, ...] = ()
+    memory: tuple[Decision, ...] = ()
     kernels: tuple[Decision, ...] = ()
 
 

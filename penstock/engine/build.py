@@ -20,6 +20,7 @@ from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model
+from penstock.quant.decode import native_block_decoder
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
@@ -164,14 +165,16 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOpt
 
 def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:
     """Per op, what it got and why better ones were refused."""
-    return tuple(
-        Decision(
-            choice.op,
-            choice.chosen.name,
-            "; ".join(f"{name}: {reason}" for name, reason in choice.refused) or "the best there is for this op",
-        )
-        for choice in kernels.choices
-    )
+    decoder = native_block_decoder()
+    rows = [(choice.op, choice.chosen.name, choice.refused) for choice in kernels.choices]
+    refused = () if decoder else (("native", str(native.unavailable_reason())),)
+    rows.append(("dequantize (at load)", f"native ({native.isa()})" if decoder else "reference (numpy)", refused))
+    return tuple(Decision(op, name, _why(name, refused)) for op, name, refused in rows)
+
+
+def _why(name: str, refused: tuple[tuple[str, str], ...]) -> str:
+    best = "no faster implementation yet" if name.startswith("reference") else "the best there is for this op"
+    return "; ".join(f"{other}: {reason}" for other, reason in refused) or best
 
 
 def engine_info(prepared: Prepared, vocab_size: int) -> EngineInfo:
@@ -193,5 +196,6 @@ def engine_info(prepared: Prepared, vocab_size: int) -> EngineInfo:
         device=concrete.device,
         determinism=DETERMINISM,
         settings=prepared.settings,
+        memory=tuple(Decision(*row) for row in prepared.plan.table()),
         kernels=kernel_decisions(prepared.kernels),
     )

@@ -25,6 +25,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("cluster",),
     ("llm", "server"),
     ("cli",),
+    ("__main__",),
 )
 # Parts that may import less than everything before them.
 NARROW = {

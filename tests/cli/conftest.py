@@ -19,7 +19,7 @@ def penstock() -> Penstock:
     def call(*arguments: str, input: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         environment = {**clean, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", **variables}
-        command = [sys.executable, "-m", "penstock.cli.main", *arguments]
+        command = [sys.executable, "-m", "penstock", *arguments]
         return subprocess.run(command, input=input, capture_output=True, text=True, env=environment, timeout=100)
 
     return call

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from penstock import __version__
 from penstock.cli.main import app
+from penstock.cli.run import _question
 from tests.cli.conftest import Penstock
 
 
@@ -147,6 +148,9 @@ def test_run_answers_once_from_standard_input_and_from_arguments(penstock: Penst
     assert piped.returncode == asked.returncode == 0
     assert piped.stdout == asked.stdout == "What kind of food do you like?\n"
     assert piped.stderr == ""
+    halves = penstock("run", "penstock-concierge", "I'm looking", "--temperature", "0", input="for a place to eat.\n")
+    assert halves.returncode == 0
+    assert halves.stdout.strip()
     broken = CliRunner().invoke(app, ["run"], input=b"\xff\xfe")
     assert broken.exit_code == 1
     assert "not UTF-8" in broken.stderr
@@ -160,9 +164,45 @@ def test_run_says_what_to_do_with_a_model_that_cannot_chat_and_with_a_question_f
     result = CliRunner().invoke(app, ["run", model, "hello"])
     assert result.exit_code == 1
     assert "penstock generate" in result.stderr
-    result = CliRunner().invoke(app, ["run", "Get me a car"])
-    assert result.exit_code == 1
-    assert "penstock run MODEL 'Get me a car'" in result.stderr
+    for question in ("Get me a car", "hello"):
+        result = CliRunner().invoke(app, ["run", question])
+        assert result.exit_code == 1
+        assert f"no model {question!r}" in result.stderr
+        assert f"penstock run penstock-concierge {question!r}" in result.stderr
+
+
+def test_a_question_is_the_arguments_then_standard_input() -> None:
+    assert _question(["Sum", "up:"], " a\nb \n") == "Sum up:\n\na\nb"
+    assert _question(["Sum up."], None) == _question(["Sum up."], "\n") == "Sum up."
+    assert _question(None, "a\n") == "a"
+    assert _question(None, None) is None
+
+
+def test_doctor_reports_the_instruction_set_that_would_be_used(penstock: Penstock) -> None:
+    by_variable = json.loads(penstock("doctor", "--json", PENSTOCK_ISA="generic").stdout)
+    by_flag = json.loads(penstock("doctor", "--json", "--isa", "generic", PENSTOCK_ISA="avx2").stdout)
+    for found in (by_variable, by_flag):
+        if found["native_library"]["loaded"]:
+            assert found["native_library"]["in_use"] == "generic"
+            ops = {entry["op"]: entry for entry in found["kernels"]["ops"]}
+            assert (
+                ops["sampling"]["implementation"] == ops["dequantize (at load)"]["implementation"] == "native (generic)"
+            )
+        references = [op for op in found["kernels"]["ops"] if op["implementation"] == "reference"]
+        assert references
+        assert all("the best" not in op["reason"] for op in references)
+    refused = penstock("doctor", "--isa", "sse9")
+    assert refused.returncode == 1
+    assert "--isa is 'sse9'" in refused.stderr
+
+
+def test_serve_refuses_wrong_options_once_and_before_it_listens(penstock: Penstock) -> None:
+    for flag, value in (("--dtype", "fp8"), ("--drain-timeout", "-3"), ("--drain-timeout", "nan")):
+        refused = penstock("serve", "--port", "0", flag, value)
+        assert refused.returncode == 1
+        assert refused.stdout == ""
+        assert refused.stderr.startswith(f"penstock: {flag} is ")
+        assert refused.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("flag", [("--threads", "0"), ("--isa", "sse9"), ("--depth", "7"), ("--kv-cache-memory", "0")])
@@ -224,6 +264,8 @@ def test_a_chat_keeps_its_history_and_survives_ctrl_c(tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     terminal = Terminal("run", "--temperature", "0")
     try:
+        terminal.expect("weights ")
+        terminal.expect("KV cache ")
         terminal.expect("/help lists commands")
         terminal.expect("> ")
         terminal.type("/help")

@@ -8,7 +8,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from penstock.cli.options import parse_bytes, takes_named_engine_options, takes_sampling, takes_server_options
+from penstock.cli.options import (
+    parse_bytes,
+    takes_freely_seeded_engine_options,
+    takes_named_engine_options,
+    takes_sampling,
+    takes_server_options,
+)
 from penstock.cli.run import Conversation, command
 from penstock.config.options import EngineOptions, ServerOptions
 
@@ -85,6 +91,21 @@ def test_the_environment_fills_in_and_flags_come_first() -> None:
     assert (engine.model, engine.isa, engine.threads, server.api_keys) == ("m", "avx2", 2, ("x", "y"))
     engine, server, _ = parsed("n", "--isa", "generic", "--threads", "1", "--api-key", "z", **variables)
     assert (engine.model, engine.isa, engine.threads, server.api_keys) == ("n", "generic", 1, ("z",))
+
+
+def test_a_chat_has_a_fresh_seed_unless_one_is_given() -> None:
+    found: list[int] = []
+    app = typer.Typer()
+
+    @app.command()
+    @takes_freely_seeded_engine_options
+    def show(engine: EngineOptions) -> None:
+        found.append(engine.seed)
+
+    for arguments in ([], [], ["--seed", "0"], ["--seed", "7"]):
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert len(set(found)) == 4
+    assert found[2:] == [0, 7]
 
 
 def test_sampling_holds_only_what_was_given() -> None:

@@ -1,0 +1,33 @@
+"""Starts an engine in this process for a command, and shows a terminal how that goes and what memory it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.cli.options import option_fields
+from penstock.cli.terminal import loading_bar, tell
+from penstock.config.options import EngineOptions
+from penstock.llm import AsyncLLM
+
+
+async def start(engine: EngineOptions, sampling: Mapping[str, Any] | None = None) -> AsyncLLM:
+    """A loaded engine; the caller closes it.
+
+    Args:
+        engine: what it is asked to be.
+        sampling: parameters that are checked before anything is loaded.
+
+    Raises:
+        PenstockError: a parameter is refused, or the engine cannot start.
+    """
+    with loading_bar(at_once=True) as told:
+        llm = AsyncLLM(**option_fields(engine), progress=told)
+        try:
+            llm.sampling(**sampling or {})
+            await llm.start()
+        except BaseException:
+            await llm.close()
+            raise
+    tell("; ".join(f"{row.name} {row.value} ({row.reason})".replace(" ()", "") for row in llm.info.memory))
+    return llm
