@@ -33,7 +33,7 @@ class KVMemory:
             key = torch.zeros(*shape, spec.key_dim, dtype=dtype, device=device)
             value = torch.zeros(*shape, spec.value_dim, dtype=dtype, device=device)
             self.caches.append(LayerCache(group, key, value))
-        self._members = tuple(tuple(self.caches[layer] for layer in group.layers) for group in groups)
+        self._members = [[self.caches[layer] for layer in group.layers] for group in groups]
 
     def apply(self, op: CacheOp) -> None:
         """Runs one cache operation.
@@ -46,3 +46,8 @@ class KVMemory:
         for cache in self._members[op.group]:
             cache.key[op.target, : op.num_tokens] = cache.key[op.source, : op.num_tokens]
             cache.value[op.target, : op.num_tokens] = cache.value[op.source, : op.num_tokens]
+
+    def close(self) -> None:
+        """Frees all blocks; nothing can be computed afterwards."""
+        self.caches.clear()
+        self._members.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -333,17 +333,3 @@ def plan_memory(
         available_bytes=limits.available_bytes,
         notes=notes,
     )
-
-
-def planned_groups(model: ModelFacts) -> tuple[CacheGroup, ...]:
-    """The cache groups a model will have, from its headers alone: layers grouped by window."""
-    found: dict[int | None, list[int]] = {}
-    for index, layer in enumerate(model.layers):
-        found.setdefault(layer.window, []).append(index)
-    return tuple(_group(model, window, layers) for window, layers in found.items())
-
-
-def _group(model: ModelFacts, window: int | None, layers: Iterable[int]) -> CacheGroup:
-    members = tuple(layers)
-    elements = sum(model.layers[index].elements_per_token for index in members)
-    return CacheGroup(CacheKind.FULL if window is None else CacheKind.SLIDING, window, members, elements)

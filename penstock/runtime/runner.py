@@ -78,7 +78,7 @@ class ModelRunner:
     def close(self) -> None:
         self._queue.clear()
         self._new.clear()
-        self._memory.caches.clear()
+        self._memory.close()
 
     def _apply_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows:

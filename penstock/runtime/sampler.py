@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewRow, TokenLogprobs
-from penstock.kernels.cpu import native
-from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel
 
 
@@ -77,23 +75,18 @@ def row_settings(new: NewRow, vocab_size: int) -> RowSettings:
     )
 
 
-def default_kernel() -> SamplingKernel:
-    """The native sampler where the library is there, else the reference."""
-    return native.NativeSampling() if native.available() else ReferenceSampling()
-
-
 class Sampler:
     """The sampling state of all rows of a batch.
 
     Args:
         vocab_size: columns of the logits.
         max_rows: rows are numbered below this.
-        kernel: how to sample; None takes the native library, or the reference without it.
+        kernel: how to sample.
     """
 
-    def __init__(self, vocab_size: int, max_rows: int, kernel: SamplingKernel | None = None) -> None:
+    def __init__(self, vocab_size: int, max_rows: int, kernel: SamplingKernel) -> None:
         self.vocab_size = vocab_size
-        self._kernel = kernel if kernel is not None else default_kernel()
+        self._kernel = kernel
         self._rows: list[_Row | None] = [None] * max_rows
 
     def add_row(self, new: NewRow) -> None:

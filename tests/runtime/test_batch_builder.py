@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -69,3 +71,12 @@ def test_a_partial_copy_touches_its_group_alone() -> None:
     assert not sliding.key[3, 2:].any()
     with pytest.raises(ValueError, match="save has no tier"):
         memory.apply(CacheOp(CacheOpKind.SAVE, 0, 1, 1, 1))
+
+
+def test_closing_frees_every_block() -> None:
+    specs = [CacheSpec(CacheKind.FULL, 1, 2, 2), CacheSpec(CacheKind.SLIDING, 1, 2, 2, window=4)]
+    memory = KVMemory(specs, group_layers(specs), (4, 5), 4, dtype=torch.float32, device=CPU)
+    tensors = [weakref.ref(tensor) for cache in memory.caches for tensor in (cache.key, cache.value)]
+    assert len(tensors) == 4 and all(tensor() is not None for tensor in tensors)
+    memory.close()
+    assert [tensor() for tensor in tensors] == [None] * 4

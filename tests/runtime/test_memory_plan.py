@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import LayerFacts, ModelFacts
-from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.kv_cache import KVCache
 from penstock.runtime.memory_plan import (
     MemoryLimits,
@@ -19,7 +19,6 @@ from penstock.runtime.memory_plan import (
     activation_bytes,
     format_bytes,
     plan_memory,
-    planned_groups,
 )
 
 
@@ -36,6 +35,13 @@ def model(parameters: int = 1_000_000, windows: tuple[int | None, ...] = (None, 
         attention_size=64,
         layers=tuple(LayerFacts(64, window) for window in windows),
     )
+
+
+def planned_groups(facts: ModelFacts) -> tuple[CacheGroup, ...]:
+    """The cache groups of a model with these layers."""
+    kinds = [CacheKind.SLIDING if layer.window else CacheKind.FULL for layer in facts.layers]
+    pairs = zip(kinds, facts.layers, strict=True)
+    return group_layers([CacheSpec(kind, 1, layer.elements_per_token, 0, layer.window) for kind, layer in pairs])
 
 
 def limits(available: int, **changes: object) -> MemoryLimits:
@@ -197,11 +203,3 @@ def test_every_plan_fits_and_every_remedy_works(
         assert found.max_concurrent_full_length >= 1
         cache = KVCache(planned_groups(facts), found.kv_blocks, bounds.block_size)
         assert cache.can_hold(found.max_model_len, bounds.max_num_batched_tokens)
-
-
-def test_planned_groups_follow_the_layers_order() -> None:
-    groups = planned_groups(model(windows=(8, None, 8, 8)))
-    assert groups == (
-        CacheGroup(CacheKind.SLIDING, 8, (0, 2, 3), 192),
-        CacheGroup(CacheKind.FULL, None, (1,), 64),
-    )

@@ -13,8 +13,9 @@ from scipy import stats
 
 from penstock.core.protocol import NewRow
 from penstock.core.sampling import SamplingParams
+from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
-from penstock.runtime.sampler import Draw, Sampler, default_kernel
+from penstock.runtime.sampler import Draw, Sampler
 
 LOGITS = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, 0.25, 1.75, -2.0, 0.75, 1.25]
 PROMPT, OUTPUT, STOPS = (0, 1, 1), (1, 2, 2, 2), (3, 8)
@@ -107,11 +108,11 @@ def draw_many(sampler: Sampler, params: SamplingParams, calls: int, rows: int) -
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("which", ["default", "reference"])
+@pytest.mark.parametrize("which", ["native", "reference"])
 def test_draws_follow_the_exact_distribution(name: str, which: str) -> None:
-    rows, calls = (512, 40) if which == "default" else (128, 20)
+    rows, calls = (512, 40) if which == "native" else (128, 20)
     params = SamplingParams(**CASES[name])
-    sampler = Sampler(len(LOGITS), rows, ReferenceSampling() if which == "reference" else default_kernel())
+    sampler = Sampler(len(LOGITS), rows, ReferenceSampling() if which == "reference" else native.NativeSampling())
     counts = draw_many(sampler, params, calls, rows)
     expected = exact(params)
     total = rows * calls
@@ -133,7 +134,7 @@ def test_cases_change_the_distribution() -> None:
 
 
 def test_grammar_mask_renormalises() -> None:
-    sampler = Sampler(len(LOGITS), 512)
+    sampler = Sampler(len(LOGITS), 512, native.NativeSampling())
     mask = np.full((512, 1), 0b110000000101, np.uint32)
     counts: Counter[int] = Counter()
     for row in range(512):
@@ -150,7 +151,7 @@ def test_grammar_mask_renormalises() -> None:
 def test_branches_and_positions_are_independent() -> None:
     """Pairs of draws of neighbouring branches, positions and seeds: the joint distribution is the product."""
     logits = torch.zeros(1, 4).repeat(1024, 1)
-    sampler = Sampler(4, 1024)
+    sampler = Sampler(4, 1024, native.NativeSampling())
     tokens = {}
     for seed in (0, 1):
         for row in range(1024):

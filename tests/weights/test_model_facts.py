@@ -159,13 +159,16 @@ import sys
 from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import resolve
-from penstock.runtime.memory_plan import MemoryLimits, plan_memory, planned_groups
+from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.runtime.memory_plan import MemoryLimits, plan_memory
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 facts = model_facts(open_checkpoint("penstock-concierge"))
 options = resolve(EngineOptions(), facts, read_machine()).options
 limits = MemoryLimits(2**33, options.max_model_len, options.max_num_seqs, options.max_num_batched_tokens)
-plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=4, limits=limits)
+elements = sum(layer.elements_per_token for layer in facts.layers)
+groups = (CacheGroup(CacheKind.FULL, None, tuple(range(len(facts.layers))), elements),)
+plan_memory(model=facts, groups=groups, dtype_bytes=4, limits=limits)
 print("torch" in sys.modules)
 """
     done = subprocess.run(
