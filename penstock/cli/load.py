@@ -7,9 +7,8 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-import httpx
 
 from penstock.cli.measure import RequestRecord
 from penstock.cli.workload import Job
@@ -17,6 +16,8 @@ from penstock.config.errors import ConfigError, PenstockError
 from penstock.core.request import GenerationRequest
 
 if TYPE_CHECKING:
+    import httpx
+
     from penstock.llm import AsyncLLM
 
 Send = Callable[[Job], Awaitable[RequestRecord]]
@@ -49,6 +50,8 @@ def has_content(choice: dict[str, Any]) -> bool:
 
 
 async def _stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> RequestRecord:
+    import httpx
+
     started = time.perf_counter()
     times: list[float] = []
     usage: dict[str, Any] = {}
@@ -91,8 +94,13 @@ async def server_sender(
     """Gives (send, model name) for a server; without a model name the first one the server lists is taken.
 
     Raises:
-        ConfigError: the endpoint is unknown, or the server does not answer as one that speaks OpenAI's API.
+        ConfigError: httpx is not installed, the endpoint is unknown, or the server does not answer as one that speaks
+            OpenAI's API.
     """
+    if find_spec("httpx") is None:
+        raise ConfigError("a load test of a server needs httpx; install it with: pip install 'penstock[bench]'.")
+    import httpx
+
     if endpoint not in ENDPOINTS:
         raise ConfigError(f"--endpoint is {endpoint!r}; allowed: {', '.join(ENDPOINTS)}.")
     path = "/v1/chat/completions" if endpoint == "chat" else "/v1/completions"
@@ -111,6 +119,8 @@ async def server_sender(
 
 
 async def _first_model(client: httpx.AsyncClient, root: str) -> str:
+    import httpx
+
     try:
         response = await client.get("/v1/models")
         response.raise_for_status()

@@ -79,6 +79,13 @@ def test_bench_serve_without_a_server_is_one_clear_line() -> None:
     assert "is a server running there?" in result.stderr
 
 
+def test_bench_serve_without_httpx_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.cli.load.find_spec", lambda name: None)
+    result = bench("serve", "--base-url", "http://127.0.0.1:1", "--num-prompts", "1")
+    assert result.exit_code == 1
+    assert "pip install 'penstock[bench]'" in result.stderr
+
+
 def test_bench_runs_in_process(tmp_path: Path) -> None:
     report = tmp_path / "figures.json"
     few = ("--input-len", "8", "--output-len", "4", "--threads", "1", "--json", str(report))
