@@ -430,7 +430,7 @@ class LLM:
 
 
 def engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
-    """EngineOptions from keywords; raises ConfigError for an unknown one, naming the nearest."""
+    """EngineOptions from keywords; raises ConfigError for an unknown one, naming one like it."""
     _check_names("option", options, EngineOptions)
     return EngineOptions(model=model, **options)
 
@@ -439,8 +439,9 @@ def _check_names(what: str, given: Mapping[str, Any], known: type) -> None:
     names = [known_field.name for known_field in fields(known)]
     for name in given:
         if name not in names:
-            nearest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"unknown {what} {name!r}; did you mean {nearest!r}? Known: {', '.join(names)}.")
+            near = get_close_matches(name, names, n=1)
+            hint = f" did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown {what} {name!r};{hint} known: {', '.join(names)}.")
 
 
 def _build(options: EngineOptions, progress: Progress | None) -> tuple[Engine, EngineInfo]:

@@ -112,11 +112,12 @@ def test_refusal_names_the_prompt_and_the_rest_goes_on() -> None:
         (lambda: engine_options("m", {"zzz": 1}), ["zzz"]),
     ],
 )
-def test_unknown_option_names_the_nearest(make: Any, words: list[str]) -> None:
+def test_unknown_option_names_one_like_it_if_there_is_one(make: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         make()
     for word in words:
         assert word in str(refused.value)
+    assert ("did you mean" in str(refused.value)) == (len(words) > 1)
 
 
 def test_wrong_calls() -> None:
