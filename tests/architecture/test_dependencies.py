@@ -1,4 +1,4 @@
-"""The dependency table of docs/architecture.md lists what pyproject.toml requires, and the package imports nothing else."""
+"""The table of docs/architecture.md lists what pyproject.toml requires, and the package imports nothing else."""
 
 from __future__ import annotations
 
