@@ -47,10 +47,10 @@ def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
     from penstock.config.resolve import validate
 
     validate(EngineOptions(dtype=dtype, isa=isa))
-    from penstock.engine.build import kernel_decisions, measure_machine
     from penstock.kernels.api import resolve_kernels
     from penstock.kernels.cpu import native
     from penstock.kernels.registry import KernelContext
+    from penstock.runtime.prepare import kernel_decisions, measure_machine
 
     machine = measure_machine()
     device = "cpu"  # what --device auto takes

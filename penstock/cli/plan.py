@@ -12,7 +12,7 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
-    from penstock.engine.build import Prepared
+    from penstock.runtime.prepare import Prepared
 
 app = typer.Typer(add_completion=False)
 
@@ -24,7 +24,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what memory a model needs, without loading it. Exit code 1 says that it does not fit."""
-    from penstock.engine.build import prepare
+    from penstock.runtime.prepare import prepare
 
     try:
         prepared = prepare(engine)

@@ -61,6 +61,15 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """A derived setting, or the implementation an op got, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved:
     """Concrete options; `reasons` holds (name, value, reason) of every one that was derived."""
 

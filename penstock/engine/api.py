@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from penstock.config.resolve import Decision
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 
@@ -18,15 +19,6 @@ class EngineState(str, Enum):
     READY = "ready"
     RESTARTING = "restarting"
     STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A derived setting, or the implementation an op got, and why."""
-
-    name: str
-    value: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,26 @@
-"""From options to a running engine: open, resolve, plan, build, load. The engine's only module that needs torch."""
+"""From options to a running engine: prepare, load, join. The engine's only module that needs torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions, SchedulerOptions
-from penstock.config.resolve import DTYPE_BYTES, ModelFacts, resolve
+from penstock.config.resolve import Decision
 from penstock.core.cache_spec import group_layers
 from penstock.core.scheduler import Scheduler
-from penstock.engine.api import Decision, EngineInfo
+from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
-from penstock.kernels.registry import KernelContext
-from penstock.models.registry import Model, build_model
-from penstock.quant.decode import native_block_decoder
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
+from penstock.runtime.memory_plan import MemoryPlan
+from penstock.runtime.prepare import Prepared, kernel_decisions, prepare
 from penstock.runtime.runner import ModelRunner
 from penstock.runtime.sampler import Sampler
-from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.facts import model_facts
 from penstock.weights.loader import load_weights
-from penstock.weights.open import open_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -37,79 +28,6 @@ DETERMINISM = (
     "scheduling, cache and sampling are exact; torch's matrix products may round differently with the number of rows "
     "in a step, so that logits agree to float rounding and tokens except at ties within it"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything decided before a weight is read.
-
-    Attributes:
-        checkpoint: opened, headers only.
-        facts: sizes from its headers.
-        options: fully concrete.
-        model: declared, its weights not loaded.
-        plan: where the memory goes.
-        settings: derived options and why.
-        kernels: the implementation of every op.
-    """
-
-    checkpoint: Checkpoint
-    facts: ModelFacts
-    options: EngineOptions
-    model: Model
-    plan: MemoryPlan
-    settings: tuple[Decision, ...]
-    kernels: KernelSet
-
-
-def measure_machine() -> Machine:
-    """This machine, as torch and the native library see it too."""
-    features = native.cpu_features()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return read_machine(
-        isas=native.usable_isas(),
-        has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
-        cuda_devices=gpus,
-        gpu_memory_available=torch.cuda.mem_get_info(0)[0] if gpus else 0,
-    )
-
-
-def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
-    """Opens the checkpoint's headers, resolves every option, plans the memory and chooses the kernels.
-
-    Raises:
-        CheckpointError: the model cannot be read.
-        ConfigError: an option cannot be honoured; MemoryPlanError: it does not fit.
-    """
-    machine = machine or measure_machine()
-    checkpoint = open_checkpoint(options.model)
-    facts = model_facts(checkpoint)
-    resolved = resolve(options, facts, machine)
-    concrete = resolved.options
-    assert concrete.max_model_len and concrete.max_num_seqs and concrete.max_num_batched_tokens
-    gpu = concrete.device == "cuda"
-    limits = MemoryLimits(
-        available_bytes=machine.gpu_memory_available if gpu else machine.memory_available,
-        max_model_len=concrete.max_model_len,
-        max_model_len_fixed=options.max_model_len is not None,
-        max_num_seqs=concrete.max_num_seqs,
-        max_num_batched_tokens=concrete.max_num_batched_tokens,
-        block_size=concrete.block_size,
-        kv_cache_memory=concrete.kv_cache_memory,
-        kv_cache_memory_fixed=options.kv_cache_memory is not None,
-        kv_blocks=concrete.kv_blocks,
-        enable_prefix_caching=concrete.enable_prefix_caching,
-    )
-    kernels = resolve_kernels(KernelContext(concrete.device, concrete.dtype, concrete.isa))
-    declare = partial(build_model, checkpoint.config, kernels, dtype=getattr(torch, concrete.dtype))
-    model = declare(max_model_len=concrete.max_model_len)
-    groups = group_layers(model.cache_specs)
-    plan = plan_memory(model=facts, groups=groups, dtype_bytes=DTYPE_BYTES[concrete.dtype], limits=limits)
-    if plan.max_model_len != concrete.max_model_len:
-        model = declare(max_model_len=plan.max_model_len)
-    settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
-    settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
-    return Prepared(checkpoint, facts, concrete, model, plan, tuple(settings), kernels)
 
 
 def build_engine(
@@ -161,20 +79,6 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOpt
         depth=options.depth,
         max_chunk_tokens=options.max_chunk_tokens,
     )
-
-
-def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:
-    """Per op, what it got and why better ones were refused."""
-    decoder = native_block_decoder()
-    rows = [(choice.op, choice.chosen.name, choice.refused) for choice in kernels.choices]
-    refused = () if decoder else (("native", str(native.unavailable_reason())),)
-    rows.append(("dequantize (at load)", f"native ({native.isa()})" if decoder else "reference (numpy)", refused))
-    return tuple(Decision(op, name, _why(name, refused)) for op, name, refused in rows)
-
-
-def _why(name: str, refused: tuple[tuple[str, str], ...]) -> str:
-    best = "no faster implementation yet" if name.startswith("reference") else "the best there is for this op"
-    return "; ".join(f"{other}: {reason}" for other, reason in refused) or best
 
 
 def engine_info(prepared: Prepared, vocab_size: int) -> EngineInfo:

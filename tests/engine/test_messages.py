@@ -21,11 +21,12 @@ from penstock.config.errors import (
     RequestError,
 )
 from penstock.config.options import EngineOptions
+from penstock.config.resolve import Decision
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine import messages
-from penstock.engine.api import Decision, EngineInfo
+from penstock.engine.api import EngineInfo
 from penstock.engine.messages import MessageError
 
 REQUEST = EngineRequest(
