@@ -343,7 +343,7 @@ asyncio.run(main())
 
 async def test_process_dies_with_its_parent(folder: Path) -> None:
     parent = subprocess.Popen(
-        [os.environ.get("PYTHON", sys.orig_argv[0]), "-c", PARENT, str(folder / "python")],
+        [str(Path(sys.prefix) / "bin" / "python"), "-c", PARENT, str(folder / "python")],
         stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
     assert parent.stdout is not None
