@@ -16,7 +16,7 @@ MARKER = "the-clients-own-words"
 
 
 def fail(*_: object) -> None:
-    raise RuntimeError(f"at /work/secret.py: {MARKER}0x7f00")
+    raise RuntimeError(f"at /srv/secret.py: {MARKER}0x7f00")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -27,7 +27,7 @@ def test_an_unforeseen_error_says_nothing_of_its_cause(
     answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "Hello", "stream": stream})
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal_error"
-    for secret in ("RuntimeError", "/work", "0x7f", "Traceback"):
+    for secret in ("RuntimeError", "/srv", "0x7f", "Traceback"):
         assert secret not in answer.text
     assert answer.headers["x-request-id"] in caplog.text
     monkeypatch.undo()
