@@ -273,24 +273,29 @@ class Scheduler:
 
     def _start(self, branch: Branch, match: Match, draft: _Draft) -> bool:
         """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
-        length = min(branch.known - match.tokens, draft.budget, self._chunk)
-        self.cache.attach(branch, match)
-        added = self.cache.extend(branch, match.tokens + length)
+        added = self._take_blocks(branch, match, draft)
         if added is None and match.tail is not None:  # the block to copy from is pinned too: do without it
-            self.cache.release(branch, keep=False)
-            match = Match(match.nodes, None, 0, 0, None, match.reason)
-            length = min(branch.known - match.tokens, draft.budget, self._chunk)
-            self.cache.attach(branch, match)
-            added = self.cache.extend(branch, match.tokens + length)
+            match = replace(match, tail=None, tail_tokens=0)
+            added = self._take_blocks(branch, match, draft)
         if added is None:
-            self.cache.release(branch, keep=False)
             return False
         draft.cache_ops += self.cache.copy_tail(branch, match, draft.step)
         self.cache.announce(branch)
         self._roster.seat(branch)
         self._count_admission(branch, match)
-        self._span(branch, length, added, draft)
+        self._span(branch, self._first_length(branch, match, draft), added, draft)
         return True
+
+    def _first_length(self, branch: Branch, match: Match, draft: _Draft) -> int:
+        return min(branch.known - match.tokens, draft.budget, self._chunk)
+
+    def _take_blocks(self, branch: Branch, match: Match, draft: _Draft) -> tuple[tuple[int, ...], ...] | None:
+        """Pins the match and takes blocks for the first tokens after it; holds nothing if they cannot be had."""
+        self.cache.attach(branch, match)
+        added = self.cache.extend(branch, match.tokens + self._first_length(branch, match, draft))
+        if added is None:
+            self.cache.release(branch, keep=False)
+        return added
 
     def _count_admission(self, branch: Branch, match: Match) -> None:
         if branch.cached_tokens is not None:
@@ -334,7 +339,7 @@ class Scheduler:
             if not branch.introduced:
                 branch.introduced = True
                 new_rows.append(self._new_row(branch, span))
-                span = RowSpan(span.row, span.start, span.tokens, span.prompt_tokens, 0, span.sample, ())
+                span = replace(span, new_blocks=())  # the row is introduced with its whole tables
             spans.append(span)
             branch.last_step = draft.step
             branch.in_flight += span.sample

@@ -9,7 +9,6 @@ import torch
 
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
-from penstock.core.cache_spec import group_layers
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
@@ -55,7 +54,7 @@ def build_engine(
     device = torch.device(concrete.device)
     model = prepared.model
     load_weights(model, prepared.checkpoint, dtype=dtype, progress=progress, device=concrete.device)
-    groups = group_layers(model.cache_specs)
+    groups = prepared.groups
     scheduler_options = _scheduler_options(concrete, plan)
     memory = KVMemory(model.cache_specs, groups, plan.kv_blocks, concrete.block_size, dtype=dtype, device=device)
     rows = scheduler_options.max_num_seqs

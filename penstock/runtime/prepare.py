@@ -10,7 +10,7 @@ import torch
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, resolve
-from penstock.core.cache_spec import group_layers
+from penstock.core.cache_spec import CacheGroup, group_layers
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
@@ -31,6 +31,7 @@ class Prepared:
         facts: sizes from its headers.
         options: fully concrete.
         model: declared, its weights not loaded.
+        groups: its cache groups.
         plan: where the memory goes.
         settings: derived options and why.
         kernels: the implementation of every op.
@@ -40,6 +41,7 @@ class Prepared:
     facts: ModelFacts
     options: EngineOptions
     model: Model
+    groups: tuple[CacheGroup, ...]
     plan: MemoryPlan
     settings: tuple[Decision, ...]
     kernels: KernelSet
@@ -92,7 +94,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         model = declare(max_model_len=plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
-    return Prepared(checkpoint, facts, concrete, model, plan, tuple(settings), kernels)
+    return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels)
 
 
 def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:
