@@ -1,0 +1,102 @@
+"""Canonical quantised matrices: what every storage format becomes before a packing for a device is chosen. No torch.
+
+All are matrices [N, K] of N output rows and K inputs; a stack of E experts is one matrix of E · N rows. Arrays are
+C-contiguous numpy. A group is `group` consecutive inputs of one row; K is a multiple of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows of ggml blocks, as they lie in a GGUF file.
+
+    Attributes:
+        format: "q4_0", "q4_k", "iq4_xs", "tq2_0", "mxfp4", …, as in `quant.tensor`.
+        shape: (N, K), K a multiple of the format's block.
+        data: [N · bytes of a row] uint8, usually a view of the file.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """Integers with a scale a group: w = scale · (code - zero), or w = scale · code + minimum.
+
+    Attributes:
+        codes: [N, K] uint8, each below 2 ** bits.
+        bits: 1 to 8.
+        group: inputs that share a scale; K for one scale a row.
+        scales: [N, K / group] float32.
+        zero: the zero point where it is one number for all.
+        zeros: [N, K / group] uint8 zero points, or None.
+        minimums: [N, K / group] float32, or None. At most one of zeros and minimums is given, and zero is 0 then.
+        order: [K] int32 or None: codes column k multiplies input order[k] (activation order of GPTQ).
+    """
+
+    codes: Bytes
+    bits: int
+    group: int
+    scales: Floats
+    zero: int = 0
+    zeros: Bytes | None = None
+    minimums: Floats | None = None
+    order: npt.NDArray[np.int32] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Codebook:
+    """Four-bit indices into a table of 16 values: w = scale · table[code] (NF4, FP4, MXFP4, NVFP4, IQ4).
+
+    Attributes:
+        codes: [N, K] uint8 below 16.
+        table: [16] float32.
+        group: inputs that share a scale.
+        scales: [N, K / group] float32.
+    """
+
+    codes: Bytes
+    table: Floats
+    group: int
+    scales: Floats
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Floating-point values, with a scale a tile or none: w = scale · value.
+
+    Attributes:
+        format: "f32", "f16", "bf16", "f8_e4m3" or "f8_e5m2".
+        shape: (N, K).
+        data: [N · K · size] uint8, usually a view of the file.
+        scales: [ceil(N / tile[0]), ceil(K / tile[1])] float32, or None.
+        tile: rows and inputs that share a scale; (N, K) for one scale, (1, K) for one a row.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    data: Bytes
+    scales: Floats | None = None
+    tile: tuple[int, int] = (1, 1)
+
+
+Canonical = Blocks | Affine | Codebook | Plain
