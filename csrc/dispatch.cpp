@@ -42,7 +42,7 @@ const std::vector<Isa>& isas() {
     static const std::vector<Isa> all{
         {"generic", &generic::op_table, {}},
         {"avx2", avx2_table, {"avx2", "fma", "f16c"}},
-        {"avx512", avx512_table, {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"}},
+        {"avx512", avx512_table, {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}},
         {"amx", nullptr, {"avx512f", "avx512bw", "avx512dq", "avx512vl", "amx_tile", "amx_int8", "amx_bf16"}},
     };
     return all;

@@ -1,0 +1,157 @@
+// The ops of a model's forward pass: what each takes. Every member of a team calls an op with the same arguments; when
+// it returns, its results are there for all. T tokens of R rows; activations are float32, contiguous, [T, width].
+//
+// Determinism: an output row is computed from its own input row alone, in an order fixed by absolute positions, never by T,
+// R, the number of threads or the chunk a thread took.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "team.h"
+
+namespace penstock {
+
+class PackedMatrix;  // packed.h
+
+enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai };
+enum class Routing : int { softmax_topk, topk_softmax };
+enum class KvType : int { f32, bf16, f16, f8_e4m3, i8, i4 };
+
+struct EmbeddingArgs {
+    const PackedMatrix* table;  // [V, N]
+    const std::int64_t* token_ids;
+    std::int64_t tokens;
+    float scale;
+    float* out;  // [T, N]
+};
+
+// out = x · Wᵀ (+ bias) (+ residual), W's rows being those of all parts one after the other.
+// With an activation, parts are gates and ups of equal shapes and out = activation(gate) · up, half as wide.
+struct LinearArgs {
+    const PackedMatrix* const* parts;
+    int num_parts;
+    const float* x;
+    std::int64_t tokens;
+    const float* bias;      // [width], before the activation; or null
+    const float* residual;  // [T, width of out], may be out itself; or null
+    Activation activation;
+    float alpha, limit;
+    float* out;
+    std::byte* scratch;  // linear_scratch() bytes, 64-byte aligned
+};
+
+// One MLP an expert; every token runs through its top_k.
+struct ExpertsArgs {
+    const float* x;            // [T, N]
+    const float* weights;      // [T, top_k]
+    const std::int64_t* ids;   // [T, top_k]
+    std::int64_t tokens, top_k;
+    const PackedMatrix* gate;  // of E experts, [E · I, N]
+    const PackedMatrix* up;    // the same
+    const PackedMatrix* down;  // of E experts, [E · N, I]
+    const float* gate_up_bias;  // [E, 2 · I] or null
+    const float* down_bias;     // [E, N] or null
+    const float* residual;      // [T, N] or null
+    Activation activation;
+    float alpha, limit;
+    float* out;          // [T, N]
+    std::byte* scratch;  // experts_scratch() bytes
+};
+
+struct RouteArgs {
+    const float* logits;  // [T, E]
+    std::int64_t tokens, experts, top_k;
+    Routing routing;
+    bool renormalize;
+    float* weights;     // [T, top_k]
+    std::int64_t* ids;  // [T, top_k]
+};
+
+struct RmsNormArgs {
+    const float* x;         // [T, N]
+    const float* residual;  // or null
+    const float* weight;    // [N]
+    std::int64_t tokens, size;
+    float eps;
+    float* out;  // norm(x + residual) · weight
+    float* sum;  // x + residual, may be residual itself; null if not wanted
+};
+
+struct LayerNormArgs {
+    const float* x;
+    const float* weight;
+    const float* bias;  // or null
+    std::int64_t tokens, size;
+    float eps;
+    float* out;
+};
+
+// out = activation(gate) · up, gate_up [T, 2 · N] with gates first
+struct GateUpArgs {
+    const float* gate_up;
+    std::int64_t tokens, size;
+    Activation activation;
+    float alpha, limit;
+    float* out;  // [T, N]
+};
+
+// cos | cos and -sin | sin of position · frequency, times factor
+struct RopeTablesArgs {
+    const std::int64_t* positions;
+    const float* frequencies;  // [rot / 2] radians a position
+    std::int64_t tokens, half;
+    float factor;
+    float* cos;  // [T, rot]
+    float* sin;  // [T, rot]
+};
+
+// How one layer's keys and values lie in a block. A block of keys or values is `heads` runs, one a KV head.
+struct KvLayout {
+    KvType type;
+    std::int64_t block_size, heads, key_dim, value_dim;
+    std::int64_t key_block_bytes, value_block_bytes;  // multiples of 64, filled in by kv_layout()
+};
+
+struct RopeWriteArgs {
+    const float* qkv;  // [T, (H + K) · D + K · Dv]
+    const float* cos;  // [T, rot]
+    const float* sin;
+    std::int64_t rotary_dim;
+    const std::int64_t* slot;  // [T]: block · block_size + offset
+    std::int64_t tokens, heads;
+    const float* qk_norm;  // [H + K, D] or null
+    float eps;
+    KvLayout layout;
+    std::byte* keys;
+    std::byte* values;
+    float* query;  // [T, H, D]
+};
+
+// The rows of a step, as attention cuts them into tasks: made once a step and cache group, by attention_plan().
+struct AttentionPlan;
+
+struct AttentionRows {
+    const std::int32_t* query_start;  // [R + 1]
+    const std::int32_t* context_len;  // [R]
+    const std::int32_t* block_table;  // [R, table_width]
+    std::int64_t table_width, rows;
+    std::int64_t window;  // 0 for none
+};
+
+struct AttentionArgs {
+    const float* query;  // [T, H, D]
+    const AttentionPlan* plan;
+    AttentionRows rows;
+    KvLayout layout;
+    const std::byte* keys;
+    const std::byte* values;
+    std::int64_t heads;
+    float scale;
+    const float* sinks;  // [H] or null
+    float soft_cap;      // 0 for none
+    float* out;          // [T, H · Dv]
+};
+
+}  // namespace penstock

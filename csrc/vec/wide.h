@@ -1,0 +1,50 @@
+// Sixteen float lanes and their conversions, the same to the bit on every instruction set. A multiply-add written fma()
+// rounds once everywhere.
+#pragma once
+
+#include PENSTOCK_WIDE_HEADER
+
+namespace penstock::PENSTOCK_ISA::vec {
+
+// The sum of all lanes, in one fixed order.
+static inline float sum(F32x16 a) {
+    float lane[16];
+    store(lane, a);
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lane[i] = lane[i] + lane[i + half];
+    return lane[0];
+}
+
+static inline float most(F32x16 a) {
+    float lane[16];
+    store(lane, a);
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    return lane[0];
+}
+
+// e^x for x <= 88; 0 below -87.3 (no subnormal results). Cephes' expf: argument reduction by ln 2 in two parts, a polynomial
+// of degree 5 (relative error below 2e-7).
+static inline F32x16 exp(F32x16 x) {
+    const F32x16 low = splat16(-87.33654f);
+    const F32x16 inside = max(x, low);
+    const F32x16 n = round(inside * splat16(1.44269504088896341f));
+    F32x16 r = fma(n, splat16(-0.693359375f), inside);
+    r = fma(n, splat16(2.12194440e-4f), r);
+    F32x16 p = splat16(1.9875691500e-4f);
+    p = fma(p, r, splat16(1.3981999507e-3f));
+    p = fma(p, r, splat16(8.3334519073e-3f));
+    p = fma(p, r, splat16(4.1665795894e-2f));
+    p = fma(p, r, splat16(1.6666665459e-1f));
+    p = fma(p, r, splat16(5.0000001201e-1f));
+    p = fma(p * r, r, r) + splat16(1.0f);
+    return zero_below(scale_by_power(p, n), x, low);
+}
+
+// 1 / (1 + e^-x)
+static inline F32x16 sigmoid(F32x16 x) {
+    const F32x16 one = splat16(1.0f);
+    return one / (one + exp(min(splat16(0.0f) - x, splat16(88.0f))));
+}
+
+}  // namespace penstock::PENSTOCK_ISA::vec
