@@ -17,7 +17,7 @@ from penstock.kernels.reference import sampling as reference
 from penstock.kernels.registry import KernelContext, choose
 from penstock.kernels.sampling import RowSettings
 
-AVX512 = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+AVX512 = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 
 
 def test_features_agree_with_the_kernel() -> None:
@@ -58,7 +58,7 @@ def test_refusals_differ() -> None:
     assert "lacks fma, f16c" in lacking
     assert "Choose auto" in lacking
     assert library.refusal("avx512", dict.fromkeys(AVX512, True)) is None
-    assert library.refusal("avx512", dict.fromkeys(AVX512[:3], True)).count("avx512") == 5
+    assert library.refusal("avx512", dict.fromkeys(AVX512[:3], True)).count("avx512") == 6
     assert library.refusal("generic", {}) is None
 
 
