@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "encode.h"
 #include "philox.h"
 #include "sampler_row.h"
 #include "team.h"
@@ -161,6 +162,28 @@ void dequantize_blocks(const std::string& format, Vector<const std::uint8_t> dat
     });
 }
 
+void encode_rows(const std::string& format, Matrix<const float> values, Vector<std::uint8_t> out,
+                 std::optional<Vector<const float>> importance) {
+    const auto* at = std::ranges::find(block_layouts, format, &BlockLayout::name);
+    const auto kind = static_cast<BlockFormat>(at - std::begin(block_layouts));
+    require(at != std::end(block_layouts) && has_encoder(kind), "block format \"" + format + "\" has no native encoder.");
+    const std::int64_t rows = length(values.shape(0)), columns = length(values.shape(1));
+    const std::int64_t blocks = columns / at->elements, row_bytes = blocks * at->bytes;
+    require(columns % at->elements == 0, "rows of " + std::to_string(columns) + " values are not whole blocks of " +
+                                             std::to_string(at->elements) + " (" + format + ").");
+    require(length(out.shape(0)) == rows * row_bytes,
+            std::to_string(rows * row_bytes) + " bytes come out, the output holds " + std::to_string(out.shape(0)) + ".");
+    require(!importance || length(importance->shape(0)) == columns,
+            "importance must have one weight a column, " + std::to_string(columns) + ".");
+    const float* weights = importance ? importance->data() : nullptr;
+    nb::gil_scoped_release release;
+    const OpTable& table = ops();
+    parallel_for(rows, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row)
+            table.encode(kind, values.data() + row * columns, weights, blocks, out.data() + row * row_bytes);
+    });
+}
+
 void raise_refusal(const Verdict& verdict) {
     if (verdict.refusal == Refusal::unknown) throw nb::value_error(verdict.reason.c_str());
     if (verdict.refusal != Refusal::none) throw std::runtime_error(verdict.reason);
@@ -199,6 +222,8 @@ NB_MODULE(_native, m) {
           "Log-softmax at the targets, their ranks, and the most probable tokens.");
     m.def("dequantize_blocks", &dequantize_blocks, "format"_a, "data"_a.noconvert(), "out"_a.noconvert(),
           "Decodes whole blocks to float32.");
+    m.def("encode_rows", &encode_rows, "format"_a, "values"_a.noconvert(), "out"_a.noconvert(),
+          "importance"_a.noconvert() = nb::none(), "Encodes float32 rows to blocks, searching for the scales.");
     m.def("philox4x32", &philox4x32, "counter"_a, "key"_a, "Philox4x32-10.");
     m.def("uniform", &uniform, "seed"_a, "branch"_a, "position"_a, "A double in [0, 1).");
     m.def("isa", [] { return std::string(ops().isa); }, "The instruction set in use.");

@@ -97,6 +97,24 @@ def dequantize_blocks(format: str, data: npt.NDArray[np.uint8], out: npt.NDArray
     library().dequantize_blocks(format, data, out)
 
 
+def encode_rows(
+    format: str,
+    values: npt.NDArray[np.float32],
+    out: npt.NDArray[np.uint8],
+    importance: npt.NDArray[np.float32] | None = None,
+) -> None:
+    """Encodes rows [N, K] into blocks of a format whose scales have to be searched for; all arrays contiguous.
+
+    Formats: q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs. `importance` [K] weighs squared errors by input; without it
+    all count alike. Values must be finite.
+
+    Raises:
+        ValueError: the format has no encoder, rows are not whole blocks, or sizes do not agree.
+        TypeError: an array has another type or is not contiguous.
+    """
+    library().encode_rows(format, values, out, importance)
+
+
 class NativeSampling:
     """The sampling op of the native library; see `kernels.sampling.SamplingKernel`."""
 
