@@ -148,7 +148,7 @@ def interleaved_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
 
     def weight(name: str, shape: tuple[int, int, int], *, pairs: bool) -> Weight:
         key, flipped = f"{prefix}.{name}", (shape[0], shape[2], shape[1])
-        packed = WeightPart(key, shape, transform=_split_pairs if pairs else None, packed=True)
+        packed = WeightPart(f"{key}_blocks", shape, transform=_split_pairs if pairs else None)
         plain = WeightPart(key, flipped, transform=_transpose_and_split if pairs else _transpose)
         return Weight(shape, (plain,), alternatives=((packed,),))
 

@@ -15,14 +15,12 @@ class WeightPart:
 
     Attributes:
         key: the checkpoint's tensor name, Hugging Face spelling.
-        shape: the shape it must have there.
+        shape: the shape it must have there (decoded, where the checkpoint is quantised).
         offset: first index along `Weight.merge_axis` it fills (merge slot; 0 for an unmerged weight).
         transform: applied to the decoded tensor before it is placed, for example a transpose; None for none.
         aliases: other names under which checkpoints store the same tensor, tried in order.
         index: for a stacked weight (experts), which entry of the first axis it fills; merge_axis and offset then
             count within that entry. None fills all entries.
-        packed: stored as the pair `key`_blocks and `key`_scales (microscaling blocks of 32 along the last axis);
-            shape is that of the decoded tensor.
     """
 
     key: str
@@ -31,7 +29,6 @@ class WeightPart:
     transform: Callable[[Tensor], Tensor] | None = None
     aliases: tuple[str, ...] = ()
     index: int | None = None
-    packed: bool = False
 
 
 @dataclass(slots=True)

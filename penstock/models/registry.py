@@ -19,8 +19,6 @@ from penstock.models.fields import Fields
 
 __all__ = ["ARCHITECTURES", "Family", "Model", "build_model", "text_fields"]
 
-DECODED_QUANTISATION = ("mxfp4",)  # quantised checkpoints whose tensors the loader decodes
-
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -56,7 +54,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """The family of the first supported name under `architectures`.
 
     Raises:
-        CheckpointError: none is supported, or the quantisation method is not.
+        CheckpointError: none is supported.
     """
     names = config.get("architectures")
     if not isinstance(names, (list, tuple)) or not names:
@@ -68,12 +66,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
         raise CheckpointError(
             f"the architecture {', '.join(map(str, names))} is not supported; supported are: "
             f"{', '.join(ARCHITECTURES)}. Choose a model of one of these families."
-        )
-    method = (Fields(config).below("quantization_config") or Fields({})).values.get("quant_method")
-    if method is not None and method not in DECODED_QUANTISATION:
-        raise CheckpointError(
-            f"config.json: quantization_config.quant_method is {method!r}; supported: "
-            f"{', '.join(DECODED_QUANTISATION)}. Use the unquantised checkpoint or a GGUF file of the model."
         )
     return found
 
@@ -97,7 +89,7 @@ def build_model(
         max_model_len: longest sequence that will be served, if already known. Only "dynamic" rope depends on it.
 
     Raises:
-        CheckpointError: unknown architecture or quantisation, or a field that is missing or impossible.
+        CheckpointError: unknown architecture, or a field that is missing or impossible.
     """
     family = family_of(config)
     return family.build(Blueprint.read(text_fields(config, family), kernels, dtype, max_model_len))

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
-from penstock.quant.formats import FORMATS, decode_to_float32, mxfp4
+from penstock.kernels.canonical import Blocks, Canonical
+from penstock.quant.canonical_decode import decode_canonical
+from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import StoredTensor, TensorInfo
 
@@ -122,28 +124,9 @@ def dequantize(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
     return flat.reshape(info.shape)
 
 
-def dequantize_mxfp4_pair(blocks: StoredTensor, scales: StoredTensor, dtype: torch.dtype) -> Tensor:
-    """Decodes the `*_blocks` [..., G, 16] and `*_scales` [..., G] tensors of a GPT-OSS checkpoint.
-
-    Returns:
-        [..., G × 32] of type dtype.
-
-    Raises:
-        CheckpointError: the two are not uint8 or their shapes do not belong together.
-    """
-    shape = scales.info.shape
-    if (blocks.info.format, scales.info.format) != ("u8", "u8") or blocks.info.shape != (*shape, mxfp4.PACKED_BYTES):
-        raise CheckpointError(
-            f"{blocks.info.name!r} ({blocks.info.format}, {blocks.info.shape}) and {scales.info.name!r} "
-            f"({scales.info.format}, {shape}) are no MXFP4 pair: both must be u8, of shapes [..., G, 16] and [..., G]."
-        )
-    _check(blocks.info, blocks.data)
-    groups = _check(scales.info, scales.data)
-    flat = torch.empty(groups * mxfp4.BLOCK_VALUES, dtype=dtype)
-    packed, codes = blocks.data.reshape(groups, mxfp4.PACKED_BYTES), scales.data
-    step = _CHUNK_ELEMENTS // mxfp4.BLOCK_VALUES
-    for start in range(0, groups, step):
-        piece = mxfp4.to_gguf_blocks(packed[start : start + step], codes[start : start + step]).reshape(-1)
-        info = TensorInfo(blocks.info.name, (), "mxfp4", piece.size)
-        _decode_blocks(info, piece, flat[start * mxfp4.BLOCK_VALUES : (start + step) * mxfp4.BLOCK_VALUES])
-    return flat.reshape(*shape[:-1], -1)
+def canonical_tensor(matrix: Canonical, dtype: torch.dtype) -> Tensor:
+    """Decodes a canonical matrix on the CPU: [N, K] of type dtype, which owns its memory."""
+    if isinstance(matrix, Blocks):
+        info = TensorInfo("", matrix.shape, matrix.format, matrix.data.size)
+        return dequantize(StoredTensor(info, matrix.data), dtype)
+    return torch.from_numpy(decode_canonical(matrix)).to(dtype)

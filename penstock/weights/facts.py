@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,19 +9,11 @@ from penstock.config.errors import CheckpointError
 from penstock.config.model_defaults import with_defaults
 from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
+from penstock.quant.methods import checkpoint_method
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config
 
 _NOT_LOADED = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
-
-
-def element_count(info: TensorInfo) -> int:
-    """Values a tensor stands for: MXFP4 `_blocks` hold two a byte, their `_scales` none of their own."""
-    if info.format == "u8" and info.name.endswith("_blocks"):
-        return 2 * info.nbytes
-    if info.format == "u8" and info.name.endswith("_scales"):
-        return 0
-    return math.prod(info.shape)
 
 
 def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -92,19 +83,21 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     """Reads the facts. Vision towers and a copy of tied embeddings are not loaded, so they do not count.
 
     Raises:
-        CheckpointError: config.json lacks a size, or it is out of range.
+        CheckpointError: config.json lacks a size, or it is out of range; or its quantisation cannot be read.
     """
     config = text_config(checkpoint.config)
     config = with_defaults(str(config.get("model_type")), config)
     skipped = ("lm_head.weight",) if config.get("tie_word_embeddings") is True else ()
-    infos = [
-        info for name, info in checkpoint.tensors.items() if name not in skipped and not name.startswith(_NOT_LOADED)
-    ]
+    loaded = {
+        name: info
+        for name, info in checkpoint.tensors.items()
+        if name not in skipped and not name.startswith(_NOT_LOADED)
+    }
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     return ModelFacts(
         name=served_name(str(checkpoint.path)),
-        parameters=sum(map(element_count, infos)),
-        file_bytes=sum(info.nbytes for info in infos),
+        parameters=checkpoint_method(checkpoint.config, loaded).values(loaded),
+        file_bytes=sum(info.nbytes for info in loaded.values()),
         checkpoint_dtype=_dtype(config, checkpoint.tensors),
         context_length=_context_length(config),
         vocab_size=_integer(config, "vocab_size"),

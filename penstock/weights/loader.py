@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from torch import Tensor
 from penstock.config.errors import CheckpointError
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.weight import Weight, WeightPart
-from penstock.quant.decode import dequantize, dequantize_mxfp4_pair
+from penstock.quant.decode import canonical_tensor, dequantize
+from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]
@@ -21,10 +23,21 @@ LISTED = 20  # names listed of each kind of fault
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where one part's bytes lie: one stored tensor, or a pair of blocks and scales."""
+    """Where one part's bytes lie.
+
+    Attributes:
+        part: what they fill.
+        key: the key or alias under which they were found.
+        stored: names of the stored tensors by suffix; one, under "", where the weight is stored plainly.
+    """
 
     part: WeightPart
-    names: tuple[str, ...]
+    key: str
+    stored: Mapping[str, str]
+
+    @property
+    def plain(self) -> str | None:
+        return self.stored.get("")
 
 
 @dataclass(slots=True)
@@ -72,29 +85,30 @@ def load_weights(
     Raises:
         CheckpointError: tensors are missing, of a wrong shape or left over (all in one error), or cannot be decoded.
     """
+    method = checkpoint_method(checkpoint.config, checkpoint.tensors)
     names = _named(checkpoint, model.renames)
     faults = _Faults()
-    sources = [(weight, list(_sources(weight, names, faults))) for weight in model.weights()]
+    sources = [(weight, list(_sources(weight, names, method, faults))) for weight in model.weights()]
     _check_shapes(sources, checkpoint, faults)
-    used = {name for _, found in sources for source in found for name in source.names}
-    ignorable = [re.compile(pattern) for pattern in model.ignorable]
+    used = {name for _, found in sources for source in found for name in source.stored.values()}
+    ignorable = [re.compile(pattern) for pattern in (*model.ignorable, *method.ignorable)]
     for name, stored in names.items():
         if stored not in used and not any(pattern.fullmatch(name) for pattern in ignorable):
             faults.left_over.append(stored)
     faults.check(checkpoint.path)
-    total = sum(checkpoint.tensors[name].nbytes for _, found in sources for item in found for name in item.names)
+    total = sum(_size(source, checkpoint) for _, found in sources for source in found)
     done = 0
     for weight, found in sources:
         target = torch.float32 if weight.keep_float32 else dtype
         alone = len(found) == 1 and found[0].part.index is None
         whole = None if alone else torch.empty(weight.shape, dtype=target, device=device)
         for source in found:
-            tensor = _decode(source, checkpoint, target)
+            tensor = _decode(source, checkpoint, method, target)
             if whole is None:
                 weight.fill(tensor.contiguous().to(device))
             else:
                 _slot(whole, weight, source.part, tensor).copy_(tensor)
-            done += sum(checkpoint.tensors[name].nbytes for name in source.names)
+            done += _size(source, checkpoint)
             if progress is not None:
                 progress(done, total)
         if whole is not None:
@@ -114,42 +128,51 @@ def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict
     return names
 
 
-def _sources(weight: Weight, names: Mapping[str, str], faults: _Faults) -> Iterator[_Source]:
+def _sources(weight: Weight, names: Mapping[str, str], method: Method, faults: _Faults) -> Iterator[_Source]:
     """The sources of the first layout whose first part the checkpoint has; missing parts go to `faults`."""
     layouts = (weight.parts, *weight.alternatives)
-    chosen = next((parts for parts in layouts if _find(parts[0], names)), weight.parts)
+    chosen = next((parts for parts in layouts if _find(parts[0], names, method)), weight.parts)
     for part in chosen:
-        found = _find(part, names)
+        found = _find(part, names, method)
         if found:
-            yield _Source(part, found)
+            yield found
         else:
-            faults.missing.append(f"{part.key}_blocks" if part.packed else part.key)
+            faults.missing.append(part.key)
 
 
-def _find(part: WeightPart, names: Mapping[str, str]) -> tuple[str, ...]:
+def _find(part: WeightPart, names: Mapping[str, str], method: Method) -> _Source | None:
     for key in (part.key, *part.aliases):
-        keys = (f"{key}_blocks", f"{key}_scales") if part.packed else (key,)
-        if all(key in names for key in keys):
-            return tuple(names[key] for key in keys)
-    return ()
+        packed = method.sources(key, names)
+        if packed is not None:
+            return _Source(part, key, packed)
+        if key in names:
+            return _Source(part, key, {"": names[key]})
+    return None
+
+
+def _size(source: _Source, checkpoint: Checkpoint) -> int:
+    """Bytes in the file."""
+    return sum(checkpoint.tensors[name].nbytes for name in source.stored.values())
 
 
 def _check_shapes(sources: list[tuple[Weight, list[_Source]]], checkpoint: Checkpoint, faults: _Faults) -> None:
+    """Shapes of plain tensors; a quantised matrix is checked while it is decoded."""
     for _, found in sources:
         for source in found:
-            shape = tuple(checkpoint.tensors[source.names[0]].shape)
-            if source.part.packed:
-                shape = (*shape[:-2], shape[-2] * 2 * shape[-1]) if len(shape) > 1 else shape
-            if shape != source.part.shape:
-                faults.misshapen.append(f"{source.names[0]} (is {list(shape)}, must be {list(source.part.shape)})")
+            name, wanted = source.plain, list(source.part.shape)
+            shape = wanted if name is None else list(checkpoint.tensors[name].shape)
+            if shape != wanted:
+                faults.misshapen.append(f"{name} (is {shape}, must be {wanted})")
 
 
-def _decode(source: _Source, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
-    if source.part.packed:
-        blocks, scales = (checkpoint.read(name) for name in source.names)
-        tensor = dequantize_mxfp4_pair(blocks, scales, dtype)
+def _decode(source: _Source, checkpoint: Checkpoint, method: Method, dtype: torch.dtype) -> Tensor:
+    shape = source.part.shape
+    if source.plain is not None:
+        tensor = dequantize(checkpoint.read(source.plain), dtype)
     else:
-        tensor = dequantize(checkpoint.read(source.names[0]), dtype)
+        stored = {suffix: checkpoint.read(name) for suffix, name in source.stored.items()}
+        matrix = method.canonical(source.key, stored, (math.prod(shape[:-1]), shape[-1]))
+        tensor = canonical_tensor(matrix, dtype).reshape(shape)
     return tensor if source.part.transform is None else source.part.transform(tensor)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from penstock.config.errors import CheckpointError
 from penstock.quant import decode
-from penstock.quant.decode import dequantize, dequantize_mxfp4_pair
+from penstock.quant.decode import dequantize
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.quant.tensor import StoredTensor, TensorInfo
 
@@ -59,19 +59,6 @@ def test_native_decoder_equals_numpy_to_the_bit(name: str, random_blocks: Random
     out = np.empty(777 * FORMATS[name].block_size, dtype=np.float32)
     native(name, data, out)
     assert np.array_equal(out.view(np.uint32), decode_to_float32(name, data).view(np.uint32))
-
-
-def test_mxfp4_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.quant.formats import mxfp4
-
-    monkeypatch.setattr(decode, "_CHUNK_ELEMENTS", 128)
-    rng = np.random.default_rng(0)
-    blocks = rng.integers(0, 256, (2, 3, 3, 16), dtype=np.uint8)
-    scales = rng.integers(120, 130, (2, 3, 3), dtype=np.uint8)
-    pair = stored("u8", blocks.shape, blocks), stored("u8", scales.shape, scales)
-    assert np.array_equal(dequantize_mxfp4_pair(*pair, torch.float32).numpy(), mxfp4.decode_pair(blocks, scales))
-    with pytest.raises(CheckpointError, match="no MXFP4 pair"):
-        dequantize_mxfp4_pair(pair[0], stored("u8", (2, 9), scales), torch.float32)
 
 
 def test_disagreeing_bytes_and_unknown_formats_are_named() -> None:

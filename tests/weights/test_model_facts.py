@@ -13,7 +13,7 @@ import pytest
 from penstock.config.errors import CheckpointError
 from penstock.config.resolve import LayerFacts
 from penstock.quant.tensor import StoredTensor, TensorInfo
-from penstock.weights.facts import element_count, model_facts
+from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,10 +61,18 @@ def test_concierge() -> None:
     )
 
 
-def test_packed_experts_count_as_the_values_they_hold() -> None:
-    assert element_count(info("e.gate_up_proj_blocks", (2, 8, 3, 16), "u8", 768)) == 2 * 8 * 3 * 32
-    assert element_count(info("e.gate_up_proj_scales", (2, 8, 3), "u8", 48)) == 0
-    assert element_count(info("w", (3, 256), "q4_k", 432)) == 768
+def test_packed_matrices_count_as_the_values_they_hold() -> None:
+    infos = [
+        info("e.gate_up_proj_blocks", (2, 8, 3, 16), "u8", 768),
+        info("e.gate_up_proj_scales", (2, 8, 3), "u8", 48),
+        info("w", (3, 256), "q4_k", 432),
+    ]
+    tensors = {one.name: one for one in infos}
+    config = CONFIG | {"quantization_config": {"quant_method": "mxfp4"}}
+    assert model_facts(Headers(config, tensors)).parameters == 2 * 8 * 3 * 32 + 768
+    unknown = CONFIG | {"quantization_config": {"quant_method": "sixbit"}}
+    with pytest.raises(CheckpointError, match=r"'sixbit'; supported: .*gptq"):
+        model_facts(Headers(unknown, tensors))
 
 
 def test_what_is_not_loaded_does_not_count() -> None:
