@@ -33,34 +33,34 @@ struct CodeInfo {
 };
 
 inline constexpr CodeInfo code_infos[] = {
-    {0, 0, 1, false, false, nullptr, 1.0f},              // f16
-    {0, 0, 1, false, false, nullptr, 1.0f},              // bf16
-    {4, 8, 32, false, false, nullptr, 1.0f},             // q4_0
-    {4, 0, 32, false, true, nullptr, 1.0f},              // q4_1: super_min is -m
-    {5, 16, 32, false, false, nullptr, 1.0f},            // q5_0
-    {5, 0, 32, false, true, nullptr, 1.0f},              // q5_1
-    {8, 128, 32, false, false, nullptr, 1.0f},           // q8_0
-    {2, 0, 16, true, true, nullptr, 1.0f},               // q2_k: sub-scales and -minimums 0 to 15
-    {3, 4, 16, true, false, nullptr, 1.0f},              // q3_k: -32 to 31
-    {4, 0, 32, true, true, nullptr, 1.0f},               // q4_k: 0 to 63
-    {5, 0, 32, true, true, nullptr, 1.0f},               // q5_k: 0 to 63
-    {6, 32, 16, true, false, nullptr, 1.0f},             // q6_k: -128 to 127
-    {4, 0, 32, false, false, lut_e2m1, 1.0f},            // mxfp4: scales are powers of two, halved
-    {8, 128, 256, false, false, nullptr, 1.0f},          // q8_k
-    {4, 0, 32, false, false, lut_iq4, 1.0f},             // iq4_nl
-    {4, 0, 32, true, false, lut_iq4, 1.0f},              // iq4_xs: -32 to 31
-    {4, 0, 16, false, false, lut_e2m1, 1.0f},            // nvfp4: a scale a group, each exact in fp16
-    {3, 0, 32, true, false, lut_iq2, 0.125f},            // iq2_xxs: odd, 1 to 31, as all below
-    {3, 0, 16, true, false, lut_iq2, 0.125f},            // iq2_xs
-    {3, 0, 16, true, false, lut_iq2, 0.125f},            // iq2_s
-    {4, 0, 32, true, false, lut_iq3_xxs, 0.25f},         // iq3_xxs
-    {4, 0, 32, true, false, lut_iq3_s, 1.0f},            // iq3_s
-    {3, 0, 32, true, false, lut_iq1, 0.125f},            // iq1_s: 1 to 15
-    {3, 0, 16, true, false, lut_iq1, 0.125f},            // iq1_m: 1 to 15
-    {2, 1, 256, false, false, nullptr, 1.0f},            // tq1_0
-    {2, 1, 256, false, false, nullptr, 1.0f},            // tq2_0
-    {2, 1, 128, false, false, nullptr, 1.0f},            // q1_0: codes 0 and 2
-    {2, 1, 64, false, false, nullptr, 1.0f},             // q2_0
+    {0, 0, 1, false, false, nullptr, 1.0f},       // f16
+    {0, 0, 1, false, false, nullptr, 1.0f},       // bf16
+    {4, 8, 32, false, false, nullptr, 1.0f},      // q4_0
+    {4, 0, 32, false, true, nullptr, 1.0f},       // q4_1: super_min is -m
+    {5, 16, 32, false, false, nullptr, 1.0f},     // q5_0
+    {5, 0, 32, false, true, nullptr, 1.0f},       // q5_1
+    {8, 128, 32, false, false, nullptr, 1.0f},    // q8_0
+    {2, 0, 16, true, true, nullptr, 1.0f},        // q2_k: sub-scales and -minimums 0 to 15
+    {3, 4, 16, true, false, nullptr, 1.0f},       // q3_k: -32 to 31
+    {4, 0, 32, true, true, nullptr, 1.0f},        // q4_k: 0 to 63
+    {5, 0, 32, true, true, nullptr, 1.0f},        // q5_k: 0 to 63
+    {6, 32, 16, true, false, nullptr, 1.0f},      // q6_k: -128 to 127
+    {4, 0, 32, false, false, lut_e2m1, 1.0f},     // mxfp4: scales are powers of two, halved
+    {8, 128, 256, false, false, nullptr, 1.0f},   // q8_k
+    {4, 0, 32, false, false, lut_iq4, 1.0f},      // iq4_nl
+    {4, 0, 32, true, false, lut_iq4, 1.0f},       // iq4_xs: -32 to 31
+    {4, 0, 16, false, false, lut_e2m1, 1.0f},     // nvfp4: a scale a group, each exact in fp16
+    {3, 0, 32, true, false, lut_iq2, 0.125f},     // iq2_xxs: odd, 1 to 31, as all below
+    {3, 0, 16, true, false, lut_iq2, 0.125f},     // iq2_xs
+    {3, 0, 16, true, false, lut_iq2, 0.125f},     // iq2_s
+    {4, 0, 32, true, false, lut_iq3_xxs, 0.25f},  // iq3_xxs
+    {4, 0, 32, true, false, lut_iq3_s, 1.0f},     // iq3_s
+    {3, 0, 32, true, false, lut_iq1, 0.125f},     // iq1_s: 1 to 15
+    {3, 0, 16, true, false, lut_iq1, 0.125f},     // iq1_m: 1 to 15
+    {2, 1, 256, false, false, nullptr, 1.0f},     // tq1_0
+    {2, 1, 256, false, false, nullptr, 1.0f},     // tq2_0
+    {2, 1, 128, false, false, nullptr, 1.0f},     // q1_0: codes 0 and 2
+    {2, 1, 64, false, false, nullptr, 1.0f},      // q2_0
 };
 static_assert(sizeof(code_infos) / sizeof(code_infos[0]) == static_cast<std::size_t>(BlockFormat::count));
 

@@ -10,10 +10,11 @@ SampledRow sample_row(const RowView& row, std::int64_t vocab, const Scratch& scr
 RowError logprobs_row(const float* logits, std::int64_t vocab, std::int64_t target, std::int64_t top,
                       const Scratch& scratch, Logprobs& out);
 void dequantize(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, float* out);
+bool decode_codes(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, CodeBlock* out);
 void encode(BlockFormat format, const float* values, const float* importance, std::int64_t num_blocks,
             std::uint8_t* out);
 
 extern const OpTable op_table;
-const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA), sample_row, logprobs_row, dequantize, encode};
+const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA), sample_row, logprobs_row, dequantize, decode_codes, encode};
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "block_formats.h"
+#include "canonical.h"
 
 namespace penstock {
 
@@ -64,6 +64,7 @@ struct OpTable {
     RowError (*logprobs_row)(const float* logits, std::int64_t vocab, std::int64_t target, std::int64_t top,
                              const Scratch& scratch, Logprobs& out);
     void (*dequantize)(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, float* out);
+    bool (*decode_codes)(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, CodeBlock* out);
     // Consecutive blocks of one row; importance [values of the blocks] weighs squared errors, null: all alike.
     void (*encode)(BlockFormat format, const float* values, const float* importance, std::int64_t num_blocks,
                    std::uint8_t* out);

@@ -22,15 +22,40 @@ void require(bool holds, const char* what) {
     std::exit(1);
 }
 
+// The codes and scales of blocks give every finite value of `expected` again.
+void join_codes(BlockFormat format, const std::vector<std::uint8_t>& data, std::int64_t blocks,
+                const std::vector<float>& expected) {
+    const CodeInfo& info = code_info(format);
+    const std::int64_t elements = block_layout(format).elements;
+    std::vector<CodeBlock> split(static_cast<std::size_t>(blocks));
+    require(decode_codes(format, data.data(), blocks, split.data()) == (info.bits > 0), "codes of integer formats");
+    if (info.bits == 0) return;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        const CodeBlock& block = split[i / static_cast<std::size_t>(elements)];
+        const std::size_t at = i % static_cast<std::size_t>(elements),
+                          group = at / static_cast<std::size_t>(info.group);
+        const int code = block.codes[at];
+        const auto value = static_cast<float>(info.lut ? info.lut[code & 15] : code - info.zero);
+        const auto scale = static_cast<float>(block.sub_scale[group]), least = static_cast<float>(block.sub_min[group]);
+        require(code < 1 << info.bits, "codes fit their bits");
+        if (!std::isfinite(expected[i])) continue;
+        require(block.scale[group] * value - block.minimum[group] == expected[i], "codes give the decoded value");
+        if (format == BlockFormat::nvfp4) continue;
+        require(block.scale[group] == block.super_scale * info.factor * scale, "both levels give the scale");
+        require(block.minimum[group] == block.super_min * least, "both levels give the minimum");
+    }
+}
+
 // Buffers of exactly the right size, so that a read or write past the end is caught.
 void decode_every_format(std::mt19937_64& random) {
     for (int format = 0; format < static_cast<int>(BlockFormat::count); ++format) {
         const BlockLayout& layout = block_layouts[format];
-        for (const std::int64_t blocks : {0, 1, 7}) {
+        for (const std::int64_t blocks : {0, 1, 7, 300}) {
             std::vector<std::uint8_t> data(static_cast<std::size_t>(blocks * layout.bytes));
             for (auto& byte : data) byte = static_cast<std::uint8_t>(random());
             std::vector<float> out(static_cast<std::size_t>(blocks * layout.elements));
             ops().dequantize(static_cast<BlockFormat>(format), data.data(), blocks, out.data());
+            join_codes(static_cast<BlockFormat>(format), data, blocks, out);
         }
     }
 }

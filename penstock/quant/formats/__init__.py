@@ -11,12 +11,21 @@ from types import MappingProxyType
 import numpy as np
 
 from penstock.quant.formats.gguf_blocks import BLOCK_FORMATS
+from penstock.quant.formats.gguf_codebooks import CODEBOOK_FORMATS
+from penstock.quant.formats.gguf_lattice import LATTICE_FORMATS
+from penstock.quant.formats.gguf_ternary import TERNARY_FORMATS
 from penstock.quant.formats.plain import PLAIN_FORMATS
 from penstock.quant.formats.record import Bytes, Floats, Format
 
 __all__ = ["FORMATS", "Format", "decode_to_float32", "format_bytes"]
 
-FORMATS: Mapping[str, Format] = MappingProxyType({f.name: f for f in (*PLAIN_FORMATS, *BLOCK_FORMATS)})
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        found.name: found
+        for formats in (PLAIN_FORMATS, BLOCK_FORMATS, CODEBOOK_FORMATS, LATTICE_FORMATS, TERNARY_FORMATS)
+        for found in formats
+    }
+)
 
 
 def format_bytes(name: str, elements: int) -> int:

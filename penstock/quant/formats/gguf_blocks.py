@@ -8,29 +8,10 @@ the order ggml uses, so that results agree with it to the bit.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.quant.formats.fields import BITS, CRUMBS, NIBBLES, half, low_nibbles_first, scaled, unpack
 from penstock.quant.formats.mxfp4 import E2M1_DOUBLED, half_scale
 from penstock.quant.formats.record import Bytes, Floats, Format
-
-_NIBBLES = np.array([0, 4], dtype=np.uint8)[:, None]
-_CRUMBS = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
-_BITS = np.arange(8, dtype=np.uint8)
-
-
-def _half(blocks: Bytes, start: int) -> Floats:
-    """The float16 at byte `start` of every block, as [n, 1] float32."""
-    return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
-
-
-def _unpack(packed: Bytes, run: int, shifts: npt.NDArray[np.uint8], mask: int) -> Bytes:
-    """[n, b] bytes → [n, b / run, len(shifts), run]: each run of bytes holds len(shifts) fields, lowest bits first."""
-    return (packed.reshape(len(packed), -1, 1, run) >> shifts) & np.uint8(mask)
-
-
-def _low_nibbles_first(packed: Bytes) -> Bytes:
-    """[n, 16] → [n, 32]: low nibbles are values 0 … 15, high nibbles 16 … 31."""
-    return _unpack(packed, 16, _NIBBLES, 0x0F).reshape(len(packed), 32)
 
 
 def _fifth_bits(packed: Bytes) -> Bytes:
@@ -39,53 +20,47 @@ def _fifth_bits(packed: Bytes) -> Bytes:
 
 
 def _decode_q4_0(blocks: Bytes) -> Floats:
-    quants = _low_nibbles_first(blocks[:, 2:]).astype(np.float32) - np.float32(8)
-    return _half(blocks, 0) * quants
+    quants = low_nibbles_first(blocks[:, 2:]).astype(np.float32) - np.float32(8)
+    return half(blocks, 0) * quants
 
 
 def _decode_q4_1(blocks: Bytes) -> Floats:
-    quants = _low_nibbles_first(blocks[:, 4:]).astype(np.float32)
-    return _half(blocks, 0) * quants + _half(blocks, 2)
+    quants = low_nibbles_first(blocks[:, 4:]).astype(np.float32)
+    return half(blocks, 0) * quants + half(blocks, 2)
 
 
 def _decode_q5_0(blocks: Bytes) -> Floats:
-    quants = _low_nibbles_first(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (quants.astype(np.float32) - np.float32(16))
+    quants = low_nibbles_first(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return half(blocks, 0) * (quants.astype(np.float32) - np.float32(16))
 
 
 def _decode_q5_1(blocks: Bytes) -> Floats:
-    quants = _low_nibbles_first(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return _half(blocks, 0) * quants.astype(np.float32) + _half(blocks, 2)
+    quants = low_nibbles_first(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return half(blocks, 0) * quants.astype(np.float32) + half(blocks, 2)
 
 
 def _decode_q8_0(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
-
-
-def _sub_blocks(scale: Floats, quants: npt.NDArray[np.float32]) -> Floats:
-    """scale [n, s] times quants [n, 256], each scale for 256 / s consecutive values."""
-    count = len(quants)
-    return scale[:, :, None] * quants.reshape(count, scale.shape[1], -1)
+    return half(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _decode_q2_k(blocks: Bytes) -> Floats:
     scales = blocks[:, :16]
-    quants = _unpack(blocks[:, 16:80], 32, _CRUMBS, 3).astype(np.float32)
-    scale = _half(blocks, 80) * (scales & 0x0F).astype(np.float32)
-    minimum = _half(blocks, 82) * (scales >> 4).astype(np.float32)
-    return (_sub_blocks(scale, quants) - minimum[:, :, None]).reshape(-1, 256)
+    quants = unpack(blocks[:, 16:80], 32, CRUMBS, 3).astype(np.float32)
+    scale = half(blocks, 80) * (scales & 0x0F).astype(np.float32)
+    minimum = half(blocks, 82) * (scales >> 4).astype(np.float32)
+    return (scaled(scale, quants) - minimum[:, :, None]).reshape(-1, 256)
 
 
 def _decode_q3_k(blocks: Bytes) -> Floats:
     count = len(blocks)
-    high = (blocks[:, None, :32] >> _BITS[:, None]) & np.uint8(1)  # [n, 8, 32]; a set bit means "no offset"
-    low = _unpack(blocks[:, 32:96], 32, _CRUMBS, 3).reshape(count, 8, 32)
+    high = (blocks[:, None, :32] >> BITS[:, None]) & np.uint8(1)  # [n, 8, 32]; a set bit means "no offset"
+    low = unpack(blocks[:, 32:96], 32, CRUMBS, 3).reshape(count, 8, 32)
     quants = (low | (high << np.uint8(2))).astype(np.float32) - np.float32(4)
     packed = blocks[:, 96:108]  # sixteen 6-bit scales: 4 low bits in bytes 0-7, 2 high bits in bytes 8-11
     low_scales = np.concatenate([packed[:, :8] & 0x0F, packed[:, :8] >> 4], axis=1)
-    high_scales = _unpack(packed[:, 8:], 4, _CRUMBS, 3).reshape(count, 16)
+    high_scales = unpack(packed[:, 8:], 4, CRUMBS, 3).reshape(count, 16)
     scales = (low_scales | (high_scales << np.uint8(4))).astype(np.float32) - np.float32(32)
-    return _sub_blocks(_half(blocks, 108) * scales, quants).reshape(-1, 256)
+    return scaled(half(blocks, 108) * scales, quants).reshape(-1, 256)
 
 
 def _six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
@@ -98,31 +73,37 @@ def _six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
 
 def _scaled_minus_minimum(blocks: Bytes, quants: Bytes) -> Floats:
     scales, minimums = _six_bit_pairs(blocks[:, 4:16])
-    minimum = _half(blocks, 2) * minimums
-    return (_sub_blocks(_half(blocks, 0) * scales, quants.astype(np.float32)) - minimum[:, :, None]).reshape(-1, 256)
+    minimum = half(blocks, 2) * minimums
+    return (scaled(half(blocks, 0) * scales, quants.astype(np.float32)) - minimum[:, :, None]).reshape(-1, 256)
 
 
 def _decode_q4_k(blocks: Bytes) -> Floats:
-    return _scaled_minus_minimum(blocks, _unpack(blocks[:, 16:], 32, _NIBBLES, 0x0F))
+    return _scaled_minus_minimum(blocks, unpack(blocks[:, 16:], 32, NIBBLES, 0x0F))
 
 
 def _decode_q5_k(blocks: Bytes) -> Floats:
-    low = _unpack(blocks[:, 48:], 32, _NIBBLES, 0x0F).reshape(len(blocks), 8, 32)
-    high = (blocks[:, None, 16:48] >> _BITS[:, None]) & np.uint8(1)
+    low = unpack(blocks[:, 48:], 32, NIBBLES, 0x0F).reshape(len(blocks), 8, 32)
+    high = (blocks[:, None, 16:48] >> BITS[:, None]) & np.uint8(1)
     return _scaled_minus_minimum(blocks, low | (high << np.uint8(4)))
 
 
 def _decode_q6_k(blocks: Bytes) -> Floats:
     count = len(blocks)
-    low = _unpack(blocks[:, :128], 64, _NIBBLES, 0x0F).reshape(count, 8, 32)
-    high = _unpack(blocks[:, 128:192], 32, _CRUMBS, 3).reshape(count, 8, 32)
+    low = unpack(blocks[:, :128], 64, NIBBLES, 0x0F).reshape(count, 8, 32)
+    high = unpack(blocks[:, 128:192], 32, CRUMBS, 3).reshape(count, 8, 32)
     quants = (low | (high << np.uint8(4))).astype(np.float32) - np.float32(32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _sub_blocks(_half(blocks, 208) * scales, quants).reshape(-1, 256)
+    return scaled(half(blocks, 208) * scales, quants).reshape(-1, 256)
+
+
+def _decode_q8_k(blocks: Bytes) -> Floats:
+    """A float32 scale, 256 signed bytes, and sums of 16 that a decoder has no use for."""
+    scale = np.ascontiguousarray(blocks[:, :4]).view("<f4")
+    return scale * blocks[:, 4:260].view(np.int8).astype(np.float32)
 
 
 def _decode_mxfp4(blocks: Bytes) -> Floats:
-    values = E2M1_DOUBLED[_low_nibbles_first(blocks[:, 1:])]
+    values = E2M1_DOUBLED[low_nibbles_first(blocks[:, 1:])]
     return half_scale(blocks[:, :1]) * values
 
 
@@ -137,5 +118,6 @@ BLOCK_FORMATS: tuple[Format, ...] = (
     Format("q4_k", 256, 144, _decode_q4_k),
     Format("q5_k", 256, 176, _decode_q5_k),
     Format("q6_k", 256, 210, _decode_q6_k),
+    Format("q8_k", 256, 292, _decode_q8_k),
     Format("mxfp4", 32, 17, _decode_mxfp4),
 )
