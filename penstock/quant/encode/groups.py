@@ -83,7 +83,8 @@ def fp8_tiles(values: Floats, tile: int = 128) -> Plain:
     padded = np.zeros((down * tile, across * tile), np.float32)
     padded[:rows, :inputs] = values
     tiles = padded.reshape(down, tile, across, tile)
-    scales = _safe(np.abs(tiles).max(axis=(1, 3)) / np.float32(E4M3_LARGEST))
+    peaks: Floats = np.abs(tiles).max(axis=(1, 3))
+    scales = _safe(peaks / np.float32(E4M3_LARGEST))
     codes = e4m3_codes(tiles / scales[:, None, :, None]).reshape(padded.shape)[:rows, :inputs]
     return Plain("f8_e4m3", (rows, inputs), np.ascontiguousarray(codes).reshape(-1), scales, (tile, tile))
 
@@ -93,7 +94,7 @@ def nvfp4_scales(values: Floats) -> tuple[Bytes, np.float32]:
     peaks = np.abs(values.reshape(len(values), -1, NVFP4_GROUP)).max(axis=2)
     largest = peaks.max(initial=0)
     divisor = np.float32(E4M3_LARGEST * E2M1_LARGEST / largest if largest > 0 else 1)
-    return e4m3_codes(peaks * np.float32(divisor / E2M1_LARGEST)), divisor
+    return e4m3_codes(peaks * (divisor / np.float32(E2M1_LARGEST))), divisor
 
 
 def nvfp4(values: Floats, importance: Floats | None = None) -> Codebook:

@@ -69,6 +69,7 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
         39: ("mxfp4", 32, 17),
         40: ("nvfp4", 64, 36),
         41: ("q1_0", 128, 18),
+        42: ("q2_0", 64, 18),
     }
 )
 
@@ -92,11 +93,21 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """An opened file: metadata as plain Python values, tensors by name."""
+    """An opened file.
+
+    Attributes:
+        path: the file.
+        metadata: as plain Python values.
+        tensors: by name.
+        data: [file bytes] uint8, a view of the memory map.
+        spans: where each key's type and value lie in `data`, first byte and last plus one.
+    """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+    data: Bytes
+    spans: Mapping[str, tuple[int, int]]
 
 
 class _Cursor:
@@ -179,15 +190,18 @@ class _Cursor:
         return out
 
 
-def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
     metadata: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
     for index in range(count):
         key = cursor.string(_MAX_KEY_BYTES, f"metadata key {index}")
         if key in metadata:
             raise cursor.fail(f"the metadata key {shown(key)} appears twice")
+        start = cursor.offset
         kind = cursor.number("I", f"the type of {shown(key)}")
         metadata[key] = cursor.value(kind, f"the value of {shown(key)}")
-    return metadata
+        spans[key] = start, cursor.offset
+    return metadata, spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +222,11 @@ def _read_entry(cursor: _Cursor, index: int) -> _Entry:
     dims = struct.unpack(f"<{rank}Q", cursor.take(8 * rank, f"the dimensions of {what}"))
     kind, offset = cursor.number("I", what), cursor.number("Q", what)
     if kind not in GGML_TYPES:
-        raise cursor.fail(f"{what} has the unknown ggml type {kind}")
+        known = ", ".join(sorted({name for name, _, _ in GGML_TYPES.values()}))
+        raise CheckpointError(
+            f"{cursor.path}: {what} has the ggml type {kind}, which is not known here: the file is damaged, or made for "
+            f"a newer reader. Take a file in one of: {known}."
+        )
     fmt, block_size, block_bytes = GGML_TYPES[kind]
     elements = 1
     for size in dims:
@@ -277,7 +295,7 @@ def read_gguf_file(path: Path) -> GgufFile:
     mapped, data = map_file(path)
     cursor = _Cursor(path, mapped, data.size)
     tensor_count, key_count = _read_counts(cursor)
-    metadata = _read_metadata(cursor, key_count)
+    metadata, spans = _read_metadata(cursor, key_count)
     alignment = _alignment(cursor, metadata)
     entries = [_read_entry(cursor, index) for index in range(tensor_count)]
-    return GgufFile(path, metadata, _place(cursor, entries, alignment, data))
+    return GgufFile(path, metadata, _place(cursor, entries, alignment, data), data, spans)

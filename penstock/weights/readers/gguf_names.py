@@ -33,12 +33,12 @@ class VirtualTensor:
     load: Callable[[], Bytes]
 
 
-_TOP = {
+TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER = {
+LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -51,7 +51,7 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_OWN: Mapping[str, Mapping[str, str]] = {
+OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "gemma3": {
         "ffn_norm": "pre_feedforward_layernorm",
         "post_attention_norm": "post_attention_layernorm",
@@ -61,7 +61,7 @@ _OWN: Mapping[str, Mapping[str, str]] = {
     "qwen3moe": {"ffn_gate_inp": "mlp.gate"},
     "gpt-oss": {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
 }
-_EXPERTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+EXPERT_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "down": "w2", "up": "w3"}),
     "qwen3moe": ("mlp.experts", {"gate": "gate_proj", "down": "down_proj", "up": "up_proj"}),
 }
@@ -121,7 +121,7 @@ def _experts(
     count = config["num_local_experts" if arch == "mixtral" else "num_experts"]
     if len(tensor.shape) != 3 or tensor.shape[0] != count:
         raise CheckpointError(f"tensor {shown(tensor.name)} has shape {tensor.shape}; [{count}, out, in] is needed.")
-    prefix, names = _EXPERTS[arch]
+    prefix, names = EXPERT_NAMES[arch]
     shape, size = tensor.shape[1:], tensor.data.size // count
     for index in range(count):
         name = f"model.layers.{layer}.{prefix}.{index}.{names[which]}.weight"
@@ -201,10 +201,10 @@ def _gpt_oss_experts(layer: str, stacks: Mapping[tuple[str, str], GgufTensor]) -
 
 def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> VirtualTensor:
     """Everything that is one tensor on both sides. A name nobody knows is kept, so that the loader reports it."""
-    name, stem = _TOP.get(tensor.name, tensor.name), ""
+    name, stem = TOP_NAMES.get(tensor.name, tensor.name), ""
     if match := _BLOCK.fullmatch(tensor.name):
         layer, stem, suffix = match.groups()
-        known = _OWN.get(arch, {}).get(stem) or _LAYER.get(stem)
+        known = OWN_NAMES.get(arch, {}).get(stem) or LAYER_NAMES.get(stem)
         if known is not None:
             name = f"model.layers.{layer}.{known}.{suffix}"
         if (arch, stem, suffix) == ("gpt-oss", "attn_sinks", "weight"):
@@ -241,10 +241,10 @@ def hugging_face_tensors(
             continue
         if stacked and arch == "gpt-oss":
             stacks.setdefault(stacked[1], {})[stacked[2], stacked[3]] = tensor
-        elif stacked and arch in _EXPERTS and stacked[3] == "weight":
+        elif stacked and arch in EXPERT_NAMES and stacked[3] == "weight":
             found.extend(_experts(arch, stacked[1], stacked[2], tensor, config))
-        elif single and arch in _EXPERTS:
-            prefix, names = _EXPERTS[arch]
+        elif single and arch in EXPERT_NAMES:
+            prefix, names = EXPERT_NAMES[arch]
             found.append(_plain(f"model.layers.{single[1]}.{prefix}.{single[3]}.{names[single[2]]}.weight", tensor))
         else:
             found.append(_simple(arch, tensor, config))

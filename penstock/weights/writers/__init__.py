@@ -1,0 +1,1 @@
+"""Writing models: GGUF files and Hugging Face folders."""

@@ -1,0 +1,42 @@
+"""Output that appears under its name only when it is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.config.errors import ConfigError
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a free path beside `path` to write a file or folder to; it takes the name `path` at the end.
+
+    On an error nothing of it stays, and what lay at `path` is untouched.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        if partial.is_dir() and path.exists():
+            _remove(path)
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror or error}. Free some space there, or choose another --output."
+        ) from error
+    finally:
+        _remove(partial)
