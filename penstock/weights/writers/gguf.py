@@ -132,9 +132,8 @@ def write_gguf(
         if progress is not None:
             progress(done, total)
 
-    with replacing(path) as partial:
-        with partial.open("wb") as file:
-            file.write(_header(metadata, tensors))
-            for tensor in tensors:
-                _write_tensor(file, tensor, told)
-            return file.tell()
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.write(_header(metadata, tensors))
+        for tensor in tensors:
+            _write_tensor(file, tensor, told)
+        return file.tell()
