@@ -97,6 +97,27 @@ struct GateUpArgs {
     float* out;  // [T, N]
 };
 
+struct AddArgs {
+    const float* a;
+    const float* b;
+    std::int64_t tokens, size;
+    float* out;  // a + b, may be either
+};
+
+struct SoftCapArgs {
+    const float* x;
+    std::int64_t tokens, size;
+    float cap;
+    float* out;  // cap · tanh(x / cap), may be x
+};
+
+struct TakeRowsArgs {
+    const float* x;             // [T, N]
+    const std::int64_t* index;  // [rows], below T
+    std::int64_t rows, size;
+    float* out;  // [rows, N]
+};
+
 // cos | cos and -sin | sin of position · frequency, times factor
 struct RopeTablesArgs {
     const std::int64_t* positions;

@@ -13,8 +13,27 @@ void dequantize(BlockFormat format, const std::uint8_t* blocks, std::int64_t num
 bool decode_codes(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, CodeBlock* out);
 void encode(BlockFormat format, const float* values, const float* importance, std::int64_t num_blocks,
             std::uint8_t* out);
+void rms_norm(const RmsNormArgs& args, Worker& worker);
+void layer_norm(const LayerNormArgs& args, Worker& worker);
+void gate_up(const GateUpArgs& args, Worker& worker);
+void route_experts(const RouteArgs& args, Worker& worker);
+void add(const AddArgs& args, Worker& worker);
+void soft_cap(const SoftCapArgs& args, Worker& worker);
+void take_rows(const TakeRowsArgs& args, Worker& worker);
 
 extern const OpTable op_table;
-const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA), sample_row, logprobs_row, dequantize, decode_codes, encode};
+const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
+                       sample_row,
+                       logprobs_row,
+                       dequantize,
+                       decode_codes,
+                       encode,
+                       rms_norm,
+                       layer_norm,
+                       gate_up,
+                       route_experts,
+                       add,
+                       soft_cap,
+                       take_rows};
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -57,6 +57,16 @@ struct SampledRow {
     RowError error;
 };
 
+// Of the ops of a model's forward pass: model_ops.h.
+class Worker;
+struct AddArgs;
+struct GateUpArgs;
+struct LayerNormArgs;
+struct RmsNormArgs;
+struct RouteArgs;
+struct SoftCapArgs;
+struct TakeRowsArgs;
+
 // The ops of one instruction set.
 struct OpTable {
     const char* isa;
@@ -68,6 +78,13 @@ struct OpTable {
     // Consecutive blocks of one row; importance [values of the blocks] weighs squared errors, null: all alike.
     void (*encode)(BlockFormat format, const float* values, const float* importance, std::int64_t num_blocks,
                    std::uint8_t* out);
+    void (*rms_norm)(const RmsNormArgs& args, Worker& worker);
+    void (*layer_norm)(const LayerNormArgs& args, Worker& worker);
+    void (*gate_up)(const GateUpArgs& args, Worker& worker);
+    void (*route_experts)(const RouteArgs& args, Worker& worker);
+    void (*add)(const AddArgs& args, Worker& worker);
+    void (*soft_cap)(const SoftCapArgs& args, Worker& worker);
+    void (*take_rows)(const TakeRowsArgs& args, Worker& worker);
 };
 
 }  // namespace penstock

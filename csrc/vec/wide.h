@@ -6,6 +6,12 @@
 
 namespace penstock::PENSTOCK_ISA::vec {
 
+// The first `count` (1 to 16) values and zeros; the first `count` lanes.
+static inline F32x16 load_some(const float* from, std::int64_t count) {
+    return count == 16 ? load16(from) : load16(from, count);
+}
+static inline void store_some(float* to, F32x16 a, std::int64_t count) { count == 16 ? store(to, a) : store(to, a, count); }
+
 // The sum of all lanes, in one fixed order.
 static inline float sum(F32x16 a) {
     float lane[16];
@@ -45,6 +51,19 @@ static inline F32x16 exp(F32x16 x) {
 static inline F32x16 sigmoid(F32x16 x) {
     const F32x16 one = splat16(1.0f);
     return one / (one + exp(min(splat16(0.0f) - x, splat16(88.0f))));
+}
+
+// Cephes' tanhf: a polynomial below 0.625, 1 - 2 / (e^2x + 1) above.
+static inline F32x16 tanh(F32x16 x) {
+    const F32x16 one = splat16(1.0f), square = x * x, size = abs(x), split = splat16(0.625f);
+    const F32x16 large = one - splat16(2.0f) / (one + exp(min(x + x, splat16(88.0f))));
+    F32x16 p = splat16(-5.70498872745e-3f);
+    p = fma(p, square, splat16(2.06390887954e-2f));
+    p = fma(p, square, splat16(-5.37397155531e-2f));
+    p = fma(p, square, splat16(1.33314422036e-1f));
+    p = fma(p, square, splat16(-3.33332819422e-1f));
+    p = fma(p * square, x, x);
+    return zero_below(large, size, split) + (p - zero_below(p, size, split));
 }
 
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -1,0 +1,56 @@
+// Ops that treat every element, or every row, by itself.
+#include <cstring>
+
+#include "activation.h"
+#include "row_chunk.h"
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+// out[i] = function(i's values); the last lanes are loaded and stored as far as they exist.
+template <class F>
+inline void each(std::int64_t count, F&& function) {
+    std::int64_t at = 0;
+    for (; at + 16 <= count; at += 16) function(at, 16);
+    if (at < count) function(at, count - at);
+}
+
+}  // namespace
+
+void gate_up(const GateUpArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+            const float* const gate = args.gate_up + t * 2 * args.size;
+            gated_row(args.activation, gate, gate + args.size, args.size, args.alpha, args.limit, args.out + t * args.size);
+        }
+    });
+}
+
+void add(const AddArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t from = begin * args.size;
+        each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
+            vec::store_some(args.out + from + i, vec::load_some(args.a + from + i, n) + vec::load_some(args.b + from + i, n), n);
+        });
+    });
+}
+
+void soft_cap(const SoftCapArgs& args, Worker& worker) {
+    const vec::F32x16 cap = vec::splat16(args.cap);
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t from = begin * args.size;
+        each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
+            vec::store_some(args.out + from + i, cap * vec::tanh(vec::load_some(args.x + from + i, n) / cap), n);
+        });
+    });
+}
+
+void take_rows(const TakeRowsArgs& args, Worker& worker) {
+    worker.share(args.rows, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r)
+            std::memcpy(args.out + r * args.size, args.x + args.index[r] * args.size,
+                        static_cast<std::size_t>(args.size) * sizeof(float));
+    });
+}
+
+}  // namespace penstock::PENSTOCK_ISA
