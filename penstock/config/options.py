@@ -16,6 +16,7 @@ class EngineOptions:
         served_model_name: the name clients use; None takes the folder's or file's name.
         device: "auto", "cpu" or "cuda".
         dtype: "auto", "float32", "bfloat16" or "float16": compute and weights.
+        kv_cache_dtype: "auto", "float32", "bfloat16", "float16", "fp8", "int8" or "int4": keys and values in the cache.
         isa: "auto" or a native instruction set to force ("generic", "avx2", "avx512", "amx").
         threads: threads of native and torch kernels; None takes the cores this process may use.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
@@ -36,6 +37,7 @@ class EngineOptions:
     served_model_name: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     isa: str = "auto"
     threads: int | None = None
     max_model_len: int | None = None

@@ -14,6 +14,8 @@ from penstock.config.options import EngineOptions
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", *DTYPE_BYTES)
+KV_CACHE_DTYPES = (*DTYPES, "fp8", "int8", "int4")
+KV_ELEMENT_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # scales not counted
 ISAS = ("auto", "generic", "avx2", "avx512", "amx")
 POLICIES = ("fcfs", "priority")
 SMALL_MODEL_PARAMETERS = 50_000_000
@@ -54,10 +56,10 @@ class ModelFacts:
     attention_size: int
     layers: tuple[LayerFacts, ...]
 
-    def cache_bytes(self, tokens: int, dtype_bytes: int) -> int:
+    def cache_bytes(self, tokens: int, dtype_bytes: float) -> int:
         """Bytes of the cache entries of one sequence of that many tokens, without rounding to blocks."""
         kept = (layer.elements_per_token * min(tokens, layer.window or tokens) for layer in self.layers)
-        return dtype_bytes * sum(kept)
+        return int(dtype_bytes * sum(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def validate(options: EngineOptions) -> None:
         raise _refuse("model", options.model, "a folder, a .gguf file or penstock-concierge")
     if options.served_model_name is not None and not options.served_model_name:
         raise _refuse("served_model_name", options.served_model_name, "a name that is not empty")
-    for name, allowed in (("device", DEVICES), ("dtype", DTYPES), ("isa", ISAS), ("policy", POLICIES)):
+    choices = (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
+    for name, allowed in (*choices, ("policy", POLICIES)):
         _one_of(options, name, allowed)
     _integer(options, "threads", 1, MAX_THREADS)
     _integer(options, "max_model_len", 1, 2**31 - 1)
@@ -133,17 +136,22 @@ def _device(options: EngineOptions, model: ModelFacts, machine: Machine) -> Deri
 
 
 def _dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    given = model.checkpoint_dtype
     if options.device == "cuda":
-        return given, "what the checkpoint holds"
+        return model.checkpoint_dtype, "what the checkpoint holds"
+    if machine.isas:
+        return "float32", "activations; weights stay in memory as they are stored"
     share = 4 * model.parameters / max(1, machine.memory_available)
-    if share <= 0.25:
+    if share <= 0.25 or model.checkpoint_dtype == "float32":
         return "float32", f"exact, and its weights take {share:.0%} of the available memory"
-    if given == "float32":
-        return given, "what the checkpoint holds; --dtype bfloat16 would halve it"
-    if machine.has_bf16:
-        return given, f"float32 weights would take {share:.0%} of available memory, and the CPU computes in bfloat16"
-    return "float32", "this CPU has no bfloat16 instructions"
+    return model.checkpoint_dtype, f"float32 weights would take {share:.0%} of available memory"
+
+
+def _kv_cache_dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if options.device == "cuda" or options.dtype != "float32":
+        return options.dtype, "the compute type"
+    if model.checkpoint_dtype == "float32":
+        return "float32", "what the checkpoint holds"
+    return "float16", "half of float32, and finer than the bfloat16 or quantised weights that make the values"
 
 
 def _isa(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
@@ -178,9 +186,9 @@ def _max_num_batched_tokens(options: EngineOptions, model: ModelFacts, machine: 
 
 def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
     length, seqs = options.max_model_len or 1, options.max_num_seqs or 1  # both resolved before
-    size, block = DTYPE_BYTES[options.dtype], options.block_size
+    size, block = KV_ELEMENT_BYTES[options.kv_cache_dtype], options.block_size
     # One block more a layer and sequence than tokens need, because blocks are not shared while they are written.
-    slack = size * block * sum(layer.elements_per_token for layer in model.layers)
+    slack = int(size * block * sum(layer.elements_per_token for layer in model.layers))
     full = model.cache_bytes(length, size) + 2 * slack
     wanted = seqs * (model.cache_bytes(-(-length // 4), size) + slack)
     memory = machine.gpu_memory_available if options.device == "cuda" else machine.memory_available
@@ -196,6 +204,7 @@ _RULES: tuple[tuple[str, Callable[[EngineOptions, ModelFacts, Machine], Derived]
     ("served_model_name", _name),
     ("device", _device),
     ("dtype", _dtype),
+    ("kv_cache_dtype", _kv_cache_dtype),
     ("isa", _isa),
     ("threads", _threads),
     ("max_model_len", _max_model_len),

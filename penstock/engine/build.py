@@ -14,10 +14,11 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.executor import make_executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.memory_plan import MemoryPlan
 from penstock.runtime.prepare import Prepared, kernel_decisions, prepare
-from penstock.runtime.runner import ModelRunner
+from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
 
@@ -50,19 +51,22 @@ def build_engine(
     if native.available():
         native.select_isa(concrete.isa)
         native.set_num_threads(concrete.threads or 1)
-    dtype = getattr(torch, concrete.dtype)
     device = torch.device(concrete.device)
     model = prepared.model
-    load_weights(model, prepared.checkpoint, dtype=dtype, progress=progress, device=concrete.device)
+    load_weights(model, prepared.checkpoint, dtype=model.dtype, progress=progress, device=concrete.device)
     groups = prepared.groups
     scheduler_options = _scheduler_options(concrete, plan)
-    memory = KVMemory(model.cache_specs, groups, plan.kv_blocks, concrete.block_size, dtype=dtype, device=device)
+    kernels = prepared.kernels
+    layout = {"kv_type": concrete.kv_cache_dtype, "device": concrete.device}
+    memory = KVMemory(kernels, model.cache_specs, groups, plan.kv_blocks, concrete.block_size, **layout)
     rows = scheduler_options.max_num_seqs
     widest = -(-plan.max_model_len // concrete.block_size)
     builder = BatchBuilder(len(groups), rows, widest, concrete.block_size, device)
-    runner = ModelRunner(model, memory, Sampler(model.vocab_size, rows, prepared.kernels.sampling()), builder)
+    largest = scheduler_options.max_num_batched_tokens
+    executor = make_executor(model, memory.caches, largest, max(rows, PROMPT_LOGIT_ROWS))
+    runner = ModelRunner(executor, memory, Sampler(model.vocab_size, rows, kernels.sampling()), builder)
     engine = Engine(Scheduler(scheduler_options, groups), runner)
-    return engine, engine_info(prepared, model.vocab_size)
+    return engine, engine_info(prepared, model.vocab_size, executor.describe)
 
 
 def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOptions:
@@ -80,7 +84,7 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOpt
     )
 
 
-def engine_info(prepared: Prepared, vocab_size: int) -> EngineInfo:
+def engine_info(prepared: Prepared, vocab_size: int, step: str) -> EngineInfo:
     """The facts of an engine built as prepared."""
     concrete = prepared.options
     architectures = prepared.checkpoint.config.get("architectures") or ["?"]
@@ -98,7 +102,7 @@ def engine_info(prepared: Prepared, vocab_size: int) -> EngineInfo:
         dtype=concrete.dtype,
         device=concrete.device,
         determinism=DETERMINISM,
-        settings=prepared.settings,
+        settings=(*prepared.settings, Decision("step", step.partition(":")[0], step.partition(": ")[2])),
         memory=tuple(Decision(*row) for row in prepared.plan.table()),
         kernels=kernel_decisions(prepared.kernels),
     )

@@ -13,18 +13,21 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from penstock.kernels import cpu, onednn, reference
+from penstock.kernels.cache import KvCache
+from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai"]
 Routing = Literal["softmax_topk", "topk_softmax"]
+Matrix = Canonical | Tensor  # what a weight is packed from: still quantised, or a plain tensor [N, K]
 
 
 class Embedding(Protocol):
     """Rows of a table."""
 
-    def __call__(self, token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
-        """token_ids [T] int64, table [V, N] → [T, N] of the table's dtype, times `scale` rounded to that dtype."""
+    def __call__(self, token_ids: Tensor, table: Any, scale: float = 1.0) -> Tensor:
+        """token_ids [T] int64, table [V, N] from `pack_table` → [T, N], times `scale` rounded to the compute dtype."""
 
 
 class RmsNorm(Protocol):
@@ -41,6 +44,16 @@ class LayerNorm(Protocol):
         """x [T, N], weight and bias [N] float32 → [T, N] as x."""
 
 
+class RopeTables(Protocol):
+    """Cos and sin of the step's positions, for every layer with the same frequencies."""
+
+    def __call__(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """positions [T] int64, frequencies [rot / 2] float32 radians a position → cos and sin, [T, 1, rot] float32.
+
+        Both halves hold the same angles; both are multiplied by `factor`, and sin's first half is negated.
+        """
+
+
 class RopeAndCacheWrite(Protocol):
     """Splits a merged projection, normalises and rotates queries and keys, writes keys and values to the cache."""
 
@@ -50,8 +63,7 @@ class RopeAndCacheWrite(Protocol):
         cos: Tensor,
         sin: Tensor,
         slot: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        cache: KvCache,
         qk_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:
@@ -62,8 +74,7 @@ class RopeAndCacheWrite(Protocol):
             cos: [T, 1, rot] float32, rot ≤ D; the first rot elements of a head are rotated.
             sin: [T, 1, rot] float32, the first half negated: out = x · cos + roll(x, rot / 2) · sin.
             slot: [T] int64, flat cache slot of each token.
-            key_cache: [blocks, block_size, K, D], written in place.
-            value_cache: [blocks, block_size, K, Dv], written in place.
+            cache: from `make_cache`, written in place.
             qk_norm: [H + K, D] float32 scales of an RMS norm of each head before the rotation, or None.
             eps: of that norm.
 
@@ -72,34 +83,76 @@ class RopeAndCacheWrite(Protocol):
         """
 
 
+class Packable(Protocol):
+    """Whether the packings here take a matrix as it is stored."""
+
+    def __call__(self, matrix: Canonical) -> str | None:
+        """Why not, or None. What is not packable is decoded first."""
+
+
+class PackTable(Protocol):
+    """Brings a table into the layout that `embedding`, `linear` and `gated_linear` read; done once, when it is loaded."""
+
+    def __call__(self, parts: Sequence[Matrix]) -> Any:
+        """Matrices of equally many inputs, one below the other → the same values (perhaps the same tensor)."""
+
+
 class PackLinear(Protocol):
     """Brings a weight into the layout `linear` reads; done once, when the weight is loaded."""
 
-    def __call__(self, weight: Tensor) -> Tensor:
-        """weight [M, N] → the same values for `linear` of the same implementation (perhaps the same tensor)."""
+    def __call__(self, parts: Sequence[Matrix]) -> Any:
+        """Matrices of equally many inputs, one below the other → the same values for `linear` and `gated_linear`."""
 
 
 class Linear(Protocol):
     """A dense layer."""
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Any, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """x · weightᵀ + bias + residual, [T, M].
 
-        x [T, N], weight [M, N] from `pack_linear` (or plain: a table shared with an embedding), bias [M],
-        residual [T, M].
+        x [T, N], weight [M, N] from `pack_linear` or `pack_table`, bias [M], residual [T, M].
         """
 
 
-class GateUp(Protocol):
-    """The gated activation of a merged gate-and-up projection (Shazeer 2020, arXiv:2002.05202)."""
+class GatedLinear(Protocol):
+    """A merged gate-and-up projection and its gated activation (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __call__(self, gate_up: Tensor, activation: Activation, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
-        """gate_up [T, 2 · N], gate first → [T, N].
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Any,
+        activation: Activation,
+        bias: Tensor | None = None,
+        alpha: float = 1.702,
+        limit: float = 7.0,
+    ) -> Tensor:
+        """x [T, K], weight [2 · N, K] from `pack_linear`, gates first, bias [2 · N] → [T, N].
 
         "silu", "gelu" (exact) and "gelu_tanh" give activation(gate) · up. "swigluoai" gives
         g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit) (GPT-OSS model card,
         arXiv:2508.10925).
         """
+
+
+class Add(Protocol):
+    """The sum of two activations."""
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """a, b [T, N] → a + b."""
+
+
+class SoftCap(Protocol):
+    """Squashes logits to ±cap (Gemma 2 report, arXiv:2408.00118)."""
+
+    def __call__(self, x: Tensor, cap: float) -> Tensor:
+        """x [L, N] float32 → cap · tanh(x / cap)."""
+
+
+class TakeRows(Protocol):
+    """Some rows of an activation."""
+
+    def __call__(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x [T, N], rows [L] int64 → [L, N]."""
 
 
 class RouteExperts(Protocol):
@@ -116,8 +169,11 @@ class RouteExperts(Protocol):
 class PackExperts(Protocol):
     """Brings a stack of expert weights into the layout `grouped_experts` reads; done once, when it is loaded."""
 
-    def __call__(self, weight: Tensor) -> Any:
-        """weight [E, M, N] → the same values for `grouped_experts` of the same implementation."""
+    def __call__(self, parts: Sequence[Matrix], count: int) -> Any:
+        """Matrices [count · M, N] of all experts → the same values for `grouped_experts` of the same implementation.
+
+        Two parts are gates and ups of a merged projection; one part is a plain one.
+        """
 
 
 class GroupedExperts(Protocol):
@@ -135,12 +191,36 @@ class GroupedExperts(Protocol):
         down_bias: Tensor | None = None,
         alpha: float = 1.702,
         limit: float = 7.0,
+        residual: Tensor | None = None,
     ) -> Tensor:
         """x [T, N], weights and ids [T, k] from `route_experts`, gate_up [E, 2 · I, N], down [E, N, I] → [T, N].
 
         gate_up and down come from `pack_experts`. Biases are [E, 2 · I] and [E, N]; activation, alpha and limit are
-        as in GateUp.
+        as in GatedLinear; residual [T, N] is added.
         """
+
+
+class MakeCache(Protocol):
+    """Allocates one layer's KV memory."""
+
+    def __call__(
+        self,
+        kv_type: str,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        key_dim: int,
+        value_dim: int,
+        device: str = "cpu",
+    ) -> KvCache:
+        """Blocks of zeros. kv_type: "float32", "bfloat16", "float16", "fp8", "int8" or "int4"."""
+
+
+class CacheBlockBytes(Protocol):
+    """What `make_cache` allocates for one block."""
+
+    def __call__(self, kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int) -> int:
+        """Bytes of one block's keys and values, scales and padding included."""
 
 
 class PlanAttention(Protocol):
@@ -148,7 +228,7 @@ class PlanAttention(Protocol):
 
     def __call__(
         self,
-        key_cache: Tensor,
+        cache: KvCache,
         query_start: Tensor,
         context_len: Tensor,
         block_table: Tensor,
@@ -159,7 +239,7 @@ class PlanAttention(Protocol):
         """The plan, an object only this implementation's `paged_attention` understands.
 
         Args:
-            key_cache: [blocks, block_size, K, D] of any layer of the group (its shape, dtype and device are read).
+            cache: of any layer of the group; only its shape, type and device are read.
             query_start: [R + 1] int32, first token of each row.
             context_len: [R] int32, tokens of the row in the cache, this step's included.
             block_table: [R, B] int32, block ids; entries beyond a row's context or before its window are not read.
@@ -175,8 +255,7 @@ class PagedAttention(Protocol):
     def __call__(
         self,
         query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        cache: KvCache,
         plan: Any,
         scale: float,
         sinks: Tensor | None = None,
@@ -186,8 +265,7 @@ class PagedAttention(Protocol):
 
         Args:
             query: [T, H, D].
-            key_cache: [blocks, block_size, K, D].
-            value_cache: [blocks, block_size, K, Dv].
+            cache: the layer's.
             plan: what `plan_attention` returned for this step and group.
             scale: multiplies the scores.
             sinks: [H] float32, a score per head that takes part in the softmax and adds no value, or None.
@@ -208,13 +286,21 @@ class KernelSet:
     embedding: Embedding
     rms_norm: RmsNorm
     layer_norm: LayerNorm
+    rope_tables: RopeTables
     rope_and_cache_write: RopeAndCacheWrite
+    packable: Packable
+    pack_table: PackTable
     pack_linear: PackLinear
     linear: Linear
-    gate_up: GateUp
+    gated_linear: GatedLinear
+    add: Add
+    soft_cap: SoftCap
+    take_rows: TakeRows
     route_experts: RouteExperts
     pack_experts: PackExperts
     grouped_experts: GroupedExperts
+    make_cache: MakeCache
+    cache_block_bytes: CacheBlockBytes
     plan_attention: PlanAttention
     paged_attention: PagedAttention
     sampling: Callable[[], SamplingKernel]

@@ -6,7 +6,9 @@ C-contiguous numpy. A group is `group` consecutive inputs of one row; K is a mul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,3 +102,64 @@ class Plain:
 
 
 Canonical = Blocks | Affine | Codebook | Plain
+
+
+def take_rows(matrix: Canonical, rows: npt.NDArray[np.int64]) -> Canonical:
+    """The matrix of these rows, in this order.
+
+    Raises:
+        ValueError: several of its rows share one scale.
+    """
+    if isinstance(matrix, Blocks):
+        return replace(matrix, shape=(len(rows), matrix.shape[1]), data=_pick(matrix.data, matrix.shape[0], rows))
+    if isinstance(matrix, Codebook):
+        return replace(matrix, codes=matrix.codes[rows], scales=matrix.scales[rows])
+    if isinstance(matrix, Affine):
+        zeros, minimums = matrix.zeros, matrix.minimums
+        return replace(
+            matrix,
+            codes=matrix.codes[rows],
+            scales=matrix.scales[rows],
+            zeros=None if zeros is None else zeros[rows],
+            minimums=None if minimums is None else minimums[rows],
+        )
+    scales, tile = matrix.scales, matrix.tile
+    if scales is not None and len(scales) > 1:
+        if tile[0] != 1:
+            raise ValueError(f"{tile[0]} rows share a scale; they cannot be taken apart")
+        scales = scales[rows]
+    elif scales is not None:
+        tile = (len(rows), tile[1])
+    data = _pick(matrix.data, matrix.shape[0], rows)
+    return replace(matrix, shape=(len(rows), matrix.shape[1]), data=data, scales=scales, tile=tile)
+
+
+def concatenate(parts: Sequence[Canonical]) -> Canonical:
+    """Matrices of one kind, one below the other.
+
+    Raises:
+        ValueError: they differ in more than their values.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    merged: dict[str, Any] = {}
+    for name in first.__dataclass_fields__:
+        values = [getattr(part, name) for part in parts]
+        if type(first) is not type(parts[-1]):
+            raise ValueError("matrices of different kinds")
+        if name == "shape":
+            merged[name] = (sum(value[0] for value in values), values[0][1])
+        elif name in ("table", "order") or not isinstance(values[0], np.ndarray):
+            if not all(np.array_equal(value, values[0]) for value in values):
+                raise ValueError(f"matrices of different {name}")
+            merged[name] = values[0]
+        else:
+            merged[name] = np.concatenate(values)
+    if isinstance(first, Plain) and first.scales is not None and first.tile[0] != 1:
+        raise ValueError("rows of several matrices cannot share a scale")
+    return type(first)(**merged)
+
+
+def _pick(data: Bytes, count: int, rows: npt.NDArray[np.int64]) -> Bytes:
+    return np.ascontiguousarray(data.reshape(count, -1)[rows]).reshape(-1)

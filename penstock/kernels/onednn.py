@@ -5,7 +5,7 @@ On CPUs a few times faster than the plain product, and a row's result does not d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from penstock.kernels.reference import dense, experts
 from penstock.kernels.registry import Implementation, KernelContext
 
 
-def pack_linear(weight: Tensor) -> Tensor:
-    """weight [M, N] → an opaque tensor of the same values in blocks, which only `linear` here understands."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+def pack_linear(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices [M, N] → an opaque tensor of all their values in blocks, which only `linear` here understands."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.stack(parts).contiguous())
     return packed
 
 
@@ -38,9 +38,21 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
     return result[:rows]
 
 
-def pack_experts(weight: Tensor) -> tuple[Tensor, ...]:
-    """weight [E, M, N] → each expert's, packed."""
-    return tuple(map(pack_linear, weight))
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    activation: str,
+    bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Tensor:
+    """As kernels.api.GatedLinear."""
+    return dense.gate_up(linear(x, weight, bias), activation, alpha, limit)
+
+
+def pack_experts(parts: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+    """As kernels.api.PackExperts: each expert's matrix, packed."""
+    return tuple(pack_linear((matrix,)) for matrix in experts.pack_experts(parts, count))
 
 
 def _refuse(context: KernelContext) -> str | None:
@@ -61,6 +73,7 @@ def implementations() -> tuple[Implementation, ...]:
     functions: dict[str, Callable[..., Any]] = {
         "pack_linear": pack_linear,
         "linear": linear,
+        "gated_linear": gated_linear,
         "pack_experts": pack_experts,
         "grouped_experts": partial(experts.grouped_experts, linear=linear),
     }

@@ -15,12 +15,14 @@ class KernelContext:
         device: "cpu" or "cuda".
         dtype: compute type, "float32", "bfloat16" or "float16".
         isa: instruction set of the native library in use ("none" if it could not be loaded).
+        kv_type: type of the KV cache, as in `kernels.cache.KV_TYPES`.
         prefer_reference: take the plain reference everywhere (oracle runs).
     """
 
     device: str
     dtype: str
     isa: str = "none"
+    kv_type: str = "float32"
     prefer_reference: bool = False
 
 

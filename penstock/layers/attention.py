@@ -81,15 +81,13 @@ class Attention(Layer):
             cos,
             sin,
             step.batch.groups[cache.group].slot,
-            cache.key,
-            cache.value,
+            cache.kv,
             None if self.qk_norm is None else self.qk_norm.value,
             self.norm_eps,
         )
         attended = self._attend(
             query,
-            cache.key,
-            cache.value,
+            cache.kv,
             step.plan(cache, self.spec.window),
             self.scale,
             None if self.sinks is None else self.sinks.value,

@@ -7,6 +7,8 @@ from enum import Enum
 
 from torch import Tensor
 
+from penstock.kernels.cache import KvCache
+
 
 @dataclass(frozen=True, slots=True)
 class GroupTables:
@@ -65,14 +67,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One attention layer's KV memory.
-
-    Attributes:
-        group: index of its cache group.
-        key: [num_blocks, block_size, num_kv_heads, key_dim].
-        value: [num_blocks, block_size, num_kv_heads, value_dim].
-    """
+    """One attention layer's KV memory and the index of its cache group."""
 
     group: int
-    key: Tensor
-    value: Tensor
+    kv: KvCache

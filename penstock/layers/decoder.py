@@ -56,11 +56,13 @@ class SandwichBlock(Layer):
 
     def __init__(
         self,
+        kernels: KernelSet,
         attention_norms: tuple[RmsNorm, RmsNorm],
         attention: Attention,
         feed_forward_norms: tuple[RmsNorm, RmsNorm],
         feed_forward: FeedForward,
     ) -> None:
+        self._add = kernels.add
         self.before_attention, self.after_attention = attention_norms
         self.attention = attention
         self.before_feed_forward, self.after_feed_forward = feed_forward_norms
@@ -72,7 +74,7 @@ class SandwichBlock(Layer):
         attended, _ = self.after_attention(self.attention(normed, step))
         normed, residual = self.before_feed_forward(attended, residual)
         fed, _ = self.after_feed_forward(self.feed_forward(normed, step))
-        return residual + fed
+        return self._add(residual, fed)
 
 
 class DecoderModel(Layer):
@@ -100,7 +102,7 @@ class DecoderModel(Layer):
         ignorable: tuple[str, ...] = (),
         renames: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self.embedding = embedding
         self.blocks = tuple(blocks)
         self.norm = norm
@@ -115,13 +117,13 @@ class DecoderModel(Layer):
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """Runs the step and writes its keys and values to `caches` (one an attention layer): [T, hidden_size]."""
-        step = Step(batch, caches, self._kernels)
+        step = Step(batch, caches, self.kernels)
         hidden = self.embedding(batch.token_ids)
         for block in self.blocks:
             hidden = block(hidden, step)
         return self.norm(hidden)[0]
 
     @torch.inference_mode()
-    def logits(self, hidden_rows: Tensor) -> Tensor:
-        """hidden_rows [L, hidden_size] of `forward` → [L, vocab_size] float32."""
-        return self.head(hidden_rows)
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Rows [L] int64 of `forward`'s hidden [T, hidden_size] → [L, vocab_size] float32."""
+        return self.head(self.kernels.take_rows(hidden, rows))

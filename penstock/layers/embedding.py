@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
-def table(key: str, vocab_size: int, hidden_size: int) -> Weight:
-    """A [vocab, hidden] weight."""
-    return Weight((vocab_size, hidden_size), (WeightPart(key, (vocab_size, hidden_size)),), shard_axis=0)
+def table(kernels: KernelSet, key: str, vocab_size: int, hidden_size: int) -> Weight:
+    """A [vocab, hidden] weight, for an embedding, a head or both."""
+    shape = (vocab_size, hidden_size)
+    pack, packable = kernels.pack_table, kernels.packable
+    return Weight(shape, (WeightPart(key, shape),), shard_axis=0, pack=pack, packable=packable)
 
 
 class Embedding(Layer):
@@ -30,11 +33,12 @@ class Head(Layer):
     """Logits, optionally soft-capped to ±soft_cap (Gemma 2 report, arXiv:2408.00118)."""
 
     def __init__(self, kernels: KernelSet, weight: Weight, soft_cap: float | None = None) -> None:
-        self._linear = kernels.linear
+        self._kernels = kernels
         self.weight = weight
         self.soft_cap = soft_cap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [L, hidden] → logits [L, vocab] float32."""
-        logits = self._linear(hidden, self.weight.value).float()
-        return logits if self.soft_cap is None else (logits / self.soft_cap).tanh_().mul_(self.soft_cap)
+        logits = self._kernels.linear(hidden, self.weight.value)
+        logits = logits if logits.dtype == torch.float32 else logits.float()
+        return logits if self.soft_cap is None else self._kernels.soft_cap(logits, self.soft_cap)

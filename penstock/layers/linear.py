@@ -26,7 +26,7 @@ class Linear(Layer):
     def __init__(self, kernels: KernelSet, parts: Sequence[tuple[str, int]], inputs: int, *, bias: bool) -> None:
         self._linear = kernels.linear
         self.weight = merged(parts, "weight", inputs)
-        self.weight.pack = kernels.pack_linear
+        self.weight.pack, self.weight.packable = kernels.pack_linear, kernels.packable
         self.bias = merged(parts, "bias") if bias else None
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -23,12 +23,14 @@ class GatedMlp(Layer):
         activation: Activation = "silu",
         bias: bool = False,
     ) -> None:
-        self._activate = kernels.gate_up
+        self._gated = kernels.gated_linear
         self.activation: Activation = activation
         parts = ((f"{prefix}.gate_proj", intermediate_size), (f"{prefix}.up_proj", intermediate_size))
         self.gate_up = Linear(kernels, parts, hidden_size, bias=bias)
+        self.gate_up.weight.halves = True
         self.down = Linear(kernels, ((f"{prefix}.down_proj", hidden_size),), intermediate_size, bias=bias)
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
-        return self.down(self._activate(self.gate_up(hidden), self.activation), residual)
+        bias = None if self.gate_up.bias is None else self.gate_up.bias.value
+        return self.down(self._gated(hidden, self.gate_up.weight.value, self.activation, bias), residual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -61,14 +62,17 @@ class SparseMoe(Layer):
         self.router, self.router_bias = router, router_bias
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
-        self.gate_up.pack = self.down.pack = kernels.pack_experts
+        self.gate_up.halves = True
+        for weight in (self.gate_up, self.down):
+            weight.pack = partial(kernels.pack_experts, count=options.num_experts)
+            weight.packable, weight.experts = kernels.packable, options.num_experts
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         options = self.options
         scores = self._kernels.linear(hidden, self.router.value, _value(self.router_bias))
         weights, ids = self._kernels.route_experts(scores, options.top_k, options.routing, options.renormalize)
-        mixed = self._kernels.grouped_experts(
+        return self._kernels.grouped_experts(
             hidden,
             weights,
             ids,
@@ -79,8 +83,8 @@ class SparseMoe(Layer):
             _value(self.down_bias),
             options.alpha,
             options.limit,
+            residual,
         )
-        return mixed if residual is None else mixed.add_(residual)
 
 
 def _value(weight: Weight | None) -> Tensor | None:
@@ -90,7 +94,8 @@ def _value(weight: Weight | None) -> Tensor | None:
 def router_weight(kernels: KernelSet, key: str, options: ExpertOptions, *aliases: str) -> Weight:
     """The router's matrix [E, N]."""
     shape = (options.num_experts, options.hidden_size)
-    return Weight(shape, (WeightPart(key, shape, aliases=aliases),), pack=kernels.pack_linear)
+    part = WeightPart(key, shape, aliases=aliases)
+    return Weight(shape, (part,), pack=kernels.pack_linear, packable=kernels.packable)
 
 
 def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: str, up: str, down: str) -> ExpertWeights:
@@ -148,7 +153,7 @@ def interleaved_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
 
     def weight(name: str, shape: tuple[int, int, int], *, pairs: bool) -> Weight:
         key, flipped = f"{prefix}.{name}", (shape[0], shape[2], shape[1])
-        packed = WeightPart(f"{key}_blocks", shape, transform=_split_pairs if pairs else None)
+        packed = WeightPart(f"{key}_blocks", shape, interleaved=pairs)
         plain = WeightPart(key, flipped, transform=_transpose_and_split if pairs else _transpose)
         return Weight(shape, (plain,), alternatives=((packed,),))
 

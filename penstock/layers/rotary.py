@@ -97,21 +97,8 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 class Rotary:
-    """Tables of cos and sin, float32, grown on demand by doubling; shared by all layers with equal parameters."""
+    """The frequencies of one rotation; shared by all layers with equal parameters."""
 
     def __init__(self, rope: RopeParameters, max_length: int) -> None:
         self.rope = rope
         self.frequencies = inverse_frequencies(rope, max_length)
-        self._cos = self._sin = torch.empty(0, 1, rope.rotary_dim)
-
-    def at(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Cos and sin at positions [T] int64, all below `length`: [T, 1, rot] each, sin's first half negated."""
-        if length > self._cos.shape[0] or positions.device != self._cos.device:
-            self._grow(max(length, 2 * self._cos.shape[0], 256), positions.device)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
-
-    def _grow(self, length: int, device: torch.device) -> None:
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), self.frequencies)
-        cos, sin = angles.cos() * self.rope.attention_factor, angles.sin() * self.rope.attention_factor
-        self._cos = torch.cat((cos, cos), dim=-1).unsqueeze(1).to(device)
-        self._sin = torch.cat((-sin, sin), dim=-1).unsqueeze(1).to(device)

@@ -35,7 +35,7 @@ class Step:
         if plan is None:
             batch = self.batch
             plan = self._plans[cache.group] = self.kernels.plan_attention(
-                cache.key,
+                cache.kv,
                 batch.query_start,
                 batch.context_len,
                 batch.groups[cache.group].block_table,
@@ -49,6 +49,7 @@ class Step:
         """The rotary tables at the step's positions: cos and signed sin, each [T, 1, rot] float32."""
         found = self._rotations.get(id(rotary))
         if found is None:
-            longest = max(self.batch.context_lens, default=0)
-            found = self._rotations[id(rotary)] = rotary.at(self.batch.positions[0], longest)
+            tables = self.kernels.rope_tables
+            found = tables(self.batch.positions[0], rotary.frequencies, rotary.rope.attention_factor)
+            self._rotations[id(rotary)] = found
         return found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from penstock.kernels.api import Matrix
+from penstock.kernels.canonical import Canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class WeightPart:
         shape: the shape it must have there (decoded, where the checkpoint is quantised).
         offset: first index along `Weight.merge_axis` it fills (merge slot; 0 for an unmerged weight).
         transform: applied to the decoded tensor before it is placed, for example a transpose; None for none.
+        interleaved: rows alternate between the two halves of the weight (gate, up, gate, up …); the loader parts them.
         aliases: other names under which checkpoints store the same tensor, tried in order.
         index: for a stacked weight (experts), which entry of the first axis it fills; merge_axis and offset then
             count within that entry. None fills all entries.
@@ -29,6 +33,7 @@ class WeightPart:
     transform: Callable[[Tensor], Tensor] | None = None
     aliases: tuple[str, ...] = ()
     index: int | None = None
+    interleaved: bool = False
 
 
 @dataclass(slots=True)
@@ -43,8 +48,13 @@ class Weight:
         keep_float32: stay in float32 whatever the compute dtype (norm scales, sinks, router bias).
         alternatives: other complete sets of parts (the same weight in another layout on disk), tried in order when
             the first part of `parts` is not in the checkpoint.
-        pack: brings the filled tensor into the layout its kernel reads; None for none.
-        tensor: the loaded tensor, packed; None before loading.
+        pack: brings matrices [N, K], stored (see `packable`) or plain tensors, that lie one below the other into the
+            layout the weight's kernel reads; None keeps one plain tensor.
+        packable: why `pack` cannot take a matrix as it is stored, or None if it can.
+        experts: entries of the first axis of a stacked weight; its matrices hold all of them, one below the other.
+        halves: the rows (of each entry) are two equal halves, a merged projection's gates and ups, which are packed as
+            two matrices.
+        tensor: what the weight is once loaded, packed; None before.
     """
 
     shape: tuple[int, ...]
@@ -53,12 +63,15 @@ class Weight:
     shard_axis: int | None = None
     keep_float32: bool = False
     alternatives: tuple[tuple[WeightPart, ...], ...] = ()
-    pack: Callable[[Tensor], Any] | None = field(default=None, repr=False)
+    pack: Callable[[Sequence[Matrix]], Any] | None = field(default=None, repr=False)
+    packable: Callable[[Canonical], str | None] | None = field(default=None, repr=False)
+    experts: int = 1
+    halves: bool = False
     tensor: Any = field(default=None, repr=False)
 
-    def fill(self, tensor: Tensor) -> None:
-        """Takes the whole tensor, of the declared shape."""
-        self.tensor = tensor if self.pack is None else self.pack(tensor)
+    def fill(self, parts: Sequence[Matrix]) -> None:
+        """Takes the whole weight: matrices one below the other, or the one plain tensor of a weight without `pack`."""
+        self.tensor = parts[0] if self.pack is None else self.pack(parts)
 
     @property
     def value(self) -> Any:

@@ -28,7 +28,6 @@ ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
         "gelu_new": "gelu_tanh",
     }
 )
-TIED_COPY_ELEMENTS = 2**25  # a tied head up to this size gets a packed copy of the table; larger ones share it
 LEFT_OVER = (r".*\.rotary_emb\.inv_freq",)
 
 
@@ -170,11 +169,9 @@ class Blueprint:
         vocab = self.fields.integer("vocab_size")
         tied = self.fields.flag("tie_word_embeddings", tie_default)
         embedding_key = "model.embed_tokens.weight"
-        embedding = table(embedding_key, vocab, self.hidden_size)
-        head = embedding
-        if not tied or vocab * self.hidden_size <= TIED_COPY_ELEMENTS:
-            head = table(embedding_key if tied else "lm_head.weight", vocab, self.hidden_size)
-            head.pack = self.kernels.pack_linear
+        embedding = head = table(self.kernels, embedding_key, vocab, self.hidden_size)
+        if not tied:
+            head = table(self.kernels, "lm_head.weight", vocab, self.hidden_size)
         return DecoderModel(
             self.kernels,
             Embedding(self.kernels, embedding, embedding_scale),

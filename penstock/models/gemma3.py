@@ -43,7 +43,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         )
         attention = blueprint.attention(index, full if window is None else local, window=window, **settings)
         mlp = blueprint.mlp(index, activation=activation)
-        blocks.append(SandwichBlock((before, after), attention, (before_mlp, after_mlp), mlp))
+        blocks.append(SandwichBlock(blueprint.kernels, (before, after), attention, (before_mlp, after_mlp), mlp))
     return blueprint.model(
         blocks,
         full.rope,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
-from penstock.kernels.canonical import Blocks, Canonical
+from penstock.kernels.canonical import Blocks, Canonical, Plain
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.quant.formats.record import Bytes
@@ -126,7 +126,28 @@ def dequantize(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
 
 def canonical_tensor(matrix: Canonical, dtype: torch.dtype) -> Tensor:
     """Decodes a canonical matrix on the CPU: [N, K] of type dtype, which owns its memory."""
-    if isinstance(matrix, Blocks):
+    if isinstance(matrix, Blocks) or (isinstance(matrix, Plain) and matrix.scales is None):
         info = TensorInfo("", matrix.shape, matrix.format, matrix.data.size)
         return dequantize(StoredTensor(info, matrix.data), dtype)
     return torch.from_numpy(decode_canonical(matrix)).to(dtype)
+
+
+_PLAIN = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
+
+
+def stored_matrix(stored: StoredTensor, shape: tuple[int, int]) -> Canonical | None:
+    """A tensor's bytes as a canonical matrix of that shape, without a copy; None where its format is none of one."""
+    name = stored.info.format
+    _check(stored.info, stored.data)
+    if name in _PLAIN:
+        return Plain(name, shape, stored.data)
+    if name in _TORCH_TYPES or shape[1] % FORMATS[name].block_size:
+        return None
+    return Blocks(name, shape, stored.data)
+
+
+def plain_matrix(tensor: Tensor) -> Plain:
+    """A float tensor [..., K] as a canonical matrix that shares its memory where it is contiguous."""
+    flat = tensor.reshape(-1, tensor.shape[-1]).contiguous()
+    name = next(name for name in _PLAIN if _TORCH_TYPES[name] == flat.dtype)
+    return Plain(name, (flat.shape[0], flat.shape[1]), flat.view(torch.uint8).reshape(-1).numpy())

@@ -284,7 +284,7 @@ def plan_memory(
     model: ModelFacts,
     groups: Sequence[CacheGroup],
     dtype_bytes: int,
-    cache_dtype_bytes: int | None = None,
+    block_bytes: Sequence[int] | None = None,
     limits: MemoryLimits,
     weights_bytes: int | None = None,
 ) -> MemoryPlan:
@@ -294,7 +294,7 @@ def plan_memory(
         model: sizes from the checkpoint's headers.
         groups: the model's cache groups, at least one.
         dtype_bytes: bytes of one value in the compute dtype.
-        cache_dtype_bytes: bytes of one value in the KV cache; None takes dtype_bytes.
+        block_bytes: per group, bytes of one block over all its layers; None takes values of dtype_bytes.
         limits: what is available and wished for.
         weights_bytes: bytes of the weights once loaded; None takes parameters × dtype_bytes.
 
@@ -304,8 +304,8 @@ def plan_memory(
     weights = model.parameters * dtype_bytes if weights_bytes is None else weights_bytes
     activations = activation_bytes(model, limits, dtype_bytes)
     left = limits.available_bytes - weights - activations
-    per_token = (cache_dtype_bytes or dtype_bytes) * limits.block_size
-    sizes = tuple(per_token * group.elements_per_token for group in groups)
+    per_token = dtype_bytes * limits.block_size
+    sizes = tuple(block_bytes or (per_token * group.elements_per_token for group in groups))
     if left <= 0:
         least = _least(groups, sizes, limits.max_model_len, limits)
         if limits.max_model_len_fixed or limits.max_model_len <= limits.block_size:
@@ -314,7 +314,7 @@ def plan_memory(
             model=model,
             groups=groups,
             dtype_bytes=dtype_bytes,
-            cache_dtype_bytes=cache_dtype_bytes,
+            block_bytes=block_bytes,
             limits=replace(limits, max_model_len=max(limits.block_size, limits.max_model_len // 2)),
             weights_bytes=weights,
         )

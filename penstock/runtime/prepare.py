@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, resolve
-from penstock.core.cache_spec import CacheGroup, group_layers
+from penstock.core.cache_spec import CacheGroup, CacheSpec, group_layers
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
@@ -85,16 +86,46 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         kv_blocks=concrete.kv_blocks,
         enable_prefix_caching=concrete.enable_prefix_caching,
     )
-    kernels = resolve_kernels(KernelContext(concrete.device, concrete.dtype, concrete.isa))
+    kernels = resolve_kernels(KernelContext(concrete.device, concrete.dtype, concrete.isa, concrete.kv_cache_dtype))
     declare = partial(build_model, checkpoint.config, kernels, dtype=getattr(torch, concrete.dtype))
     model = declare(max_model_len=concrete.max_model_len)
     groups = group_layers(model.cache_specs)
-    plan = plan_memory(model=facts, groups=groups, dtype_bytes=DTYPE_BYTES[concrete.dtype], limits=limits)
+    blocks = partial(_block_bytes, kernels, concrete, model.cache_specs)
+    plan = plan_memory(
+        model=facts,
+        groups=groups,
+        dtype_bytes=DTYPE_BYTES[concrete.dtype],
+        block_bytes=tuple(blocks(group) for group in groups),
+        limits=limits,
+        weights_bytes=_resident_bytes(facts, kernels, concrete),
+    )
     if plan.max_model_len != concrete.max_model_len:
         model = declare(max_model_len=plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels)
+
+
+PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
+
+
+def _block_bytes(
+    kernels: KernelSet, options: EngineOptions, specs: Sequence[CacheSpec], group: CacheGroup
+) -> int:
+    """Bytes of one block over all layers of a group."""
+    kind = options.kv_cache_dtype
+    return sum(
+        kernels.cache_block_bytes(kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim)
+        for spec in (specs[layer] for layer in group.layers)
+    )
+
+
+def _resident_bytes(facts: ModelFacts, kernels: KernelSet, options: EngineOptions) -> int:
+    """Bytes of the loaded weights: as stored where the kernels take them so, else in the compute type."""
+    native_packing = next(choice for choice in kernels.choices if choice.op == "packable").chosen.name != "reference"
+    if native_packing:
+        return int(facts.file_bytes * PACKING_SLACK)
+    return facts.parameters * DTYPE_BYTES[options.dtype]
 
 
 def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:

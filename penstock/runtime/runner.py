@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings, TokenLogprobs
-from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.sampler import Draw, Sampler
 
-_PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
+PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class ModelRunner:
     so that a plan may refer to tokens which the one before it samples.
     """
 
-    def __init__(self, model: Model, memory: KVMemory, sampler: Sampler, builder: BatchBuilder) -> None:
-        self._model = model
+    def __init__(self, executor: Executor, memory: KVMemory, sampler: Sampler, builder: BatchBuilder) -> None:
+        self._executor = executor
         self._memory = memory
         self._sampler = sampler
         self._builder = builder
@@ -60,14 +60,14 @@ class ModelRunner:
         ends, scored = self._wanted_logits(plan)
         batch = self._builder.build(plan.spans, ends)
         built = perf_counter()
-        hidden = self._model.forward(batch, self._memory.caches)
-        logits = self._model.logits(hidden[batch.logit_rows]) if ends else None
+        self._executor.forward(batch)
+        logits = self._executor.logits(batch.logit_rows) if ends else None
         computed = perf_counter()
         rows = self._draw(plan, logits, masks)
         for entry in scored:
             result = rows.get(entry.row, RowResult(entry.row))
             rows[entry.row] = RowResult(
-                entry.row, result.tokens, result.logprobs, self._score(hidden, entry), result.error
+                entry.row, result.tokens, result.logprobs, self._score(entry), result.error
             )
         timings = StepTimings(built - started, computed - built, perf_counter() - computed)
         return StepResult(step, tuple(rows.values()), timings=timings)
@@ -133,11 +133,11 @@ class ModelRunner:
             results[draw.row] = RowResult(draw.row, (sample.token,), logprobs)
         return results
 
-    def _score(self, hidden: Tensor, entry: _Scored) -> tuple[TokenLogprobs, ...]:
+    def _score(self, entry: _Scored) -> tuple[TokenLogprobs, ...]:
         scores: list[TokenLogprobs] = []
-        for begin in range(0, len(entry.targets), _PROMPT_LOGIT_ROWS):
-            targets = entry.targets[begin : begin + _PROMPT_LOGIT_ROWS]
+        for begin in range(0, len(entry.targets), PROMPT_LOGIT_ROWS):
+            targets = entry.targets[begin : begin + PROMPT_LOGIT_ROWS]
             start = entry.first + begin
-            logits = self._model.logits(hidden[start : start + len(targets)])
+            logits = self._executor.logits(torch.arange(start, start + len(targets)))
             scores += self._sampler.prompt_logprobs(logits, targets, entry.top)
         return tuple(scores)

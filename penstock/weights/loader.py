@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
+from penstock.kernels.api import Matrix
+from penstock.kernels.canonical import Canonical, concatenate, take_rows
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.weight import Weight, WeightPart
-from penstock.quant.decode import canonical_tensor, dequantize
+from penstock.quant.decode import canonical_tensor, dequantize, plain_matrix, stored_matrix
 from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint
 
@@ -97,22 +101,13 @@ def load_weights(
             faults.left_over.append(stored)
     faults.check(checkpoint.path)
     total = sum(_size(source, checkpoint) for _, found in sources for source in found)
-    done = 0
+    reader = _Reader(checkpoint, method, _Meter(total, progress))
     for weight, found in sources:
-        target = torch.float32 if weight.keep_float32 else dtype
-        alone = len(found) == 1 and found[0].part.index is None
-        whole = None if alone else torch.empty(weight.shape, dtype=target, device=device)
-        for source in found:
-            tensor = _decode(source, checkpoint, method, target)
-            if whole is None:
-                weight.fill(tensor.contiguous().to(device))
-            else:
-                _slot(whole, weight, source.part, tensor).copy_(tensor)
-            done += _size(source, checkpoint)
-            if progress is not None:
-                progress(done, total)
-        if whole is not None:
-            weight.fill(whole)
+        if weight.pack is None:
+            weight.fill((reader.whole(weight, found, torch.float32 if weight.keep_float32 else dtype).to(device),))
+        else:
+            parts = reader.matrices(weight, found, dtype)
+            weight.fill([part.to(device) if isinstance(part, Tensor) else part for part in parts])
 
 
 def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict[str, str]:
@@ -165,18 +160,103 @@ def _check_shapes(sources: list[tuple[Weight, list[_Source]]], checkpoint: Check
                 faults.misshapen.append(f"{name} (is {shape}, must be {wanted})")
 
 
-def _decode(source: _Source, checkpoint: Checkpoint, method: Method, dtype: torch.dtype) -> Tensor:
-    shape = source.part.shape
-    if source.plain is not None:
-        tensor = dequantize(checkpoint.read(source.plain), dtype)
-    else:
-        stored = {suffix: checkpoint.read(name) for suffix, name in source.stored.items()}
-        matrix = method.canonical(source.key, stored, (math.prod(shape[:-1]), shape[-1]))
-        tensor = canonical_tensor(matrix, dtype).reshape(shape)
-    return tensor if source.part.transform is None else source.part.transform(tensor)
+@dataclass(slots=True)
+class _Meter:
+    total: int
+    progress: Progress | None
+    done: int = 0
+
+    def count(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.progress is not None:
+            self.progress(self.done, self.total)
 
 
-def _slot(whole: Tensor, weight: Weight, part: WeightPart, tensor: Tensor) -> Tensor:
-    """The view of the weight that a part fills."""
-    target = whole if part.index is None else whole[part.index]
-    return target.narrow(weight.merge_axis, part.offset, tensor.shape[weight.merge_axis])
+class _Reader:
+    """Reads the sources of one weight at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, method: Method, meter: _Meter) -> None:
+        self._checkpoint = checkpoint
+        self._method = method
+        self._meter = meter
+
+    def whole(self, weight: Weight, sources: Sequence[_Source], dtype: torch.dtype) -> Tensor:
+        """The weight as one plain tensor."""
+        if len(sources) == 1 and sources[0].part.index is None:
+            return self._tensor(sources[0], dtype).contiguous()
+        whole = torch.empty(weight.shape, dtype=dtype)
+        for source in sources:
+            tensor = self._tensor(source, dtype)
+            part = source.part
+            target = whole if part.index is None else whole[part.index]
+            target.narrow(weight.merge_axis, part.offset, tensor.shape[weight.merge_axis]).copy_(tensor)
+        return whole
+
+    def matrices(self, weight: Weight, sources: Sequence[_Source], dtype: torch.dtype) -> list[Matrix]:
+        """The weight's matrices, as they are stored where its packing takes them so; else plain, of type `dtype`."""
+        slots: dict[int, list[_Source]] = {}
+        for source in sources:
+            slots.setdefault(source.part.offset, []).append(source)
+        parts: list[Matrix] = []
+        for offset in sorted(slots):
+            members = sorted(slots[offset], key=lambda source: source.part.index or 0)
+            found = _joined([self._matrix(source, weight, dtype) for source in members], dtype)
+            split = weight.halves and len(slots) == 1
+            parts += _halves(found, weight.experts, members[0].part.interleaved) if split else [found]
+        return parts
+
+    def _matrix(self, source: _Source, weight: Weight, dtype: torch.dtype) -> Matrix:
+        stored = self._canonical(source) if source.part.transform is None else None
+        if stored is None:
+            info = self._checkpoint.tensors[source.plain] if source.plain is not None else None
+            kept = torch.float32 if info is None else _KEPT.get(info.format, torch.float32)
+            stored = plain_matrix(self._tensor(source, kept))
+        else:
+            self._meter.count(_size(source, self._checkpoint))
+        if weight.packable is not None and weight.packable(stored) is None:
+            return stored
+        return canonical_tensor(stored, dtype)
+
+    def _canonical(self, source: _Source) -> Canonical | None:
+        shape = source.part.shape
+        flat = (math.prod(shape[:-1]), shape[-1])
+        if source.plain is None:
+            stored = {suffix: self._checkpoint.read(name) for suffix, name in source.stored.items()}
+            return self._method.canonical(source.key, stored, flat)
+        return stored_matrix(self._checkpoint.read(source.plain), flat)
+
+    def _tensor(self, source: _Source, dtype: torch.dtype) -> Tensor:
+        part = source.part
+        if source.plain is not None:
+            tensor = dequantize(self._checkpoint.read(source.plain), dtype)
+        else:
+            matrix = self._canonical(source)
+            assert matrix is not None
+            tensor = canonical_tensor(matrix, dtype).reshape(part.shape)
+        self._meter.count(_size(source, self._checkpoint))
+        return tensor if part.transform is None else part.transform(tensor)
+
+
+_KEPT = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _joined(members: list[Matrix], dtype: torch.dtype) -> Matrix:
+    """The matrices of all experts, one below the other."""
+    if len(members) == 1:
+        return members[0]
+    stored = [member for member in members if not isinstance(member, Tensor)]
+    if len(stored) == len(members):
+        with suppress(ValueError):
+            return concatenate(stored)
+    return torch.cat([m if isinstance(m, Tensor) else canonical_tensor(m, dtype) for m in members])
+
+
+def _halves(matrix: Matrix, experts: int, interleaved: bool) -> list[Matrix]:
+    """The gates and the ups of merged rows."""
+    rows = np.arange(matrix.shape[0], dtype=np.int64).reshape(experts, -1)
+    middle = rows.shape[1] // 2
+    chosen = (rows[:, ::2], rows[:, 1::2]) if interleaved else (rows[:, :middle], rows[:, middle:])
+    flat = [half.reshape(-1) for half in chosen]
+    if isinstance(matrix, Tensor):
+        return [matrix[torch.from_numpy(half)] for half in flat]
+    return [take_rows(matrix, half) for half in flat]

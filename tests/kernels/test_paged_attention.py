@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.cache import KvCache
 from penstock.kernels.reference import attention
 from penstock.kernels.reference.attention import PagedAttention, plan_attention
 
@@ -48,6 +49,10 @@ class Built:
     value_cache: Tensor
     sinks: Tensor | None
     facts: tuple
+
+    @property
+    def cache(self) -> KvCache:
+        return KvCache(self.key_cache, self.value_cache)
 
 
 def build(case: Case, seed: int = 0) -> Built:
@@ -103,9 +108,9 @@ def exact(case: Case, built: Built, scale: float) -> Tensor:
 
 
 def run(case: Case, built: Built, scale: float = 0.3) -> Tensor:
-    plan = plan_attention(built.key_cache, *built.facts, case.window)
+    plan = plan_attention(built.cache, *built.facts, case.window)
     attend = PagedAttention()
-    return attend(built.query, built.key_cache, built.value_cache, plan, scale, built.sinks, case.soft_cap)
+    return attend(built.query, built.cache, plan, scale, built.sinks, case.soft_cap)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -140,7 +145,7 @@ def test_small_tasks(monkeypatch: pytest.MonkeyPatch, window, sinks):
     monkeypatch.setattr(attention, "SCRATCH_ELEMENTS", 1)
     monkeypatch.setattr(attention, "MASK_ELEMENTS", 1)
     monkeypatch.setattr(attention, "SCORE_ELEMENTS", 200)
-    plan = plan_attention(built.key_cache, *built.facts, window)
+    plan = plan_attention(built.cache, *built.facts, window)
     assert len(plan.tasks) > 12
     assert max(task.queries for task in plan.tasks if task.mask is not None) == attention.SHARED_QUERIES
     torch.testing.assert_close(run(case, built), whole, rtol=1e-5, atol=1e-6)
@@ -149,7 +154,7 @@ def test_small_tasks(monkeypatch: pytest.MonkeyPatch, window, sinks):
 def test_decode_rows_share_tasks():
     case = Case(((1, 30),) * 12 + ((1, 5),))
     built = build(case)
-    plan = plan_attention(built.key_cache, *built.facts, None)
+    plan = plan_attention(built.cache, *built.facts, None)
     assert len(plan.tasks) == 1
     assert plan.tasks[0].keys == 32  # the longest context, padded, whatever the table's width
 

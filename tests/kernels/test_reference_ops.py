@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.cache import KvCache
 from penstock.kernels.api import KernelSet, resolve_kernels
+from penstock.kernels.reference import dense
 from penstock.kernels.registry import KernelContext
 
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -57,7 +59,7 @@ def test_linear(dtype: torch.dtype, prefer_reference: bool, tokens: int, inputs:
     bias, residual = rand(outputs, dtype=dtype, seed=2), rand(tokens, outputs, dtype=dtype, seed=3)
     exact = x.double() @ weight.double().t()
     kept = residual.clone()
-    for stored in (ops.pack_linear(weight), weight):
+    for stored in (ops.pack_linear([weight]), weight):
         close(ops.linear(x, stored), exact, dtype)
         close(ops.linear(x, stored, bias), exact + bias.double(), dtype)
         close(ops.linear(x, stored, None, residual), exact + residual.double(), dtype)
@@ -70,24 +72,24 @@ def test_packed_linear_rows_do_not_depend_on_the_batch():
     if not any(choice.op == "linear" and "oneDNN" in choice.chosen.name for choice in ops.choices):
         pytest.skip("this torch has no oneDNN")
     for inputs, outputs in ((64, 200), (512, 64), (2048, 256)):
-        x, weight = rand(65, inputs), ops.pack_linear(rand(outputs, inputs, seed=1))
+        x, weight = rand(65, inputs), ops.pack_linear([rand(outputs, inputs, seed=1)])
         whole = ops.linear(x, weight)
         for rows in (1, 2, 3, 8, 17, 64):
             assert torch.equal(ops.linear(x[:rows], weight), whole[:rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gate_up(ops: KernelSet, dtype: torch.dtype):
+def test_gate_up(dtype: torch.dtype):
     x = rand(5, 14, dtype=dtype) * 6
     gate, up = x.double().chunk(2, dim=1)
-    close(ops.gate_up(x, "silu"), gate / (1 + (-gate).exp()) * up, dtype)
-    close(ops.gate_up(x, "gelu"), gate * 0.5 * (1 + (gate / math.sqrt(2)).erf()) * up, dtype)
+    close(dense.gate_up(x, "silu"), gate / (1 + (-gate).exp()) * up, dtype)
+    close(dense.gate_up(x, "gelu"), gate * 0.5 * (1 + (gate / math.sqrt(2)).erf()) * up, dtype)
     inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
-    close(ops.gate_up(x, "gelu_tanh"), 0.5 * gate * (1 + inner.tanh()) * up, dtype)
+    close(dense.gate_up(x, "gelu_tanh"), 0.5 * gate * (1 + inner.tanh()) * up, dtype)
     g, u = gate.clamp(max=2.0), up.clamp(-2.0, 2.0)
-    close(ops.gate_up(x, "swigluoai", 1.5, 2.0), g / (1 + (-1.5 * g).exp()) * (u + 1), dtype)
+    close(dense.gate_up(x, "swigluoai", 1.5, 2.0), g / (1 + (-1.5 * g).exp()) * (u + 1), dtype)
     with pytest.raises(ValueError, match="relu"):
-        ops.gate_up(x, "relu")  # type: ignore[arg-type]
+        dense.gate_up(x, "relu")  # type: ignore[arg-type]
 
 
 def test_embedding(ops: KernelSet):
@@ -114,7 +116,7 @@ def test_rope_and_cache_write(ops: KernelSet, heads, kv_heads, dim, rotary, valu
         torch.full((6, block_size, kv_heads, value_dim), 9.0),
     )
     scales = rand(heads + kv_heads, dim, seed=2) if normed else None
-    query = ops.rope_and_cache_write(qkv, cos, sin, slot, key_cache, value_cache, scales, 1e-6)
+    query = ops.rope_and_cache_write(qkv, cos, sin, slot, KvCache(key_cache, value_cache), scales, 1e-6)
     assert query.shape == (tokens, heads, dim)
     written = set()
     for token in range(tokens):
@@ -170,8 +172,9 @@ def test_grouped_experts(dtype: torch.dtype, bias: bool, tokens: int, prefer_ref
     gate_up_bias = rand(experts, 2 * inner, dtype=dtype, seed=3) if bias else None
     down_bias = rand(experts, width, dtype=dtype, seed=4) if bias else None
     weights, ids = ops.route_experts(rand(tokens, experts - 1, seed=5), top_k, "softmax_topk", True)  # one is never hit
+    packed = (ops.pack_experts([stack.reshape(-1, stack.shape[2])], experts) for stack in (gate_up, down))
     out = ops.grouped_experts(
-        x, weights, ids, ops.pack_experts(gate_up), ops.pack_experts(down), "silu", gate_up_bias, down_bias
+        x, weights, ids, *packed, "silu", gate_up_bias, down_bias
     )
     exact = torch.zeros(tokens, width, dtype=torch.float64)
     for token in range(tokens):

@@ -34,8 +34,8 @@ def test_filling_packs():
     weight = declare("x")
     with pytest.raises(RuntimeError, match="x was used before it was loaded"):
         _ = weight.value
-    weight.fill(torch.ones(2))
+    weight.fill([torch.ones(2)])
     assert torch.equal(weight.value, torch.ones(2))
-    weight.pack = lambda tensor: tensor * 3
-    weight.fill(torch.ones(2))
+    weight.pack = lambda parts: parts[0] * 3
+    weight.fill([torch.ones(2)])
     assert torch.equal(weight.value, torch.full((2,), 3.0))

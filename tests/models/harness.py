@@ -46,11 +46,12 @@ class Harness:
         self.caches: list[LayerCache] = []
         group_of = {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
         for layer, spec in enumerate(model.cache_specs):
-            shape = (num_blocks, BLOCK_SIZE, spec.num_kv_heads)
-            key, value = (
-                torch.full((*shape, dim), torch.nan, dtype=model.dtype) for dim in (spec.key_dim, spec.value_dim)
-            )
-            self.caches.append(LayerCache(group_of[layer], key, value))
+            sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
+            kv_type = str(model.dtype).removeprefix("torch.")
+            kv = model.kernels.make_cache(kv_type, num_blocks, BLOCK_SIZE, *sizes)
+            for tensor in (kv.key, kv.value):
+                tensor.view(torch.uint8).fill_(255)  # NaN in every float type
+            self.caches.append(LayerCache(group_of[layer], kv))
         self.tables: dict[str, list[list[int]]] = {}
         self.lengths: dict[str, int] = {}
 
@@ -59,7 +60,7 @@ class Harness:
         for row, tokens in work.items():
             self._extend(row, len(tokens))
         batch = self._batch(work)
-        logits = self.model.logits(self.model.forward(batch, self.caches))
+        logits = self.model.logits(self.model.forward(batch, self.caches), torch.arange(len(batch.token_ids)))
         return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
 
     def _extend(self, row: str, count: int) -> None:
@@ -74,7 +75,9 @@ class Harness:
             for dropped in range(max(0, start - group.window + 1) // BLOCK_SIZE):
                 block, table[dropped] = table[dropped], 0
                 for layer in group.layers if block else ():
-                    self.caches[layer].key[block] = self.caches[layer].value[block] = torch.nan
+                    kv = self.caches[layer].kv
+                    for tensor in (kv.key, kv.value):
+                        tensor[block].view(torch.uint8).fill_(255)
 
     def _batch(self, work: Mapping[str, Sequence[int]]) -> Batch:
         query_lens = tuple(len(tokens) for tokens in work.values())

@@ -11,6 +11,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.config.errors import CheckpointError
+from penstock.kernels.reference.dense import rope_tables
 from penstock.layers.rotary import RopeParameters, Rotary, inverse_frequencies
 from penstock.models.fields import Fields
 from penstock.models.rope import context_length, read_rope
@@ -134,12 +135,10 @@ class TestDynamic:
         assert tiny.distance(ours, tiny.reference_logits(theirs, tokens)) > 1e-3
 
 
-def test_tables_grow_and_keep_their_values():
-    rotary = Rotary(RopeParameters("default", 100.0, 6, 64), 64)
-    early = torch.tensor([0, 3, 200])
-    cos, sin = rotary.at(early, 201)
-    late_cos, _ = rotary.at(torch.tensor([5000]), 5001)
-    again = rotary.at(early, 201)
-    torch.testing.assert_close((cos, sin), again, rtol=0, atol=0)
-    assert late_cos[0, 0, 0] == torch.tensor(5000.0).cos()
+def test_tables_do_not_depend_on_their_company():
+    frequencies = Rotary(RopeParameters("default", 100.0, 6, 64), 64).frequencies
+    cos, sin = rope_tables(torch.tensor([0, 3, 200]), frequencies, 1.5)
+    alone, _ = rope_tables(torch.tensor([200]), frequencies, 1.5)
+    assert torch.equal(cos[2:], alone)
+    assert cos[1, 0, 0] == torch.tensor(3.0).cos() * 1.5
     assert torch.equal(sin[:, :, :3], -sin[:, :, 3:])

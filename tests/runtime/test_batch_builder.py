@@ -11,9 +11,13 @@ from penstock.core.cache_spec import CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind, NewRow, RowSpan, last_sample
 from penstock.core.sampling import SamplingParams
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
 from penstock.runtime.kv_memory import KVMemory
 
 CPU = torch.device("cpu")
+
+KERNELS = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=True))
 
 
 def new_row(row: int, blocks: tuple[tuple[int, ...], ...]) -> NewRow:
@@ -56,27 +60,26 @@ def test_a_row_starts_over_with_the_tables_of_its_new_branch() -> None:
     assert batch.groups[0].block_table.tolist() == [[6, 8]]
 
 
-def test_a_partial_copy_touches_its_group_alone() -> None:
+def test_a_copy_touches_its_group_alone() -> None:
     specs = [CacheSpec(CacheKind.FULL, 2, 3, 3), CacheSpec(CacheKind.SLIDING, 1, 3, 2, window=4)]
-    memory = KVMemory(specs, group_layers(specs), (4, 5), 4, dtype=torch.float32, device=CPU)
+    memory = KVMemory(KERNELS, specs, group_layers(specs), (4, 5), 4)
     for cache in memory.caches:
-        cache.key[1], cache.value[1] = 7.0, 8.0
+        cache.kv.key[1], cache.kv.value[1] = 7.0, 8.0
     memory.apply(CacheOp(CacheOpKind.COPY, 1, source=1, target=3, num_tokens=2))
-    full, sliding = memory.caches
+    full, sliding = (cache.kv for cache in memory.caches)
     assert full.key.shape == (4, 4, 2, 3)
     assert sliding.value.shape == (5, 4, 1, 2)
     assert not full.key[3].any()
-    assert (sliding.key[3, :2] == 7).all()
-    assert (sliding.value[3, :2] == 8).all()
-    assert not sliding.key[3, 2:].any()
+    assert (sliding.key[3] == 7).all()
+    assert (sliding.value[3] == 8).all()
     with pytest.raises(ValueError, match="save has no tier"):
         memory.apply(CacheOp(CacheOpKind.SAVE, 0, 1, 1, 1))
 
 
 def test_closing_frees_every_block() -> None:
     specs = [CacheSpec(CacheKind.FULL, 1, 2, 2), CacheSpec(CacheKind.SLIDING, 1, 2, 2, window=4)]
-    memory = KVMemory(specs, group_layers(specs), (4, 5), 4, dtype=torch.float32, device=CPU)
-    tensors = [weakref.ref(tensor) for cache in memory.caches for tensor in (cache.key, cache.value)]
+    memory = KVMemory(KERNELS, specs, group_layers(specs), (4, 5), 4)
+    tensors = [weakref.ref(tensor) for cache in memory.caches for tensor in (cache.kv.key, cache.kv.value)]
     assert len(tensors) == 4 and all(tensor() is not None for tensor in tensors)
     memory.close()
     assert [tensor() for tensor in tensors] == [None] * 4

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import Implementation, KernelContext
 
@@ -14,7 +17,42 @@ def _refuse(context: KernelContext) -> str | None:
     return native.unavailable_reason()
 
 
+def _refuse_model(context: KernelContext) -> str | None:
+    if context.dtype != "float32":
+        return f"computes in float32 (weights stay as stored), not {context.dtype}"
+    return _refuse(context) or (None if hasattr(native.library(), "Program") else "this build has no programs")
+
+
 def implementations() -> tuple[Implementation, ...]:
     """Every op the native library implements; each refuses where the library cannot be loaded."""
+    if not (native.available() and hasattr(native.library(), "Program")):
+        return (Implementation("sampling", f"native ({native.isa()})", native.NativeSampling, _refuse),)
+    from penstock.kernels.cpu import ops
+
     name = f"native ({native.isa()})"
-    return (Implementation("sampling", name, native.NativeSampling, _refuse),)
+    model: dict[str, Callable[..., Any]] = {
+        "embedding": ops.embedding,
+        "rms_norm": ops.rms_norm,
+        "layer_norm": ops.layer_norm,
+        "rope_tables": ops.rope_tables,
+        "rope_and_cache_write": ops.rope_and_cache_write,
+        "packable": ops.packable,
+        "pack_table": ops.pack_linear,
+        "pack_linear": ops.pack_linear,
+        "linear": ops.linear,
+        "gated_linear": ops.gated_linear,
+        "add": ops.add,
+        "soft_cap": ops.soft_cap,
+        "take_rows": ops.take_rows,
+        "route_experts": ops.route_experts,
+        "pack_experts": ops.pack_experts,
+        "grouped_experts": ops.grouped_experts,
+        "make_cache": ops.make_cache,
+        "cache_block_bytes": ops.cache_block_bytes,
+        "plan_attention": ops.plan_attention,
+        "paged_attention": ops.paged_attention,
+    }
+    return (
+        *(Implementation(op, name, run, _refuse_model) for op, run in model.items()),
+        Implementation("sampling", name, native.NativeSampling, _refuse),
+    )

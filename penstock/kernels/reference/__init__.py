@@ -14,21 +14,40 @@ def _serves_all(_: KernelContext) -> str | None:
     return None
 
 
+def _serves_cache(context: KernelContext) -> str | None:
+    if context.kv_type in ("float32", "bfloat16", "float16"):
+        return None
+    return f"keeps keys and values in float32, bfloat16 or float16, not {context.kv_type}"
+
+
 def implementations() -> tuple[Implementation, ...]:
     """The reference of every op; attention's scratch memory is new with each call."""
     functions: dict[str, Callable[..., Any]] = {
         "embedding": dense.embedding,
         "rms_norm": dense.rms_norm,
         "layer_norm": dense.layer_norm,
-        "rope_and_cache_write": dense.rope_and_cache_write,
-        "pack_linear": dense.pack_linear,
+        "rope_tables": dense.rope_tables,
+        "packable": dense.packable,
+        "pack_table": dense.stack,
+        "pack_linear": dense.stack,
         "linear": dense.linear,
-        "gate_up": dense.gate_up,
+        "gated_linear": dense.gated_linear,
+        "add": dense.add,
+        "soft_cap": dense.soft_cap,
+        "take_rows": dense.take_rows,
         "route_experts": experts.route_experts,
         "pack_experts": experts.pack_experts,
         "grouped_experts": experts.grouped_experts,
-        "plan_attention": attention.plan_attention,
-        "paged_attention": attention.PagedAttention(),
         "sampling": ReferenceSampling,
     }
-    return tuple(Implementation(op, "reference", run, _serves_all) for op, run in functions.items())
+    cached: dict[str, Callable[..., Any]] = {
+        "rope_and_cache_write": dense.rope_and_cache_write,
+        "make_cache": dense.make_cache,
+        "cache_block_bytes": dense.cache_block_bytes,
+        "plan_attention": attention.plan_attention,
+        "paged_attention": attention.PagedAttention(),
+    }
+    return (
+        *(Implementation(op, "reference", run, _serves_all) for op, run in functions.items()),
+        *(Implementation(op, "reference", run, _serves_cache) for op, run in cached.items()),
+    )

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.kernels.cache import KvCache
+
 SHARED_QUERIES = 8  # rows with at most this many queries are batched with rows of as many
 SCRATCH_ELEMENTS = 2**19  # key elements gathered by one task: 2 MiB in float32
 MASK_ELEMENTS = 2**21  # mask elements of one task
@@ -31,7 +33,7 @@ class Task:
         begin: first query of the task in plan order.
         rows, queries, keys: its extent; queries [begin, begin + rows · queries).
         slots: [rows · keys] int64 cache slots; a key no query may see repeats the row's newest slot.
-        mask: [rows, 1, queries, keys] in the cache's dtype, 0 or -inf; None where causality alone decides.
+        mask: [rows, 1, queries, keys] float32, 0 or -inf; None where causality alone decides.
     """
 
     begin: int
@@ -75,7 +77,7 @@ class _Piece(NamedTuple):
 
 
 def plan_attention(
-    key_cache: Tensor,
+    cache: KvCache,
     query_start: Tensor,
     context_len: Tensor,
     block_table: Tensor,
@@ -83,6 +85,7 @@ def plan_attention(
     context_lens: Sequence[int],
     window: int | None,
 ) -> AttentionPlan:
+    key_cache = cache.key
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
     pieces = _pieces(query_lens, context_lens, window)
     facts = torch.tensor(pieces, device=key_cache.device).view(-1, 4)
@@ -146,7 +149,7 @@ def _task(
         hidden = place[:, None, :] > asking
         if window is not None:
             hidden |= place[:, None, :] <= asking - window
-        mask = torch.zeros(rows, 1, queries, keys, dtype=key_cache.dtype, device=device)
+        mask = torch.zeros(rows, 1, queries, keys, device=device)
         mask.masked_fill_(hidden[:, None], float("-inf"))
     return Task(begin, rows, queries, keys, slots.reshape(-1), mask)
 
@@ -178,23 +181,22 @@ class PagedAttention:
     def __call__(
         self,
         query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        cache: KvCache,
         plan: AttentionPlan,
         scale: float,
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
         ordered = query if plan.order is None else query.index_select(0, plan.order)
-        out = torch.empty(*query.shape[:2], value_cache.shape[3], dtype=query.dtype, device=query.device)
+        out = torch.empty(*query.shape[:2], cache.value.shape[3], dtype=query.dtype, device=query.device)
         for task in plan.tasks:
-            key = self._gather("key", key_cache, task)
-            value = self._gather("value", value_cache, task)
+            key = self._gather("key", cache.key, task, query.dtype)
+            value = self._gather("value", cache.value, task, query.dtype)
             attend = _attend_fused if sinks is None and soft_cap is None else _attend
             attend(ordered[task.span], key, value, task, scale, out[task.span], sinks, soft_cap)
         return (out if plan.restore is None else out.index_select(0, plan.restore)).flatten(1)
 
-    def _gather(self, name: str, cache: Tensor, task: Task) -> Tensor:
+    def _gather(self, name: str, cache: Tensor, task: Task, dtype: torch.dtype) -> Tensor:
         """The task's keys or values, [rows, heads, keys, dim], in scratch memory."""
         heads, dim = cache.shape[2:]
         width = heads * dim
@@ -206,7 +208,7 @@ class PagedAttention:
             self._scratch[place] = scratch
         rows = scratch[:needed].view(-1, width)
         torch.index_select(cache.view(-1, width), 0, task.slots, out=rows)
-        return rows.view(task.rows, task.keys, heads, dim).transpose(1, 2)
+        return rows.to(dtype).view(task.rows, task.keys, heads, dim).transpose(1, 2)
 
 
 def _attend_fused(
@@ -225,7 +227,7 @@ def _attend_fused(
     target = out.view(rows, queries, kv_heads, -1, out.shape[-1])
     if queries <= SHARED_QUERIES and task.mask is not None:
         packed = grouped.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, query.shape[-1])
-        mask = task.mask
+        mask = task.mask.to(query.dtype)
         if queries > 1:
             mask = mask.expand(-1, grouped.shape[3], -1, -1).reshape(rows, 1, -1, task.keys)
         result = functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scale)
@@ -236,7 +238,7 @@ def _attend_fused(
         grouped[0].permute(1, 2, 0, 3),
         key[0, :, None].expand(shape),
         value[0, :, None].expand(shape),
-        attn_mask=task.mask,
+        attn_mask=None if task.mask is None else task.mask.to(query.dtype),
         is_causal=task.mask is None,
         scale=scale,
     )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from penstock.kernels.cache import KvCache
+from penstock.kernels.canonical import Canonical
 
 
 def embedding(token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
@@ -21,8 +26,13 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return functional.layer_norm(x.float(), weight.shape, weight, bias, eps).to(x.dtype)
 
 
-def pack_linear(weight: Tensor) -> Tensor:
-    return weight
+def packable(matrix: Canonical) -> str | None:
+    return "computes with plain tensors"
+
+
+def stack(parts: Sequence[Tensor]) -> Tensor:
+    """Plain matrices, one below the other: how the reference packs."""
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -47,17 +57,46 @@ def gate_up(gate_up: Tensor, activation: str, alpha: float = 1.702, limit: float
     raise ValueError(f"activation is {activation!r}; allowed: silu, gelu, gelu_tanh, swigluoai")
 
 
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    activation: str,
+    bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Tensor:
+    return gate_up(linear(x, weight, bias), activation, alpha, limit)
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    return a + b
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    return (x / cap).tanh_().mul_(cap)
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    return x.index_select(0, rows)
+
+
+def rope_tables(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    angles = torch.outer(positions.float(), frequencies.to(positions.device))
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+
+
 def rope_and_cache_write(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
     slot: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KvCache,
     qk_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
     tokens = qkv.shape[0]
+    key_cache, value_cache = cache.key, cache.value
     kv_heads, key_dim = key_cache.shape[2:]
     value_width = value_cache.shape[2] * value_cache.shape[3]
     heads = (qkv.shape[1] - value_width) // key_dim - kv_heads
@@ -66,9 +105,31 @@ def rope_and_cache_write(
     if qk_norm is not None:
         qk = functional.rms_norm(qk, (key_dim,), None, eps) * qk_norm
     rotated = _rotate(qk, cos, sin).to(qkv.dtype)
-    key_cache.view(-1, kv_heads, key_dim).index_copy_(0, slot, rotated[:, heads:])
-    value_cache.view(-1, value_width).index_copy_(0, slot, value)
+    key_cache.view(-1, kv_heads, key_dim).index_copy_(0, slot, rotated[:, heads:].to(key_cache.dtype))
+    value_cache.view(-1, value_width).index_copy_(0, slot, value.to(value_cache.dtype))
     return rotated[:, :heads]
+
+
+_CACHE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def make_cache(
+    kv_type: str,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    device: str = "cpu",
+) -> KvCache:
+    dtype, shape = _CACHE_TYPES[kv_type], (num_blocks, block_size, num_kv_heads)
+    # zeros, not empty: a slot that is masked out must not hold NaN, which a multiplication by 0 would keep
+    key = torch.zeros(*shape, key_dim, dtype=dtype, device=device)
+    return KvCache(key, torch.zeros(*shape, value_dim, dtype=dtype, device=device))
+
+
+def cache_block_bytes(kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int) -> int:
+    return _CACHE_TYPES[kv_type].itemsize * block_size * num_kv_heads * (key_dim + value_dim)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ def route_experts(router_logits: Tensor, top_k: int, routing: str, renormalize: 
     raise ValueError(f"routing is {routing!r}; allowed: softmax_topk, topk_softmax")
 
 
-def pack_experts(weight: Tensor) -> Tensor:
-    return weight
+def pack_experts(parts: Sequence[Tensor], count: int) -> Tensor:
+    stacks = [part.view(count, -1, part.shape[1]) for part in parts]
+    return stacks[0] if len(stacks) == 1 else torch.cat(stacks, dim=1)
 
 
 def grouped_experts(
@@ -36,6 +37,8 @@ def grouped_experts(
     down_bias: Tensor | None = None,
     alpha: float = 1.702,
     limit: float = 7.0,
+    residual: Tensor | None = None,
+    *,
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = dense.linear,
 ) -> Tensor:
     """Tokens are sorted by expert, every expert that was hit runs once, and the outputs are summed in slot order.
@@ -60,4 +63,5 @@ def grouped_experts(
     by_slot = torch.empty_like(outputs)
     by_slot[order] = outputs
     weighted = by_slot.view(tokens, top_k, -1).float() * weights.unsqueeze(-1)
-    return weighted.sum(dim=1).to(x.dtype)
+    mixed = weighted.sum(dim=1).to(x.dtype)
+    return mixed if residual is None else mixed.add_(residual)

@@ -1,0 +1,284 @@
+// Programs for Python: values are small integers, memory is given by address and checked by the caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "dispatch.h"
+#include "packed.h"
+#include "program.h"
+
+namespace nb = nanobind;
+
+namespace penstock {
+namespace {
+
+using Value = Program::Value;
+using Parts = std::vector<const PackedMatrix*>;
+
+template <class T>
+T* pointer(std::uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+Extent extent_of(const std::string& name) {
+    if (name == "tokens") return Extent::tokens;
+    if (name == "logit_rows") return Extent::logit_rows;
+    throw nb::value_error(("extent \"" + name + "\" is not one of tokens, logit_rows.").c_str());
+}
+
+// Steps are filled in from Python between runs; addresses are of arrays that live until the run is over.
+struct BoundStep : Step {
+    void set(std::int64_t new_tokens, std::int64_t new_rows, std::uintptr_t ids, std::uintptr_t places,
+             std::uintptr_t starts, std::uintptr_t lengths) {
+        tokens = new_tokens;
+        rows = new_rows;
+        token_ids = pointer<const std::int64_t>(ids);
+        positions = pointer<const std::int64_t>(places);
+        query_start = pointer<const std::int32_t>(starts);
+        context_len = pointer<const std::int32_t>(lengths);
+    }
+    void set_group(std::size_t group, std::uintptr_t table, std::int64_t width, std::uintptr_t slot) {
+        if (groups.size() <= group) groups.resize(group + 1);
+        groups[group] = {pointer<const std::int32_t>(table), width, pointer<const std::int64_t>(slot)};
+    }
+    void set_logits(std::int64_t count, std::uintptr_t index) {
+        logit_rows = count;
+        logit_index = pointer<const std::int64_t>(index);
+    }
+};
+
+void embedding(Program& p, const PackedMatrix& table, float scale, Value out) {
+    p.add({[=, &table](const Frame& f, Worker& w) {
+               ops().embedding({&table, f.step.token_ids, f.step.tokens, scale, f.at<float>(out)}, w);
+           },
+           {},
+           {out},
+           nullptr});
+}
+
+void rms_norm(Program& p, Value x, Value residual, Value weight, std::int64_t size, float eps, Value out, Value sum,
+              const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().rms_norm({f.at<float>(x), f.at<float>(residual), f.at<float>(weight), f.count(e), size, eps,
+                               f.at<float>(out), f.at<float>(sum)},
+                              w);
+           },
+           {x, residual, weight},
+           {out, sum},
+           nullptr});
+}
+
+void layer_norm(Program& p, Value x, Value weight, Value bias, std::int64_t size, float eps, Value out,
+                const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().layer_norm({f.at<float>(x), f.at<float>(weight), f.at<float>(bias), f.count(e), size, eps,
+                                 f.at<float>(out)},
+                                w);
+           },
+           {x, weight, bias},
+           {out},
+           nullptr});
+}
+
+void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int activation, float alpha, float limit,
+            Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    const auto act = static_cast<Activation>(activation);
+    auto scratch = [parts](std::int64_t rows) {
+        return linear_scratch(parts.data(), static_cast<int>(parts.size()), rows);
+    };
+    p.add({[=, parts = std::move(parts)](const Frame& f, Worker& w) {
+               ops().linear({parts.data(), static_cast<int>(parts.size()), f.at<float>(x), f.count(e), f.at<float>(bias),
+                             f.at<float>(residual), act, alpha, limit, f.at<float>(out), f.scratch()},
+                            w);
+           },
+           {x, bias, residual},
+           {out},
+           std::move(scratch),
+           e});
+}
+
+void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, const PackedMatrix& gate,
+             const PackedMatrix& up, const PackedMatrix& down, Value gate_up_bias, Value down_bias, Value residual,
+             int activation, float alpha, float limit, Value out) {
+    const auto act = static_cast<Activation>(activation);
+    p.add({[=, &gate, &up, &down](const Frame& f, Worker& w) {
+               ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.step.tokens, top_k, &gate,
+                              &up, &down, f.at<float>(gate_up_bias), f.at<float>(down_bias), f.at<float>(residual), act,
+                              alpha, limit, f.at<float>(out), f.scratch()},
+                             w);
+           },
+           {x, weights, ids, gate_up_bias, down_bias, residual},
+           {out},
+           [=, &gate, &up, &down](std::int64_t rows) { return experts_scratch(gate, up, down, rows, top_k); }});
+}
+
+void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
+           Value weights, Value ids) {
+    const auto how = static_cast<Routing>(routing);
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().route_experts({f.at<float>(logits), f.step.tokens, num_experts, top_k, how, renormalize,
+                                    f.at<float>(weights), f.at<std::int64_t>(ids)},
+                                   w);
+           },
+           {logits},
+           {weights, ids},
+           nullptr});
+}
+
+void add(Program& p, Value a, Value b, std::int64_t size, Value out) {
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().add({f.at<float>(a), f.at<float>(b), f.step.tokens, size, f.at<float>(out)}, w);
+           },
+           {a, b},
+           {out},
+           nullptr});
+}
+
+void soft_cap(Program& p, Value x, std::int64_t size, float cap, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().soft_cap({f.at<float>(x), f.count(e), size, cap, f.at<float>(out)}, w);
+           },
+           {x},
+           {out},
+           nullptr});
+}
+
+void take_rows(Program& p, Value x, std::int64_t size, Value out) {
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().take_rows({f.at<float>(x), f.step.logit_index, f.step.logit_rows, size, f.at<float>(out)}, w);
+           },
+           {x},
+           {out},
+           nullptr});
+}
+
+void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor, Value cos, Value sin) {
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().rope_tables({f.step.positions, f.at<float>(frequencies), f.step.tokens, half, factor,
+                                  f.at<float>(cos), f.at<float>(sin)},
+                                 w);
+           },
+           {frequencies},
+           {cos, sin},
+           nullptr});
+}
+
+// A layer's KV memory, as ops take it.
+struct KvBuffers {
+    KvLayout layout;
+    Value keys, values;
+};
+
+void rope_write(Program& p, Value qkv, Value cos, Value sin, std::int64_t rotary_dim, std::size_t group,
+                std::int64_t heads, Value qk_norm, float eps, const KvBuffers& kv, Value query) {
+    p.add({[=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+               ops().rope_write({f.at<float>(qkv), f.at<float>(cos), f.at<float>(sin), rotary_dim,
+                                 f.step.groups[group].slot, f.step.tokens, heads, f.at<float>(qk_norm), eps, layout,
+                                 f.at<std::byte>(keys), f.at<std::byte>(values), f.at<float>(query)},
+                                w);
+           },
+           {qkv, cos, sin, qk_norm},
+           {query},
+           nullptr});
+}
+
+AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window) {
+    const Step::Group& tables = f.step.groups[group];
+    return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows, window};
+}
+
+int plan_attention(Program& p, std::size_t group, std::int64_t window, const KvLayout& layout, std::int64_t heads) {
+    const int plan = p.add_plan();
+    p.add({[=](const Frame& f, Worker& w) {
+               ops().attention_plan(rows_of(f, group, window), layout, heads, f.plan(plan), w);
+           },
+           {},
+           {},
+           nullptr});
+    return plan;
+}
+
+void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, const KvBuffers& kv,
+               std::int64_t heads, float scale, Value sinks, float cap, Value out) {
+    p.add({[=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+               ops().attention({f.at<float>(query), &f.plan(plan), rows_of(f, group, window), layout,
+                                f.at<std::byte>(keys), f.at<std::byte>(values), heads, scale, f.at<float>(sinks), cap,
+                                f.at<float>(out)},
+                               w);
+           },
+           {query, sinks},
+           {out},
+           nullptr});
+}
+
+KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
+                     std::int64_t value_dim) {
+    static constexpr const char* names[] = {"float32", "bfloat16", "float16", "fp8", "int8", "int4"};
+    for (int i = 0; i < 6; ++i)
+        if (type == names[i]) return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim);
+    throw nb::value_error(("KV type \"" + type + "\" is not one of float32, bfloat16, float16, fp8, int8, int4.").c_str());
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<KvLayout>(m, "KvLayout", "How keys and values lie in a block.")
+        .def(nb::new_(&make_layout), "type"_a, "block_size"_a, "heads"_a, "key_dim"_a, "value_dim"_a)
+        .def_ro("block_size", &KvLayout::block_size)
+        .def_ro("heads", &KvLayout::heads)
+        .def_ro("key_dim", &KvLayout::key_dim)
+        .def_ro("value_dim", &KvLayout::value_dim)
+        .def_ro("key_block_bytes", &KvLayout::key_block_bytes)
+        .def_ro("value_block_bytes", &KvLayout::value_block_bytes);
+    nb::class_<KvBuffers>(m, "KvBuffers").def("__init__", [](KvBuffers* self, const KvLayout& layout, Value keys, Value values) {
+        new (self) KvBuffers{layout, keys, values};
+    });
+    nb::class_<BoundStep>(m, "Step", "What a run works on.")
+        .def(nb::init<>())
+        .def("set", &BoundStep::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
+        .def("set_group", &BoundStep::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
+        .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);
+    nb::class_<Program>(m, "Program", "A recorded list of ops over an arena.")
+        .def(nb::init<>())
+        .def("activation", [](Program& p, std::int64_t row_bytes, const std::string& extent) {
+            return p.activation(row_bytes, extent_of(extent));
+        })
+        .def("constant", [](Program& p, std::uintptr_t memory) { return p.constant(pointer<const void>(memory)); })
+        .def("keep", &Program::keep)
+        .def("embedding", &embedding)
+        .def("rms_norm", &rms_norm)
+        .def("layer_norm", &layer_norm)
+        .def("linear", &linear)
+        .def("experts", &experts)
+        .def("route_experts", &route)
+        .def("add", &add)
+        .def("soft_cap", &soft_cap)
+        .def("take_rows", &take_rows)
+        .def("rope_tables", &rope_tables)
+        .def("rope_write", &rope_write)
+        .def("plan_attention", &plan_attention)
+        .def("attention", &attention)
+        .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)
+        .def("run", [](Program& p, const BoundStep& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("num_ops", &Program::num_ops)
+        .def_prop_ro("arena_bytes", &Program::arena_bytes)
+        .def("address", [](const Program& p, Value value) { return reinterpret_cast<std::uintptr_t>(p.address(value)); })
+        .def("floats", [](nb::handle self, Value value, std::size_t rows, std::size_t width) {
+            auto& p = nb::cast<Program&>(self);
+            return nb::ndarray<nb::numpy, float>(p.address(value), {rows, width}, self);
+        });
+}
+
+}  // namespace penstock

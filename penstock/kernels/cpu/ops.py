@@ -1,0 +1,256 @@
+"""The ops of a forward pass over the native library, on tensors (at once) or handles (recorded); as in `kernels.api`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cache import KvCache
+from penstock.kernels.canonical import Canonical
+from penstock.kernels.cpu import native, packing
+from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, extent_of, tape_of, width_of
+
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai")
+ROUTINGS = ("softmax_topk", "topk_softmax")
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight in native packing: matrices of equally many inputs, one below the other."""
+
+    parts: tuple[Any, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What attention needs of a step: a cache group and its window, and the tables where it runs at once."""
+
+    group: int
+    window: int
+    tables: tuple[Tensor, Tensor, Tensor] | None  # query_start, context_len, block_table
+
+
+def packable(matrix: Canonical) -> str | None:
+    return packing.packable(matrix)
+
+
+def pack_linear(parts: Sequence[Canonical]) -> Packed:
+    return Packed(tuple(packing.pack(part) for part in parts))
+
+
+def pack_experts(parts: Sequence[Canonical], count: int) -> Packed:
+    return Packed(tuple(packing.pack(part, count) for part in parts))
+
+
+def embedding(token_ids: Any, table: Packed, scale: float = 1.0) -> Any:
+    tape = tape_of(token_ids)
+    if isinstance(tape, Eager):
+        tape.step.set(tape.rows, 0, token_ids.data_ptr(), 0, 0, 0)
+    (matrix,) = table.parts
+    out = tape.new(matrix.cols)
+    tape.refs.append(table)
+    tape.program.embedding(matrix, scale, tape.index(out))
+    return tape.done(out)
+
+
+def rms_norm(x: Any, weight: Tensor, eps: float, residual: Any = None) -> Any:
+    tape, size = tape_of(x), width_of(x)
+    out = tape.new(size, extent_of(x))
+    total = x if residual is None else tape.new(size, extent_of(x))
+    inputs = tape.index(x), tape.index(residual), tape.index(weight)
+    sum_index = NONE if residual is None else tape.index(total)
+    tape.program.rms_norm(*inputs, size, eps, tape.index(out), sum_index, extent_of(x))
+    return tape.done(out, total)
+
+
+def layer_norm(x: Any, weight: Tensor, bias: Tensor | None, eps: float) -> Any:
+    tape, size = tape_of(x), width_of(x)
+    out = tape.new(size, extent_of(x))
+    inputs = tape.index(x), tape.index(weight), tape.index(bias)
+    tape.program.layer_norm(*inputs, size, eps, tape.index(out), extent_of(x))
+    return tape.done(out)
+
+
+def _linear(
+    x: Any, weight: Packed, width: int, bias: Tensor | None, residual: Any, activation: str, alpha: float, limit: float
+) -> Any:
+    tape = tape_of(x)
+    out = tape.new(width, extent_of(x))
+    tape.refs.append(weight)
+    inputs = tape.index(x), tape.index(bias), tape.index(residual)
+    how = ACTIVATIONS.index(activation), alpha, limit
+    tape.program.linear(list(weight.parts), *inputs, *how, tape.index(out), extent_of(x))
+    return tape.done(out)
+
+
+def linear(x: Any, weight: Packed, bias: Tensor | None = None, residual: Any = None) -> Any:
+    return _linear(x, weight, weight.rows, bias, residual, "none", 0.0, 0.0)
+
+
+def gated_linear(
+    x: Any,
+    weight: Packed,
+    activation: str,
+    bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+) -> Any:
+    return _linear(x, weight, weight.rows // 2, bias, None, activation, alpha, limit)
+
+
+def add(a: Any, b: Any) -> Any:
+    tape, size = tape_of(a), width_of(a)
+    out = tape.new(size)
+    tape.program.add(tape.index(a), tape.index(b), size, tape.index(out))
+    return tape.done(out)
+
+
+def soft_cap(x: Any, cap: float) -> Any:
+    tape, size = tape_of(x), width_of(x)
+    out = tape.new(size, extent_of(x))
+    tape.program.soft_cap(tape.index(x), size, cap, tape.index(out), extent_of(x))
+    return tape.done(out)
+
+
+def take_rows(x: Any, rows: Any) -> Any:
+    tape, size = tape_of(rows), width_of(x)
+    if isinstance(tape, Eager):
+        tape.step.set_logits(len(rows), rows.data_ptr())
+    out = tape.new(size, "logit_rows")
+    tape.program.take_rows(tape.index(x), size, tape.index(out))
+    return tape.done(out)
+
+
+def rope_tables(positions: Any, frequencies: Tensor, factor: float = 1.0) -> Any:
+    tape, half = tape_of(positions), frequencies.shape[0]
+    if isinstance(tape, Eager):
+        tape.step.set(tape.rows, 0, 0, positions.data_ptr(), 0, 0)
+    cos, sin = tape.new(2 * half), tape.new(2 * half)
+    tape.program.rope_tables(tape.index(frequencies), half, factor, tape.index(cos), tape.index(sin))
+    cos, sin = tape.done(cos, sin)
+    return (cos.unsqueeze(1), sin.unsqueeze(1)) if isinstance(tape, Eager) else (cos, sin)
+
+
+def _buffers(tape: Recording, cache: KvCache) -> Any:
+    return native.library().KvBuffers(cache.layout, tape.constant(cache.key), tape.constant(cache.value))
+
+
+def rope_and_cache_write(
+    qkv: Any,
+    cos: Any,
+    sin: Any,
+    slot: Any,
+    cache: KvCache,
+    qk_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Any:
+    tape, layout = tape_of(qkv), cache.layout
+    if isinstance(tape, Eager):
+        tape.step.set_group(0, 0, 0, slot.data_ptr())
+    group = slot.group if isinstance(slot, Handle) else 0
+    keys = layout.heads * layout.key_dim
+    heads = (width_of(qkv) - keys - layout.heads * layout.value_dim) // layout.key_dim
+    query = tape.new(heads * layout.key_dim)
+    inputs = tape.index(qkv), tape.index(cos), tape.index(sin), width_of(cos), group, heads, tape.index(qk_norm), eps
+    tape.program.rope_write(*inputs, _buffers(tape, cache), tape.index(query))
+    query = tape.done(query)
+    return query.view(-1, heads, layout.key_dim) if isinstance(tape, Eager) else query
+
+
+def route_experts(router_logits: Any, top_k: int, routing: str, renormalize: bool) -> Any:
+    tape = tape_of(router_logits)
+    weights, ids = tape.new(top_k), tape.new(top_k, dtype=torch.int64)
+    how = top_k, ROUTINGS.index(routing), renormalize
+    logits = tape.index(router_logits)
+    tape.program.route_experts(logits, width_of(router_logits), *how, tape.index(weights), tape.index(ids))
+    return tape.done(weights, ids)
+
+
+def grouped_experts(
+    x: Any,
+    weights: Any,
+    ids: Any,
+    gate_up: Packed,
+    down: Packed,
+    activation: str,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    residual: Any = None,
+) -> Any:
+    tape = tape_of(x)
+    out = tape.new(width_of(x))
+    tape.refs.append((gate_up, down))
+    inputs = tape.index(x), tape.index(weights), tape.index(ids), width_of(ids)
+    biases = tape.index(gate_up_bias), tape.index(down_bias)
+    how = ACTIVATIONS.index(activation), alpha, limit
+    tape.program.experts(*inputs, *gate_up.parts, *down.parts, *biases, tape.index(residual), *how, tape.index(out))
+    return tape.done(out)
+
+
+def make_cache(
+    kv_type: str,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    device: str = "cpu",
+) -> KvCache:
+    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim)
+    key = torch.zeros(num_blocks, layout.key_block_bytes, dtype=torch.uint8)
+    return KvCache(key, torch.zeros(num_blocks, layout.value_block_bytes, dtype=torch.uint8), layout)
+
+
+def cache_block_bytes(kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int) -> int:
+    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim)
+    return int(layout.key_block_bytes + layout.value_block_bytes)
+
+
+def plan_attention(
+    cache: KvCache,
+    query_start: Any,
+    context_len: Any,
+    block_table: Any,
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    window: int | None,
+) -> Plan:
+    if isinstance(block_table, Handle):
+        return Plan(block_table.group, window or 0, None)
+    return Plan(0, window or 0, (query_start, context_len, block_table))
+
+
+def paged_attention(
+    query: Any, cache: KvCache, plan: Plan, scale: float, sinks: Tensor | None = None, soft_cap: float | None = None
+) -> Any:
+    tape, layout = tape_of(query), cache.layout
+    width = width_of(query) if isinstance(query, Handle) else query.shape[1] * query.shape[2]
+    heads = width // layout.key_dim
+    if plan.tables is not None and isinstance(tape, Eager):
+        start, context, table = plan.tables
+        tape.refs.append(plan)
+        tape.step.set(tape.rows, len(context), 0, 0, start.data_ptr(), context.data_ptr())
+        tape.step.set_group(0, table.data_ptr(), table.shape[1], 0)
+    shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)
+    key = (plan.group, plan.window, heads, *shape)
+    index = tape.plans.get(key)
+    if index is None:
+        index = tape.plans[key] = tape.program.plan_attention(plan.group, plan.window, layout, heads)
+    out = tape.new(heads * layout.value_dim)
+    where = index, plan.group, plan.window, _buffers(tape, cache), heads
+    tape.program.attention(tape.index(query), *where, scale, tape.index(sinks), soft_cap or 0.0, tape.index(out))
+    return tape.done(out)

@@ -1,0 +1,179 @@
+"""Native programs: ops called with handles are recorded and replayed later, ops called with tensors run at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cpu import native
+
+NONE = -1  # the value that stands for an absent input
+TOKENS, LOGIT_ROWS = "tokens", "logit_rows"
+
+
+class NotRecordableError(Exception):
+    """A model did something with an activation that is not an op; the message says what."""
+
+
+class Handle:
+    """An activation of a recorded program: [rows, width], of which only ops may be called.
+
+    Attributes:
+        tape: the recording it belongs to.
+        index: of the value in the native program.
+        width: elements of a row.
+        extent: "tokens" or "logit_rows": what its rows are.
+        group: for a step's block table or slots, the cache group.
+    """
+
+    __slots__ = ("extent", "group", "index", "tape", "width")
+
+    dtype = torch.float32
+
+    def __init__(self, tape: Recording, index: int, width: int, extent: str = TOKENS, group: int = 0) -> None:
+        self.tape, self.index, self.width, self.extent, self.group = tape, index, width, extent, group
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotRecordableError(f"the model uses {name} of an activation, which is no op")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        raise NotRecordableError(f"the model calls torch's {getattr(function, '__name__', function)} on an activation")
+
+
+def _refuse(name: str) -> Any:
+    def operator(self: Handle, *_: Any) -> NoReturn:
+        raise NotRecordableError(f"the model uses the operator {name} on an activation, which is no op")
+
+    return operator
+
+
+for _name in ("add", "sub", "mul", "truediv", "neg", "matmul", "getitem", "radd", "rmul", "iadd", "imul"):
+    setattr(Handle, f"__{_name}__", _refuse(_name))
+
+
+class Recording:
+    """A program being recorded, then replayed. Ops append to `program`; `refs` keeps alive what it points to."""
+
+    def __init__(self) -> None:
+        self.program = native.library().Program()
+        self.refs: list[Any] = []
+        self.plans: dict[Any, int] = {}
+        self._step = native.library().Step()
+        self._result: Handle | None = None
+        self.token_ids = Handle(self, NONE, 1)
+        self.positions = (Handle(self, NONE, 1),)
+        self.query_start = self.context_len = self.unreadable = Handle(self, NONE, 1)
+        self.logit_index = Handle(self, NONE, 1, LOGIT_ROWS)
+
+    def block_table(self, group: int) -> Handle:
+        return Handle(self, NONE, 1, group=group)
+
+    slot = block_table
+
+    def index(self, value: Any) -> int:
+        """The program's value for a handle of this tape, a float32 tensor that lives on, or None."""
+        if value is None:
+            return NONE
+        if isinstance(value, Handle):
+            if value.tape is not self:
+                raise NotRecordableError("an activation of another program is used")
+            return value.index
+        return self.constant(value)
+
+    def constant(self, tensor: Tensor) -> int:
+        if not tensor.is_contiguous():
+            raise NotRecordableError("a tensor that is not contiguous is given to an op")
+        self.refs.append(tensor)
+        return int(self.program.constant(tensor.data_ptr()))
+
+    def new(self, width: int, extent: str = TOKENS, dtype: torch.dtype = torch.float32) -> Any:
+        """An activation [rows of the extent, width]."""
+        return Handle(self, self.program.activation(width * dtype.itemsize, extent), width, extent)
+
+    def done(self, *results: Any) -> Any:
+        """What the op returns for these new activations."""
+        return results[0] if len(results) == 1 else results
+
+    def result_of(self, other: Recording, result: Any) -> Handle:
+        """A finished program's result as an input of this one."""
+        self.refs.append(other)
+        address = other.program.address(other.index(result))
+        return Handle(self, int(self.program.constant(address)), result.width)
+
+    def finish(self, result: Any, max_tokens: int, max_logit_rows: int) -> None:
+        """Ends the recording: `result` stays readable after a run."""
+        self.program.keep(result.index)
+        self.program.finish(max_tokens, max_logit_rows)
+        self._result = result
+
+    @property
+    def num_ops(self) -> int:
+        return int(self.program.num_ops)
+
+    @property
+    def arena_bytes(self) -> int:
+        return int(self.program.arena_bytes)
+
+    def run(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        query_start: Tensor,
+        context_len: Tensor,
+        groups: Sequence[tuple[Tensor, Tensor]],
+    ) -> None:
+        """Replays it for a step; arguments as in `layers.batch.Batch`, groups as (block_table, slot)."""
+        step = self._step
+        pointers = (tensor.data_ptr() for tensor in (token_ids, positions, query_start, context_len))
+        step.set(len(token_ids), len(context_len), *pointers)
+        for group, (table, slot) in enumerate(groups):
+            step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr())
+        self.program.run(step)
+
+    def run_rows(self, rows: Tensor) -> Tensor:
+        """Replays a program over rows [L] int64 and returns its result, [L, width], valid until the next run."""
+        assert self._result is not None
+        self._step.set_logits(len(rows), rows.data_ptr())
+        self.program.run(self._step)
+        return torch.from_numpy(self.program.floats(self._result.index, len(rows), self._result.width))
+
+
+class Eager(Recording):
+    """A program of one op over tensors, run as soon as the op is done."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.step = self._step
+
+    def new(self, width: int, extent: str = TOKENS, dtype: torch.dtype = torch.float32) -> Any:
+        return torch.empty(self.rows, width, dtype=dtype)
+
+    def done(self, *results: Any) -> Any:
+        self.program.finish(self.rows, self.rows)
+        self.program.run(self._step)
+        return super().done(*results)
+
+
+def tape_of(x: Any) -> Recording:
+    """The recording of a handle, or a new program for a tensor [rows, …]."""
+    if isinstance(x, Handle):
+        return x.tape
+    tape = Eager(x.shape[0])
+    tape.step.set(x.shape[0], 0, 0, 0, 0, 0)
+    tape.step.set_logits(x.shape[0], 0)
+    return tape
+
+
+def width_of(x: Any) -> int:
+    """Elements of a row."""
+    return x.width if isinstance(x, Handle) else int(x.shape[-1])
+
+
+def extent_of(x: Any) -> str:
+    """What the rows are; a tensor's count as tokens."""
+    return x.extent if isinstance(x, Handle) else TOKENS

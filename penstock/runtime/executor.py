@@ -1,0 +1,105 @@
+"""Runs a model's forward pass: replayed from a recording where every op can be recorded, else layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cpu import recording
+from penstock.layers.batch import Batch, GroupTables, LayerCache
+from penstock.models.registry import Model
+
+
+class Executor(Protocol):
+    """One model with its KV memory.
+
+    Attributes:
+        describe: how steps are run, and why not faster, for people.
+    """
+
+    describe: str
+
+    def forward(self, batch: Batch) -> None:
+        """Runs a step and writes its keys and values."""
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits [L, vocab] float32 after tokens rows [L] int64 of the last step; valid until the next call."""
+
+
+class EagerExecutor:
+    """Calls the layers."""
+
+    def __init__(self, model: Model, caches: Sequence[LayerCache], why: str) -> None:
+        self.describe = f"layer by layer: {why}"
+        self._model = model
+        self._caches = caches
+        self._hidden: Tensor | None = None
+
+    def forward(self, batch: Batch) -> None:
+        self._hidden = self._model.forward(batch, self._caches)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        assert self._hidden is not None
+        return self._model.logits(self._hidden, rows)
+
+
+class RecordedExecutor:
+    """Replays the native program of the forward pass, and a second one for logits."""
+
+    def __init__(self, model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int) -> None:
+        body = recording.Recording()
+        hidden = model.forward(_symbolic(body, 1 + max(cache.group for cache in caches)), caches)
+        body.finish(hidden, max_tokens, 0)
+        head = recording.Recording()
+        logits = model.logits(head.result_of(body, hidden), head.logit_index)
+        head.finish(logits, 0, max_logit_rows)
+        self._body, self._head = body, head
+        self._max_logit_rows = max_logit_rows
+        self.describe = (
+            f"recorded: {body.num_ops + head.num_ops} native ops, {(body.arena_bytes + head.arena_bytes) >> 20} MiB arena"
+        )
+
+    def forward(self, batch: Batch) -> None:
+        tables = [(group.block_table, group.slot) for group in batch.groups]
+        self._body.run(batch.token_ids, batch.positions, batch.query_start, batch.context_len, tables)
+
+    def logits(self, rows: Tensor) -> Tensor:
+        if len(rows) <= self._max_logit_rows:
+            return self._head.run_rows(rows)
+        return torch.cat([self._head.run_rows(part).clone() for part in rows.split(self._max_logit_rows)])
+
+
+def _symbolic(tape: recording.Recording, groups: int) -> Batch:
+    """A batch of handles, of which layers may only do what ops do."""
+    tables = tuple(GroupTables(tape.block_table(group), tape.slot(group)) for group in range(groups))
+    return Batch(
+        token_ids=tape.token_ids,
+        positions=tape.positions,
+        query_start=tape.query_start,
+        context_len=tape.context_len,
+        groups=tables,
+        prompt_tokens=tape.unreadable,
+        draft_tokens=tape.unreadable,
+        logit_rows=tape.logit_index,
+        query_lens=(),
+        context_lens=(),
+    )
+
+
+@torch.inference_mode()
+def make_executor(model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int) -> Executor:
+    """The fastest executor that can run this model.
+
+    Args:
+        model: loaded.
+        caches: one an attention layer.
+        max_tokens: tokens of the largest step.
+        max_logit_rows: most rows whose logits are made at once.
+    """
+    try:
+        return RecordedExecutor(model, caches, max_tokens, max_logit_rows)
+    except recording.NotRecordableError as reason:
+        return EagerExecutor(model, caches, str(reason))
