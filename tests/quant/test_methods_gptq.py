@@ -77,9 +77,9 @@ def test_activation_order(bits: int) -> None:
 def test_what_cannot_be_read_is_named() -> None:
     tensors, _ = checkpoint(4, v2=False)
     method = method_of({"quant_method": "gptq", "bits": 4}, {})
-    with pytest.raises(CheckpointError, match=r"5 bits .* allowed: 2, 3, 4, 8 bits in gptq, gptq_v2"):
+    with pytest.raises(CheckpointError, match="5 bits cannot be read; allowed: 2, 3, 4, 8"):
         method_of({"quant_method": "gptq", "bits": 5}, {})
-    with pytest.raises(CheckpointError, match="'marlin'"):
+    with pytest.raises(CheckpointError, match="'marlin' cannot be read; allowed: gptq, gptq_v2"):
         method_of({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, {})
     with pytest.raises(CheckpointError, match="'qweight' has 8 rows for 96 inputs"):
         method.canonical("w", tensors, (N, 96))

@@ -13,13 +13,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.config.errors import CheckpointError
 from penstock.kernels.canonical import Affine
 from penstock.quant.formats.record import Bytes
+from penstock.quant.methods.affine import group_order, with_zeros
 from penstock.quant.methods.bits import unpack_words
-from penstock.quant.methods.record import Layout, Matrix, Method
+from penstock.quant.methods.record import Layout, Matrix, Method, unsupported
 from penstock.quant.tensor import TensorInfo
 
 BITS = (2, 3, 4, 8)
@@ -48,19 +47,6 @@ def _zero_points(matrix: Matrix, bits: int, groups: int, *, less_one: bool) -> B
     return np.ascontiguousarray(zeros.T)
 
 
-def _order(matrix: Matrix, group: int) -> npt.NDArray[np.int32] | None:
-    """Inputs sorted by group; None where they are in order."""
-    inputs = matrix.shape[1]
-    if not matrix.has(".g_idx"):
-        return None
-    groups = matrix.array(".g_idx", "i32", (inputs,))
-    if np.array_equal(groups, np.arange(inputs) // group):
-        return None
-    if groups.min() < 0 or (np.bincount(groups, minlength=inputs // group) != group).any():
-        raise matrix.error(".g_idx", f"does not give each of {inputs // group} groups {group} inputs")
-    return np.argsort(groups, kind="stable").astype(np.int32)
-
-
 def _decode(matrix: Matrix, *, less_one: bool) -> Affine:
     outputs, inputs = matrix.shape
     bits = _code_bits(matrix)
@@ -69,30 +55,28 @@ def _decode(matrix: Matrix, *, less_one: bool) -> Affine:
     group = matrix.group_size(".scales", groups)
     scales = np.ascontiguousarray(matrix.floats(".scales", (groups, outputs)).T)
     codes = unpack_words(words.T, bits)
-    order = _order(matrix, group)
+    order = group_order(matrix, ".g_idx", group)
     if order is not None:
         codes = np.take(codes, order, axis=1)
     return with_zeros(codes, bits, group, scales, _zero_points(matrix, bits, groups, less_one=less_one), order)
 
 
-def with_zeros(
-    codes: Bytes,
-    bits: int,
-    group: int,
-    scales: npt.NDArray[np.float32],
-    zeros: Bytes,
-    order: npt.NDArray[np.int32] | None = None,
-) -> Affine:
-    """The matrix, with one zero point where all are alike."""
-    first = int(zeros.flat[0])
-    if (zeros == first).all():
-        return Affine(codes, bits, group, scales, zero=first, order=order)
-    return Affine(codes, bits, group, scales, zeros=zeros, order=order)
-
-
 def _values(infos: Mapping[str, TensorInfo], *, bits: int) -> int:
     inputs = infos[".g_idx"].shape[0] if ".g_idx" in infos else infos[".qweight"].shape[0] * 32 // bits
     return inputs * infos[".qweight"].shape[-1]
+
+
+def gptq_method(name: str, bits: Any, *, less_one: bool) -> Method:
+    """The method of checkpoints packed as GPTQ packs.
+
+    Raises:
+        CheckpointError: a bit width that cannot be read.
+    """
+    if bits not in BITS:
+        raise unsupported(f"{bits!r} bits", BITS)
+    count = partial(_values, bits=bits)
+    layout = Layout((".qweight", ".qzeros", ".scales"), partial(_decode, less_one=less_one), count, (".g_idx",))
+    return Method(name, (layout,))
 
 
 def gptq(config: Mapping[str, Any]) -> Method:
@@ -101,12 +85,7 @@ def gptq(config: Mapping[str, Any]) -> Method:
     Raises:
         CheckpointError: a bit width or packing that cannot be read.
     """
-    bits, packing = config.get("bits", 4), config.get("checkpoint_format") or config.get("format") or "gptq"
-    if bits not in BITS or packing not in FORMATS:
-        raise CheckpointError(
-            f"quantization_config: {bits!r} bits in checkpoint_format {packing!r} cannot be read; allowed: "
-            f"{', '.join(map(str, BITS))} bits in {', '.join(FORMATS)}. Use another quantisation of the model."
-        )
-    decode = partial(_decode, less_one=packing == "gptq")
-    layout = Layout((".qweight", ".qzeros", ".scales"), decode, partial(_values, bits=bits), optional=(".g_idx",))
-    return Method("gptq", (layout,))
+    packing = config.get("checkpoint_format") or config.get("format") or "gptq"
+    if packing not in FORMATS:
+        raise unsupported(f"checkpoint_format {packing!r}", FORMATS)
+    return gptq_method("gptq", config.get("bits", 4), less_one=packing == "gptq")

@@ -9,20 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.kernels.canonical import Blocks
-from penstock.quant.formats.mxfp4 import BLOCK_VALUES, PACKED_BYTES, to_gguf_blocks
+from penstock.quant.formats.mxfp4 import PACKED_BYTES
+from penstock.quant.methods.float4 import mxfp4_matrix
 from penstock.quant.methods.record import Layout, Matrix, Method, packed_values
 
 
 def _decode(matrix: Matrix) -> Blocks:
-    rows, inputs = matrix.shape
-    shape = matrix.stored_shape("_scales")
-    groups, odd = divmod(inputs, BLOCK_VALUES)
-    if odd or not shape or shape[-1] != groups or matrix.tensors["_scales"].data.size != rows * groups:
-        raise matrix.error("_scales", f"has shape {list(shape)} where {rows} rows of {inputs} inputs are needed")
-    blocks, scales = matrix.array("_blocks", "u8", (*shape, PACKED_BYTES)), matrix.array("_scales", "u8")
-    if (scales == 0xFF).any():
-        raise matrix.error("_scales", "holds NaN among its scales")
-    return Blocks("mxfp4", matrix.shape, to_gguf_blocks(blocks, scales).reshape(-1))
+    matrix.array("_blocks", "u8", (*matrix.stored_shape("_scales"), PACKED_BYTES))
+    return mxfp4_matrix(matrix, "_blocks", "_scales")
 
 
 def mxfp4(config: Mapping[str, Any]) -> Method:

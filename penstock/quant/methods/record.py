@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,3 +189,11 @@ def packed_values(payload: str, bits: int) -> Callable[[Mapping[str, TensorInfo]
         return infos[payload].nbytes * 8 // bits
 
     return count
+
+
+def unsupported(what: str, allowed: Iterable[object]) -> CheckpointError:
+    """The error to raise about a setting of a quantisation configuration."""
+    listed = ", ".join(map(str, allowed))
+    return CheckpointError(
+        f"quantization_config: {what} cannot be read; allowed: {listed}. Use another quantisation of the model."
+    )
