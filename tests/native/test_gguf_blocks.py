@@ -10,8 +10,11 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.kernels.cpu import native
+from penstock.quant.formats import FORMATS, decode_to_float32
 
-FORMATS = ("f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4")
+NOT_IN_GGUF = ("q8_k", "q1_0", "q2_0")  # the package has no decoder of these
+BLOCK_FORMATS = tuple(name for name, block in FORMATS.items() if block.block_size > 1)
+NATIVE_FORMATS = ("f16", "bf16", *BLOCK_FORMATS)
 
 
 @pytest.fixture(params=native.built_isas())
@@ -26,19 +29,25 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def sizes(name: str) -> tuple[int, int]:
     """(values, bytes) of one block."""
-    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
+    return FORMATS[name].block_size, FORMATS[name].block_bytes
+
+
+def reference(name: str, data: np.ndarray) -> np.ndarray:
+    if name in NOT_IN_GGUF:
+        return decode_to_float32(name, data)
+    with np.errstate(all="ignore"):
+        return gguf.dequantize(data.reshape(1, -1), gguf.GGMLQuantizationType[name.upper()]).reshape(-1)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5000])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", NATIVE_FORMATS)
 def test_random_bytes_decode_to_the_same_bits(isa: str, name: str, blocks: int) -> None:
     """Random bytes include subnormal, infinite and NaN scales."""
     values, size = sizes(name)
     data = np.random.default_rng(blocks).integers(0, 256, blocks * size, dtype=np.uint8)
     out = np.full(blocks * values, 7.0, np.float32)
     native.dequantize_blocks(name, data, out)
-    with np.errstate(all="ignore"):
-        expected = gguf.dequantize(data.reshape(1, -1), gguf.GGMLQuantizationType[name.upper()]).reshape(-1)
+    expected = reference(name, data)
     np.testing.assert_array_equal(np.isnan(out), np.isnan(expected))
     finite = ~np.isnan(expected)
     np.testing.assert_array_equal(out[finite].view(np.uint32), expected[finite].astype(np.float32).view(np.uint32))
@@ -57,6 +66,16 @@ def test_every_sixteen_bit_float(isa: str, name: str) -> None:
     np.testing.assert_array_equal(out[finite].view(np.uint32), expected[finite].view(np.uint32))
 
 
+def test_every_scale_of_nvfp4(isa: str) -> None:
+    blocks = np.empty((64, 36), np.uint8)
+    blocks[:, :4] = np.arange(256).reshape(64, 4)
+    blocks[:, 4:] = np.tile(np.arange(0, 256, 17), 2)
+    out = np.empty(64 * 64, np.float32)
+    native.dequantize_blocks("nvfp4", blocks.reshape(-1), out)
+    expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType.NVFP4).reshape(-1)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
 @pytest.mark.parametrize("name", ["mxfp4"])
 def test_every_shared_exponent(isa: str, name: str) -> None:
     blocks = np.empty((256, 17), np.uint8)
@@ -69,7 +88,7 @@ def test_every_shared_exponent(isa: str, name: str) -> None:
     np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", NATIVE_FORMATS)
 def test_wrong_lengths_are_refused(name: str) -> None:
     values, size = sizes(name)
     data, out = np.zeros(3 * size, np.uint8), np.full(3 * values, 7.0, np.float32)

@@ -22,6 +22,10 @@ def _random_blocks(name: str, count: int) -> np.ndarray:
         "q5_1": (0, 2),
         "q4_k": (0, 2),
         "q5_k": (0, 2),
+        "q8_k": (2,),  # the upper half of a float32
+        "iq1_m": (54,),  # the top bits of its float16 lie in the last of four words
+        "tq1_0": (52,),
+        "tq2_0": (64,),
     }
     for offset in () if name == "MXFP4" else halves.get(name.lower(), (0,)):
         data[:, offset + 1] &= 0xBF  # clears the exponent's top bit

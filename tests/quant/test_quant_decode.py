@@ -64,8 +64,8 @@ def test_native_decoder_equals_numpy_to_the_bit(name: str, random_blocks: Random
 def test_disagreeing_bytes_and_unknown_formats_are_named() -> None:
     with pytest.raises(CheckpointError, match=r"'w' of shape \(3,\) in f32 does not match its 8 bytes"):
         dequantize(stored("f32", (3,), np.zeros(2, np.float32)), torch.float32)
-    with pytest.raises(CheckpointError, match="iq4_xs, which has no decoder"):
-        dequantize(stored("iq4_xs", (256,), np.zeros(136, np.uint8)), torch.float32)
+    with pytest.raises(CheckpointError, match="q8_1, which has no decoder"):
+        dequantize(stored("q8_1", (256,), np.zeros(320, np.uint8)), torch.float32)
 
 
 def test_result_owns_its_memory() -> None:

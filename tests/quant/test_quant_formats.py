@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -12,8 +13,38 @@ import torch
 from penstock.quant.formats import FORMATS, decode_to_float32, format_bytes, mxfp4
 
 RandomBlocks = Callable[[str, int], np.ndarray]
-BLOCK_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"]
-QUANTIZABLE = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16"]
+NOT_IN_GGUF = ("q8_k", "q1_0", "q2_0")  # the package has no decoder of these
+BLOCK_TYPES = [name.upper() for name, block in FORMATS.items() if block.block_size > 1 and name not in NOT_IN_GGUF]
+QUANTIZABLE = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "TQ1_0", "TQ2_0"]
+# Error of each format, root mean square relative to the source's, on 512 heavy-tailed values that ggml encoded.
+GGML_ERRORS = {
+    "q4_0": 0.095,
+    "q4_1": 0.082,
+    "q5_0": 0.048,
+    "q5_1": 0.040,
+    "q8_0": 0.007,
+    "q2_k": 0.300,
+    "q3_k": 0.165,
+    "q4_k": 0.082,
+    "q5_k": 0.043,
+    "q6_k": 0.021,
+    "q8_k": 0.009,
+    "mxfp4": 0.130,
+    "iq4_nl": 0.082,
+    "iq4_xs": 0.083,
+    "nvfp4": 0.094,
+    "iq2_xxs": 0.360,
+    "iq2_xs": 0.320,
+    "iq2_s": 0.275,
+    "iq3_xxs": 0.205,
+    "iq3_s": 0.150,
+    "iq1_s": 0.530,
+    "iq1_m": 0.480,
+    "tq1_0": 0.840,
+    "tq2_0": 0.840,
+    "q1_0": 0.680,
+    "q2_0": 0.730,
+}
 
 
 def bits(values: np.ndarray) -> np.ndarray:
@@ -28,7 +59,46 @@ def test_quantised_data_decodes_as_gguf_does(name: str) -> None:
     packed = gguf.quantize(values, kind)
     ours = decode_to_float32(name.lower(), packed.reshape(-1).view(np.uint8))
     assert np.array_equal(bits(ours), bits(gguf.dequantize(packed, kind).reshape(-1)))
-    assert np.abs(ours - values.reshape(-1)).max() < 2
+    assert np.abs(ours - values.reshape(-1)).max() < 3
+
+
+@pytest.mark.parametrize("name", GGML_ERRORS)
+def test_blocks_that_ggml_encoded_come_near_their_source(name: str) -> None:
+    """Two rows of 256 values, encoded by libggml (`ggml_quantize_chunk`, weights of one)."""
+    with np.load(Path(__file__).parent / "data" / "ggml_blocks.npz") as data:
+        source, packed = data["source"].reshape(-1), data[name]
+    error = decode_to_float32(name, packed) - source
+    assert np.sqrt((error**2).mean() / (source**2).mean()) < GGML_ERRORS[name]
+
+
+def test_every_block_format_was_encoded_by_ggml() -> None:
+    assert set(GGML_ERRORS) == {name for name, block in FORMATS.items() if block.block_size > 1}
+
+
+def test_formats_without_an_oracle_follow_their_definition() -> None:
+    rng = np.random.default_rng(4)
+    d = np.float16(-0.37)
+    signs, crumbs, wide = rng.integers(0, 2, 128), rng.integers(0, 4, 64), rng.integers(-128, 128, 256)
+    one = np.concatenate([np.array([d]).view(np.uint8), np.packbits(signs.astype(np.uint8), bitorder="little")])
+    assert np.array_equal(decode_to_float32("q1_0", one), np.float32(d) * (2 * signs - 1))
+    fields = (crumbs.reshape(16, 4) << np.array([0, 2, 4, 6])).sum(axis=1).astype(np.uint8)
+    two = np.concatenate([np.array([d]).view(np.uint8), fields])
+    assert np.array_equal(decode_to_float32("q2_0", two), np.float32(d) * (crumbs - 1))
+    scale = np.float32(0.123)
+    eight = np.concatenate(
+        [np.array([scale]).view(np.uint8), wide.astype(np.int8).view(np.uint8), np.zeros(32, np.uint8)]
+    )
+    assert np.array_equal(decode_to_float32("q8_k", eight), scale * wide.astype(np.float32))
+
+
+def test_every_signed_lattice_point_decodes_as_gguf_does() -> None:
+    """All indices of the two grids whose index and signs share a word."""
+    words = np.arange(65536, dtype="<u2").reshape(-1, 32)
+    blocks = np.zeros((len(words), 74), np.uint8)
+    blocks[:, :2] = np.array([1.0], np.float16).view(np.uint8)
+    blocks[:, 2:66] = words.view(np.uint8)
+    theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType.IQ2_XS).reshape(-1)
+    assert np.array_equal(bits(decode_to_float32("iq2_xs", blocks.reshape(-1))), bits(theirs))
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
@@ -38,6 +108,7 @@ def test_random_blocks_decode_as_gguf_does(name: str, random_blocks: RandomBlock
     theirs = gguf.dequantize(data, gguf.GGMLQuantizationType[name]).reshape(-1)
     assert ours.dtype == np.float32
     assert len(np.unique(ours)) > 50
+    assert np.isfinite(ours).mean() > 0.95
     assert np.array_equal(bits(ours), bits(theirs))
 
 
@@ -91,5 +162,5 @@ def test_float8_tables_equal_torch_for_every_code() -> None:
 def test_partial_blocks_and_unknown_formats_are_refused() -> None:
     with pytest.raises(ValueError, match="whole number of q4_0 blocks"):
         decode_to_float32("q4_0", np.zeros(19, np.uint8))
-    with pytest.raises(ValueError, match="iq4_xs"):
-        decode_to_float32("iq4_xs", np.zeros(19, np.uint8))
+    with pytest.raises(ValueError, match="q8_1"):
+        decode_to_float32("q8_1", np.zeros(40, np.uint8))

@@ -408,15 +408,15 @@ def test_undecodable_type_names_the_nearest(
     for key, value in base_metadata("qwen2").items():
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
     writer.add_tensor("token_embd.weight", dense_tensors["model.embed_tokens.weight"])
-    kind = gguf.GGMLQuantizationType.IQ4_XS
-    writer.add_tensor("blk.0.attn_q.weight", np.zeros((2, 136), np.uint8), raw_dtype=kind)
+    kind = gguf.GGMLQuantizationType.Q8_1
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((2, 40), np.uint8), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     checkpoint = open_checkpoint(path)
-    assert checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"].format == "iq4_xs"
-    with pytest.raises(CheckpointError, match="IQ4_XS is not supported; take a file in Q4_K"):
+    assert checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"].format == "q8_1"
+    with pytest.raises(CheckpointError, match="Q8_1 is a type for intermediate results.*take a file in Q8_0"):
         checkpoint.read("model.layers.0.self_attn.q_proj.weight")
 
 

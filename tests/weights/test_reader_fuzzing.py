@@ -329,8 +329,8 @@ NAMED = {
         container(tensors=(string("w") + struct.pack("<I", 2**32 - 1),)),
         "has 4294967295 dimensions",
     ),
-    "unknown ggml type": (container(tensors=(tensor("w", (32,), kind=99),)), "unknown ggml type 99"),
-    "removed ggml type": (container(tensors=(tensor("w", (32,), kind=4),)), "unknown ggml type 4"),
+    "unknown ggml type": (container(tensors=(tensor("w", (32,), kind=99),)), "the ggml type 99, which is not known"),
+    "removed ggml type": (container(tensors=(tensor("w", (32,), kind=4),)), "the ggml type 4, which is not known"),
     "row of partial blocks": (
         container(tensors=(tensor("w", (31, 32), kind=2),), data=bytes(640)),
         "rows of 31 values, no multiple of the q4_0 block of 32",

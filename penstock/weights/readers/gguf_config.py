@@ -347,7 +347,4 @@ def undecodable_reason(fmt: str) -> str | None:
     """Why a known ggml type cannot be decoded, with the nearest one that can; None if it can be."""
     if fmt in FORMATS:
         return None
-    prefixes = (("iq1", "Q2_K"), ("iq2", "Q2_K"), ("tq", "Q2_K"), ("q1", "Q2_K"), ("iq3", "Q3_K"), ("iq4", "Q4_K"))
-    nearest = next((near for prefix, near in prefixes if fmt.startswith(prefix)), "Q8_0")
-    nearest = "MXFP4" if fmt == "nvfp4" else nearest
-    return f"{fmt.upper()} is not supported; take a file in {nearest}, the nearest that is"
+    return f"{fmt.upper()} is a type for intermediate results, not for weights; take a file in Q8_0"

@@ -224,8 +224,8 @@ def _read_entry(cursor: _Cursor, index: int) -> _Entry:
     if kind not in GGML_TYPES:
         known = ", ".join(sorted({name for name, _, _ in GGML_TYPES.values()}))
         raise CheckpointError(
-            f"{cursor.path}: {what} has the ggml type {kind}, which is not known here: the file is damaged, or made for "
-            f"a newer reader. Take a file in one of: {known}."
+            f"{cursor.path}: {what} has the ggml type {kind}, which is not known here: the file is damaged, or "
+            f"made for a newer reader. Take a file in one of: {known}."
         )
     fmt, block_size, block_bytes = GGML_TYPES[kind]
     elements = 1
