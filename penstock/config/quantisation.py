@@ -36,5 +36,5 @@ GGUF_FILE_TYPES: Mapping[str, int] = MappingProxyType(
 SAFETENSORS_FORMATS = ("int8", "int4", "fp8", "fp8_block", "nvfp4")
 """What a Hugging Face folder can be quantised to."""
 
-QUANTIZE_FORMATS = tuple(name for name in GGUF_FILE_TYPES if name != "f32") + SAFETENSORS_FORMATS
+QUANTIZE_FORMATS = (*GGUF_FILE_TYPES, *SAFETENSORS_FORMATS)
 """Every format `quantize` and `--quantize` know."""

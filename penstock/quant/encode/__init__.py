@@ -17,7 +17,7 @@ from penstock.quant.encode.blocks import BLOCK_ENCODERS
 from penstock.quant.formats import FORMATS
 from penstock.quant.formats.record import Bytes, Floats
 
-__all__ = ["INT4_GROUPS", "SEARCHED", "encode_blocks", "fallback", "quantize_matrix"]
+__all__ = ["INT4_GROUPS", "SEARCHED", "encode_blocks", "fallback", "quantize_matrix", "require_finite"]
 
 SEARCHED = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs")
 """Block formats whose scales the native library searches for; these and the ternary ones heed importance."""

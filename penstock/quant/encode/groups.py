@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.kernels.canonical import Affine, Codebook, Plain
-from penstock.quant.encode.blocks import e2m1_codes
+from penstock.quant.encode.blocks import e2m1_codes, to_bf16
 from penstock.quant.formats import decode_to_float32
 from penstock.quant.formats.mxfp4 import E2M1_DOUBLED
 from penstock.quant.formats.record import Bytes, Floats
@@ -31,6 +31,10 @@ def from_e4m3(codes: Bytes) -> Floats:
     return decode_to_float32("f8_e4m3", codes.reshape(-1)).reshape(codes.shape)
 
 
+def _as_bf16(scales: Floats) -> Floats:
+    return (to_bf16(np.ascontiguousarray(scales)).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def _safe(scales: Floats) -> Floats:
     """Scales without zero: rows of zeros take the scale 1."""
     return np.where(scales > 0, scales, np.float32(1))
@@ -38,15 +42,15 @@ def _safe(scales: Floats) -> Floats:
 
 def int8_rows(values: Floats, importance: Floats | None = None) -> Affine:
     """One scale a row, codes -127 … 127 stored with 128 added."""
-    scales = _safe(np.abs(values).max(axis=1, keepdims=True) / np.float32(127))
-    codes = (np.rint(values / scales) + 128).astype(np.uint8)
+    scales = _safe(_as_bf16(np.abs(values).max(axis=1, keepdims=True) / np.float32(127)))
+    codes = (np.clip(np.rint(values / scales), -127, 127) + 128).astype(np.uint8)
     return Affine(codes, 8, values.shape[1], scales, zero=128)
 
 
 def int4_groups(values: Floats, group: int, importance: Floats | None = None) -> Affine:
     """A scale a group of inputs, codes -8 … 7 stored with 8 added; the scale of least weighted squared error of 18,
 
-    each corrected by least squares. Scales are exact in float16, as checkpoints keep them.
+    each corrected by least squares. Scales are exact in bfloat16, as checkpoints keep them.
     """
     rows, inputs = values.shape
     groups = values.reshape(rows, -1, group)
@@ -65,7 +69,7 @@ def int4_groups(values: Floats, group: int, importance: Floats | None = None) ->
         better = gain > best
         best = np.where(better, gain, best)
         scales = np.where(better, across / np.maximum(square, 1e-30), scales)
-    scales = np.clip(scales, 0, 65504).astype(np.float16).astype(np.float32)
+    scales = _as_bf16(scales)
     codes = np.clip(np.rint(groups / _safe(scales)[..., None]), -8, 7) + 8
     return Affine(codes.astype(np.uint8).reshape(rows, inputs), 4, group, scales, zero=8)
 
@@ -82,10 +86,10 @@ def fp8_tiles(values: Floats, tile: int = 128) -> Plain:
     down, across = -(-rows // tile), -(-inputs // tile)
     padded = np.zeros((down * tile, across * tile), np.float32)
     padded[:rows, :inputs] = values
-    tiles = padded.reshape(down, tile, across, tile)
+    tiles: Floats = padded.reshape(down, tile, across, tile)
     peaks: Floats = np.abs(tiles).max(axis=(1, 3))
     scales = _safe(peaks / np.float32(E4M3_LARGEST))
-    codes = e4m3_codes(tiles / scales[:, None, :, None]).reshape(padded.shape)[:rows, :inputs]
+    codes = e4m3_codes((tiles / scales[:, None, :, None]).astype(np.float32)).reshape(padded.shape)[:rows, :inputs]
     return Plain("f8_e4m3", (rows, inputs), np.ascontiguousarray(codes).reshape(-1), scales, (tile, tile))
 
 

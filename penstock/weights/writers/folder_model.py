@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from penstock.config.errors import ConfigError
-from penstock.kernels.canonical import Affine, Codebook, Plain
-from penstock.quant.encode import INT4_GROUPS, quantize_matrix
+from penstock.kernels.canonical import Affine, Canonical, Codebook, Plain
+from penstock.quant.encode import INT4_GROUPS, quantize_matrix, require_finite
 from penstock.quant.encode.blocks import to_bf16
-from penstock.quant.encode.groups import NVFP4_GROUP, nvfp4_scales
+from penstock.quant.encode.groups import NVFP4_GROUP, int4_groups, nvfp4_scales
 from penstock.quant.formats.record import Bytes, Floats
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint
@@ -102,9 +102,11 @@ def is_linear(info: TensorInfo) -> bool:
 
 
 def _tensors_of(values: Floats, format: str, group: int, importance: Floats | None) -> Iterator[Bytes]:
-    if format == "int4" and group != (preferred := next(g for g in INT4_GROUPS if values.shape[1] % g == 0)):
-        raise ConfigError(f"rows of {values.shape[1]} values would take groups of {preferred}, the others {group}.")
-    matrix = quantize_matrix(format, values, importance)
+    if format == "int4":
+        require_finite(values)
+        matrix: Canonical = int4_groups(values, group, importance)
+    else:
+        matrix = quantize_matrix(format, values, importance)
     if isinstance(matrix, Affine):
         yield from _packed(matrix)
     elif isinstance(matrix, Codebook):
@@ -167,7 +169,7 @@ def plan_folder(
             stem = name.removesuffix(".weight")
             parts = tuple(
                 StoredOutput(stem + suffix, kind, shape, int(np.prod(shape)) * _SIZES[kind])
-                for suffix, kind, shape in _PARTS[format](*info.shape, group)
+                for suffix, kind, shape in _PARTS[format](info.shape[0], info.shape[1], group)
             )
             groups.append(OutputGroup(parts, partial(_make, checkpoint, info, format, group, weights)))
             continue

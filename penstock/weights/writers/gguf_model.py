@@ -71,7 +71,7 @@ def _interleaving(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
 
 
-class _Names:
+class GgufNames:
     """Hugging Face names → GGUF names of one architecture."""
 
     def __init__(self, arch: str, config: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ def source_of(checkpoint: Checkpoint, has_importance: bool = False) -> Source:
     if checkpoint.config.get("quantization_config"):
         raise ConfigError(f"{checkpoint.path} is quantised already; name the original model.")
     arch, config = architecture_of(checkpoint.config), resolved_config(checkpoint)
-    names = _Names(arch, config)
+    names = GgufNames(arch, config)
     tied = bool(config.get("tie_word_embeddings"))
     found: dict[str, dict[int | None, Rows]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -131,6 +131,12 @@ def source_of(checkpoint: Checkpoint, has_importance: bool = False) -> Source:
         data = divisors.view(np.uint8)
         tensors["rope_freqs.weight"] = divisors.shape, (Rows((1, divisors.size), "f32", lambda: data),)
     return Source(file_metadata(checkpoint, arch, config), tensors, _model_shape(config, tensors, has_importance))
+
+
+def gguf_name(checkpoint: Checkpoint, name: str) -> str | None:
+    """The GGUF name of a Hugging Face tensor (of the whole stack, for an expert); None where there is none."""
+    found = GgufNames(architecture_of(checkpoint.config), resolved_config(checkpoint)).find(_plain_name(name))
+    return None if found is None else found[0]
 
 
 def _plain_name(name: str) -> str:
