@@ -416,7 +416,7 @@ def test_undecodable_type_names_the_nearest(
     writer.close()
     checkpoint = open_checkpoint(path)
     assert checkpoint.tensors["model.layers.0.self_attn.q_proj.weight"].format == "q8_1"
-    with pytest.raises(CheckpointError, match="Q8_1 is a type for intermediate results.*take a file in Q8_0"):
+    with pytest.raises(CheckpointError, match=r"Q8_1 is a type for intermediate results.*take a file in Q8_0"):
         checkpoint.read("model.layers.0.self_attn.q_proj.weight")
 
 
