@@ -55,7 +55,11 @@ def _model() -> inspect.Parameter:
 MODEL_FLAGS = (
     _model(),
     flag("device", str, "auto", _COMPUTE, "Where to compute: auto, cpu or cuda."),
-    flag("dtype", str, "auto", _COMPUTE, "Type of weights and compute: auto, float32, bfloat16 or float16."),
+    flag("dtype", str, "auto", _COMPUTE, "Type of the computation: auto, float32, bfloat16 or float16."),
+    flag("kv_cache_dtype", str, "auto", _MEMORY,
+         "Type of cached keys and values: auto, float32, bfloat16, float16, fp8, int8 or int4."),
+    flag("pack_cache", str, "auto", _MEMORY,
+         "Folder that keeps weights as they are packed, for faster starts; off for none.", metavar="FOLDER"),
     flag("isa", str | None, None, _COMPUTE, "Force an instruction set: generic, avx2 or avx512. Default: the best."),
     flag("threads", int | None, None, _COMPUTE, "Threads of the kernels. Default: the cores this process may use."),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
@@ -108,6 +112,8 @@ def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
             chosen[name] = getattr(environment, name)
     if chosen["kv_cache_memory"] is not None:
         chosen["kv_cache_memory"] = parse_bytes(chosen["kv_cache_memory"])
+    if chosen["pack_cache"] == EngineOptions().pack_cache:
+        chosen["pack_cache"] = environment.pack_cache
     if chosen.pop("async_scheduling"):
         chosen["depth"] = 1
     return EngineOptions(**chosen)

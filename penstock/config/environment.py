@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.config.limits import MAX_THREADS
 from penstock.config.resolve import ISAS
 
+_NAMES: Final = ("ISA", "THREADS", "LOG_LEVEL", "MODEL", "PACK_CACHE")
 _LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 
 
@@ -24,6 +26,7 @@ class Environment:
         threads: PENSTOCK_THREADS: threads of native and torch kernels.
         log_level: PENSTOCK_LOG_LEVEL, lower case.
         model: PENSTOCK_MODEL: the model where none is named.
+        pack_cache: PENSTOCK_PACK_CACHE: folder of packed weights, or "off".
     """
 
     api_keys: tuple[str, ...] = ()
@@ -31,6 +34,7 @@ class Environment:
     threads: int | None = None
     log_level: str = "info"
     model: str | None = None
+    pack_cache: str = "auto"
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -43,13 +47,14 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         ConfigError: a value is not allowed; the message names the variable (and never shows a key).
     """
     given = os.environ if variables is None else variables
-    text = {name: given.get(f"PENSTOCK_{name}", "").strip() for name in ("ISA", "THREADS", "LOG_LEVEL", "MODEL")}
+    text = {name: given.get(f"PENSTOCK_{name}", "").strip() for name in _NAMES}
     return Environment(
         api_keys=_keys(given.get("PENSTOCK_API_KEY", "")),
         isa=_one_of("PENSTOCK_ISA", text["ISA"], ISAS, "auto"),
         threads=_threads(text["THREADS"]),
         log_level=_one_of("PENSTOCK_LOG_LEVEL", text["LOG_LEVEL"], _LOG_LEVELS, "info"),
         model=_model(text["MODEL"]),
+        pack_cache=text["PACK_CACHE"] or "auto",
     )
 
 
@@ -86,6 +91,12 @@ def _keys(value: str) -> tuple[str, ...]:
                 "PENSTOCK_API_KEY", f"unusable in its key number {number}", "printable ASCII without spaces, by commas"
             )
     return keys
+
+
+def cache_folder() -> Path:
+    """Where files that can be made again are kept: $XDG_CACHE_HOME/penstock, ~/.cache/penstock if that is unset."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
 
 
 def settle_torch() -> None:

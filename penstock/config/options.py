@@ -17,6 +17,7 @@ class EngineOptions:
         device: "auto", "cpu" or "cuda".
         dtype: "auto", "float32", "bfloat16" or "float16": compute and weights.
         kv_cache_dtype: "auto", "float32", "bfloat16", "float16", "fp8", "int8" or "int4": keys and values in the cache.
+        pack_cache: folder of packed weights, "off", or "auto": the user's cache folder, for models worth it.
         isa: "auto" or a native instruction set to force ("generic", "avx2", "avx512", "amx").
         threads: threads of native and torch kernels; None takes the cores this process may use.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
@@ -38,6 +39,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    pack_cache: str = "auto"
     isa: str = "auto"
     threads: int | None = None
     max_model_len: int | None = None

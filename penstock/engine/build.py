@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
+from penstock.config.environment import cache_folder
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
+from penstock.kernels.cpu.ops import PACKING
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import make_executor
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.memory_plan import MemoryPlan
-from penstock.runtime.prepare import Prepared, kernel_decisions, prepare
+from penstock.runtime.memory_plan import MemoryPlan, format_bytes
+from penstock.runtime.prepare import Prepared, kernel_decisions, packs_natively, prepare
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
+from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free_bytes
 
 log = logging.getLogger(__name__)
+
+WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
 
 DETERMINISM = (
     "scheduling, cache and sampling are exact; torch's matrix products may round differently with the number of rows "
@@ -53,7 +59,9 @@ def build_engine(
         native.set_num_threads(concrete.threads or 1)
     device = torch.device(concrete.device)
     model = prepared.model
-    load_weights(model, prepared.checkpoint, dtype=model.dtype, progress=progress, device=concrete.device)
+    cache, kept = packed_file(prepared)
+    load_weights(model, prepared.checkpoint, dtype=model.dtype, progress=progress, device=concrete.device, cache=cache)
+    notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
     groups = prepared.groups
     scheduler_options = _scheduler_options(concrete, plan)
     kernels = prepared.kernels
@@ -66,7 +74,29 @@ def build_engine(
     executor = make_executor(model, memory.caches, largest, max(rows, PROMPT_LOGIT_ROWS))
     runner = ModelRunner(executor, memory, Sampler(model.vocab_size, rows, kernels.sampling()), builder)
     engine = Engine(Scheduler(scheduler_options, groups), runner)
-    return engine, engine_info(prepared, model.vocab_size, executor.describe)
+    mode, _, detail = executor.describe.partition(": ")
+    notes.append(Decision("step", mode, detail))
+    return engine, engine_info(prepared, model.vocab_size, notes)
+
+
+def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
+    """The file that keeps the model's packed weights, or None and the reason."""
+    options, checkpoint = prepared.options, prepared.checkpoint
+    if options.pack_cache == "off":
+        return None, "switched off"
+    if not packs_natively(prepared.kernels):
+        return None, "the kernels in use take plain weights"
+    size = prepared.facts.file_bytes
+    if options.pack_cache != "auto":
+        folder = Path(options.pack_cache).expanduser()
+    elif size < WORTH_KEEPING:
+        return None, f"packing {format_bytes(size)} takes less than a moment"
+    else:
+        folder = cache_folder() / "packed"
+    path = folder / file_name(checkpoint, prepared.facts.name)
+    if not path.exists() and (room := free_bytes(folder)) < 2 * size:
+        return None, f"only {format_bytes(room)} are free in {folder}"
+    return PackedFile(path, fingerprint(checkpoint, PACKING)), ""
 
 
 def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOptions:
@@ -84,7 +114,7 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOpt
     )
 
 
-def engine_info(prepared: Prepared, vocab_size: int, step: str) -> EngineInfo:
+def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = ()) -> EngineInfo:
     """The facts of an engine built as prepared."""
     concrete = prepared.options
     architectures = prepared.checkpoint.config.get("architectures") or ["?"]
@@ -102,7 +132,7 @@ def engine_info(prepared: Prepared, vocab_size: int, step: str) -> EngineInfo:
         dtype=concrete.dtype,
         device=concrete.device,
         determinism=DETERMINISM,
-        settings=(*prepared.settings, Decision("step", step.partition(":")[0], step.partition(": ")[2])),
+        settings=(*prepared.settings, *notes),
         memory=tuple(Decision(*row) for row in prepared.plan.table()),
         kernels=kernel_decisions(prepared.kernels),
     )

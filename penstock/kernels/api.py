@@ -91,7 +91,7 @@ class Packable(Protocol):
 
 
 class PackTable(Protocol):
-    """Brings a table into the layout that `embedding`, `linear` and `gated_linear` read; done once, when it is loaded."""
+    """Brings a table into the layout that both `embedding` and `linear` read; done once, when it is loaded."""
 
     def __call__(self, parts: Sequence[Matrix]) -> Any:
         """Matrices of equally many inputs, one below the other → the same values (perhaps the same tensor)."""

@@ -58,9 +58,7 @@ class RecordedExecutor:
         head.finish(logits, 0, max_logit_rows)
         self._body, self._head = body, head
         self._max_logit_rows = max_logit_rows
-        self.describe = (
-            f"recorded: {body.num_ops + head.num_ops} native ops, {(body.arena_bytes + head.arena_bytes) >> 20} MiB arena"
-        )
+        self.describe = f"recorded: {body.num_ops + head.num_ops} native ops, {(body.arena_bytes + head.arena_bytes) >> 20} MiB arena"
 
     def forward(self, batch: Batch) -> None:
         tables = [(group.block_table, group.slot) for group in batch.groups]
@@ -69,7 +67,7 @@ class RecordedExecutor:
     def logits(self, rows: Tensor) -> Tensor:
         if len(rows) <= self._max_logit_rows:
             return self._head.run_rows(rows)
-        return torch.cat([self._head.run_rows(part).clone() for part in rows.split(self._max_logit_rows)])
+        return torch.cat([self._head.run_rows(part).clone() for part in torch.split(rows, self._max_logit_rows)])
 
 
 def _symbolic(tape: recording.Recording, groups: int) -> Batch:
@@ -78,8 +76,8 @@ def _symbolic(tape: recording.Recording, groups: int) -> Batch:
     return Batch(
         token_ids=tape.token_ids,
         positions=tape.positions,
-        query_start=tape.query_start,
-        context_len=tape.context_len,
+        query_start=tape.unreadable,
+        context_len=tape.unreadable,
         groups=tables,
         prompt_tokens=tape.unreadable,
         draft_tokens=tape.unreadable,

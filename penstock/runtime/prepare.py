@@ -109,9 +109,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
 PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
 
 
-def _block_bytes(
-    kernels: KernelSet, options: EngineOptions, specs: Sequence[CacheSpec], group: CacheGroup
-) -> int:
+def _block_bytes(kernels: KernelSet, options: EngineOptions, specs: Sequence[CacheSpec], group: CacheGroup) -> int:
     """Bytes of one block over all layers of a group."""
     kind = options.kv_cache_dtype
     return sum(
@@ -120,10 +118,14 @@ def _block_bytes(
     )
 
 
+def packs_natively(kernels: KernelSet) -> bool:
+    """Whether weights stay as they are stored, in the native library's packing."""
+    return next(choice for choice in kernels.choices if choice.op == "packable").chosen.name.startswith("native")
+
+
 def _resident_bytes(facts: ModelFacts, kernels: KernelSet, options: EngineOptions) -> int:
     """Bytes of the loaded weights: as stored where the kernels take them so, else in the compute type."""
-    native_packing = next(choice for choice in kernels.choices if choice.op == "packable").chosen.name != "reference"
-    if native_packing:
+    if packs_natively(kernels):
         return int(facts.file_bytes * PACKING_SLACK)
     return facts.parameters * DTYPE_BYTES[options.dtype]
 

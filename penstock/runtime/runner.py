@@ -66,9 +66,7 @@ class ModelRunner:
         rows = self._draw(plan, logits, masks)
         for entry in scored:
             result = rows.get(entry.row, RowResult(entry.row))
-            rows[entry.row] = RowResult(
-                entry.row, result.tokens, result.logprobs, self._score(entry), result.error
-            )
+            rows[entry.row] = RowResult(entry.row, result.tokens, result.logprobs, self._score(entry), result.error)
         timings = StepTimings(built - started, computed - built, perf_counter() - computed)
         return StepResult(step, tuple(rows.values()), timings=timings)
 

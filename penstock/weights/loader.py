@@ -20,6 +20,7 @@ from penstock.layers.weight import Weight, WeightPart
 from penstock.quant.decode import canonical_tensor, dequantize, plain_matrix, stored_matrix
 from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.pack_cache import PackedFile
 
 Progress = Callable[[int, int], None]
 LISTED = 20  # names listed of each kind of fault
@@ -76,8 +77,9 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     device: str = "cpu",
+    cache: PackedFile | None = None,
 ) -> None:
-    """Reads, decodes and places every weight; beyond the model, memory holds one tensor at a time.
+    """Reads, packs and places every weight; beyond the model, memory holds one tensor at a time.
 
     Args:
         model: as built; its weights are filled.
@@ -85,6 +87,7 @@ def load_weights(
         dtype: type of the weights, but those declared `keep_float32`.
         progress: called with (bytes read, bytes in all) after every tensor.
         device: where weights are placed.
+        cache: where packed weights are kept from one start to the next, or None.
 
     Raises:
         CheckpointError: tensors are missing, of a wrong shape or left over (all in one error), or cannot be decoded.
@@ -105,9 +108,15 @@ def load_weights(
     for weight, found in sources:
         if weight.pack is None:
             weight.fill((reader.whole(weight, found, torch.float32 if weight.keep_float32 else dtype).to(device),))
-        else:
+        elif cache is None or not cache.restore(weight):
             parts = reader.matrices(weight, found, dtype)
             weight.fill([part.to(device) if isinstance(part, Tensor) else part for part in parts])
+            if cache is not None:
+                cache.keep(weight)
+        else:
+            reader.skip(found)
+    if cache is not None:
+        cache.finish()
 
 
 def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict[str, str]:
@@ -179,6 +188,10 @@ class _Reader:
         self._checkpoint = checkpoint
         self._method = method
         self._meter = meter
+
+    def skip(self, sources: Sequence[_Source]) -> None:
+        """Counts what needs no reading."""
+        self._meter.count(sum(_size(source, self._checkpoint) for source in sources))
 
     def whole(self, weight: Weight, sources: Sequence[_Source], dtype: torch.dtype) -> Tensor:
         """The weight as one plain tensor."""

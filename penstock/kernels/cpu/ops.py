@@ -1,8 +1,8 @@
-"""The ops of a forward pass over the native library, on tensors (at once) or handles (recorded); as in `kernels.api`."""
+"""The ops of a forward pass, as in `kernels.api`, over the native library: on tensors at once, on handles recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu import native, packing
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, extent_of, tape_of, width_of
 
+PACKING = "penstock-packed-1"  # changes whenever packed bytes do; PackedHeader's version in packed.h
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai")
 ROUTINGS = ("softmax_topk", "topk_softmax")
 
@@ -23,6 +24,20 @@ class Packed:
     """A weight in native packing: matrices of equally many inputs, one below the other."""
 
     parts: tuple[Any, ...]
+
+    def matrices(self) -> list[tuple[bytes, memoryview]]:
+        """Header and data of every matrix, for a file."""
+        return [(part.header, memoryview(part.data)) for part in self.parts]
+
+    @classmethod
+    def of_memory(cls, matrices: Iterable[tuple[bytes, int, Any]]) -> Packed:
+        """Matrices that lie in memory as `matrices` gave them: (header, address of the data, what keeps it there).
+
+        Raises:
+            ValueError: a header is damaged or of another version.
+        """
+        make = native.library().PackedMatrix.from_memory
+        return cls(tuple(make(header, address, owner) for header, address, owner in matrices))
 
     @property
     def rows(self) -> int:

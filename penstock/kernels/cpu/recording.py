@@ -64,12 +64,14 @@ class Recording:
         self.plans: dict[Any, int] = {}
         self._step = native.library().Step()
         self._result: Handle | None = None
-        self.token_ids = Handle(self, NONE, 1)
-        self.positions = (Handle(self, NONE, 1),)
-        self.query_start = self.context_len = self.unreadable = Handle(self, NONE, 1)
-        self.logit_index = Handle(self, NONE, 1, LOGIT_ROWS)
+        # Handles that stand where a batch has tensors, typed so.
+        self.token_ids: Any = Handle(self, NONE, 1)
+        self.positions: Any = (self.token_ids,)
+        self.unreadable: Any = self.token_ids
+        self.logit_index: Any = Handle(self, NONE, 1, LOGIT_ROWS)
 
-    def block_table(self, group: int) -> Handle:
+    def block_table(self, group: int) -> Any:
+        """Stands for the block table, or the slots, of a cache group."""
         return Handle(self, NONE, 1, group=group)
 
     slot = block_table
@@ -98,7 +100,7 @@ class Recording:
         """What the op returns for these new activations."""
         return results[0] if len(results) == 1 else results
 
-    def result_of(self, other: Recording, result: Any) -> Handle:
+    def result_of(self, other: Recording, result: Any) -> Any:
         """A finished program's result as an input of this one."""
         self.refs.append(other)
         address = other.program.address(other.index(result))

@@ -1,0 +1,255 @@
+"""Packed weights kept in a file, so that the next start maps them instead of reading and packing the checkpoint.
+
+Layout: one page of 4,096 bytes with an eight-byte magic, the offset and length of the index and its SHA-256; the data of
+the matrices, each on a page of its own; the index (JSON). A file is written beside its final name and renamed when
+complete. The data's CRC-32 are checked where the file was written before the system last started; within one run of the
+system a complete file cannot differ from what was written to it. Deleting a file is always safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from penstock.kernels.cpu.ops import Packed
+from penstock.layers.weight import Weight
+from penstock.weights.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+MAGIC = b"PNSTPK01"
+PAGE = 4096
+_HEAD = struct.Struct("<8sQQ32s")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class PackCacheError(Exception):
+    """A cache file cannot be used; the message is a clause that says why."""
+
+
+def file_name(checkpoint: Checkpoint, name: str) -> str:
+    """One name for each place a model lies at, so that a changed model replaces its old file."""
+    place = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}-{place[:16]}.packed"
+
+
+def fingerprint(checkpoint: Checkpoint, packing: str) -> str:
+    """What packed weights depend on: the checkpoint's files (name, size, time of change) and how they are packed."""
+    path = checkpoint.path
+    files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob("*.gguf"))
+    facts: list[object] = [packing, str(path.resolve())]
+    for file in files:
+        if file.suffix in (".safetensors", ".gguf", ".json"):
+            stat = file.stat()
+            facts.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space where `folder` is, or will be."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(there).free
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class PackCache:
+    """An opened cache file."""
+
+    def __init__(self, path: Path, identity: str) -> None:
+        """Maps the file.
+
+        Raises:
+            PackCacheError: it is not there, of another checkpoint or packing, truncated or damaged.
+        """
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            reason = "there is none yet" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+            raise PackCacheError(reason) from error
+        self.path = path
+        self.entries = self._read_index(identity)
+        self._array = np.frombuffer(self._map, np.uint8)
+
+    def _read_index(self, identity: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        if len(self._map) < PAGE:
+            raise PackCacheError(f"it is truncated to {len(self._map)} bytes")
+        magic, offset, length, digest = _HEAD.unpack_from(self._map)
+        if magic != MAGIC:
+            raise PackCacheError("it is of another version")
+        if offset + length != len(self._map):
+            raise PackCacheError(f"it has {len(self._map)} bytes of {offset + length}")
+        text = self._map[offset:]
+        if hashlib.sha256(text).digest() != digest:
+            raise PackCacheError("its index is damaged")
+        index = json.loads(text)
+        if index["identity"] != identity:
+            raise PackCacheError("the model's files, or how they are packed, have changed since it was written")
+        if not index["boot"] or index["boot"] != _boot_id():
+            self._check_data(index["weights"])
+        weights: Mapping[str, Sequence[Mapping[str, Any]]] = index["weights"]
+        return weights
+
+    def _check_data(self, weights: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        with memoryview(self._map) as view:
+            for key, parts in weights.items():
+                for part in parts:
+                    if zlib.crc32(view[part["offset"] : part["offset"] + part["nbytes"]]) != part["crc32"]:
+                        raise PackCacheError(f"the data of {key} are damaged")
+
+    def get(self, key: str) -> Packed | None:
+        """A packed weight, whose matrices lie in the mapped file; None if it is not there.
+
+        Raises:
+            ValueError: a header is of another version.
+        """
+        parts = self.entries.get(key)
+        if parts is None:
+            return None
+        base = self._array.ctypes.data
+        return Packed.of_memory((bytes.fromhex(p["header"]), base + p["offset"], self._array) for p in parts)
+
+
+class PackWriter:
+    """Writes a cache file, matrix by matrix; it appears under its name when `finish` is called."""
+
+    def __init__(self, path: Path, identity: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._identity = identity
+        self._partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        self._data: BinaryIO = self._partial.open("wb")
+        self._data.seek(PAGE)
+        self._weights: dict[str, list[dict[str, Any]]] = {}
+
+    def put(self, key: str, matrices: Sequence[tuple[bytes, memoryview]]) -> None:
+        """Appends the (header, data) of a weight's matrices.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self._weights[key] = []
+        for header, data in matrices:
+            offset = -(-self._data.tell() // PAGE) * PAGE
+            self._data.seek(offset)
+            self._data.write(data)
+            entry = {"header": header.hex(), "offset": offset, "nbytes": data.nbytes, "crc32": zlib.crc32(data)}
+            self._weights[key].append(entry)
+
+    def finish(self) -> None:
+        """Adds the index and gives the file its name.
+
+        Raises:
+            OSError: the disk is full, or the file system does not let it.
+        """
+        offset = self._data.tell()
+        text = json.dumps({"identity": self._identity, "boot": _boot_id(), "weights": self._weights}).encode()
+        self._data.write(text)
+        self._data.seek(0)
+        self._data.write(_HEAD.pack(MAGIC, offset, len(text), hashlib.sha256(text).digest()))
+        self._data.close()
+        os.replace(self._partial, self._path)
+
+    def discard(self) -> None:
+        """Forgets what was written; does nothing after `finish`."""
+        self._data.close()
+        self._partial.unlink(missing_ok=True)
+
+
+class PackedFile:
+    """The packed weights of one model from one start to the next: read where they are there, else written.
+
+    Attributes:
+        describe: what was done and why, for people.
+    """
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self._path, self._identity = path, identity
+        self._reader: PackCache | None = None
+        self._writer: PackWriter | None = None
+        self._written: list[Weight] = []
+        try:
+            self._reader = PackCache(path, identity)
+            self.describe = f"mapped from {path}"
+        except PackCacheError as reason:
+            self.describe = f"packed and written to {path}: {reason}"
+            self._begin()
+
+    def restore(self, weight: Weight) -> bool:
+        """Fills a weight from the file, if it is there."""
+        if self._reader is None:
+            return False
+        try:
+            weight.tensor = self._reader.get(_key(weight))
+        except ValueError as error:
+            self._stop_reading(f"its packing is of another version ({error})")
+        else:
+            if weight.tensor is None:
+                self._stop_reading("it lacks a weight of this model")
+        return weight.tensor is not None
+
+    def keep(self, weight: Weight) -> None:
+        """Takes a weight that has just been packed."""
+        if self._writer is None or not isinstance(weight.tensor, Packed):
+            return
+        try:
+            self._writer.put(_key(weight), weight.tensor.matrices())
+            self._written.append(weight)
+        except OSError as error:
+            self._fail(error)
+
+    def finish(self) -> None:
+        """Completes a file that was written and maps it, so that memory holds one copy."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.finish()
+            reader = PackCache(self._path, self._identity)
+            for weight in self._written:
+                weight.tensor = reader.get(_key(weight))
+        except OSError as error:
+            self._fail(error)
+        except PackCacheError as error:
+            self.describe = f"packed; {self._path} was written, but {error}"
+        self._written.clear()
+
+    def _begin(self) -> None:
+        try:
+            self._writer = PackWriter(self._path, self._identity)
+        except OSError as error:
+            self._fail(error)
+
+    def _stop_reading(self, why: str) -> None:
+        """The rest is packed, and not written: weights that were restored lie in the old file."""
+        self._reader = None
+        self.describe = f"packed: {self._path} was left because {why}; delete it to have it written anew"
+        log.warning("weights are %s", self.describe)
+
+    def _fail(self, error: OSError) -> None:
+        if self._writer is not None:
+            self._writer.discard()
+        self._writer = None
+        self.describe = f"packed, and not kept: {self._path} cannot be written ({error.strerror or error})"
+        log.warning("weights are %s", self.describe)
+
+
+def _key(weight: Weight) -> str:
+    return weight.parts[0].key
