@@ -10,6 +10,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.limits import MAX_THREADS
 from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
+from penstock.config.quantisation import QUANTIZE_FORMATS
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEVICES = ("auto", "cpu", "cuda")
@@ -111,6 +112,8 @@ def validate(options: EngineOptions) -> None:
     choices = (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
     for name, allowed in (*choices, ("policy", POLICIES)):
         _one_of(options, name, allowed)
+    if options.quantize is not None:
+        _one_of(options, "quantize", QUANTIZE_FORMATS)
     _integer(options, "threads", 1, MAX_THREADS)
     _integer(options, "max_model_len", 1, 2**31 - 1)
     _integer(options, "max_num_seqs", 1, 65_536)

@@ -13,7 +13,8 @@ def table(kernels: KernelSet, key: str, vocab_size: int, hidden_size: int) -> We
     """A [vocab, hidden] weight, for an embedding, a head or both."""
     shape = (vocab_size, hidden_size)
     pack, packable = kernels.pack_table, kernels.packable
-    return Weight(shape, (WeightPart(key, shape),), shard_axis=0, pack=pack, packable=packable)
+    part = WeightPart(key, shape)
+    return Weight(shape, (part,), shard_axis=0, pack=pack, packable=packable, on_request="eight bits")
 
 
 class Embedding(Layer):

@@ -95,7 +95,7 @@ def router_weight(kernels: KernelSet, key: str, options: ExpertOptions, *aliases
     """The router's matrix [E, N]."""
     shape = (options.num_experts, options.hidden_size)
     part = WeightPart(key, shape, aliases=aliases)
-    return Weight(shape, (part,), pack=kernels.pack_linear, packable=kernels.packable)
+    return Weight(shape, (part,), pack=kernels.pack_linear, packable=kernels.packable, on_request="kept")
 
 
 def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: str, up: str, down: str) -> ExpertWeights:

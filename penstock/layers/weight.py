@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -54,6 +54,8 @@ class Weight:
         experts: entries of the first axis of a stacked weight; its matrices hold all of them, one below the other.
         halves: the rows (of each entry) are two equal halves, a merged projection's gates and ups, which are packed as
             two matrices.
+        on_request: what becomes of it where a model is quantised while it loads: "quantised", "eight bits" (tables, whose
+            errors weigh more) or "kept" (routers).
         tensor: what the weight is once loaded, packed; None before.
     """
 
@@ -67,6 +69,7 @@ class Weight:
     packable: Callable[[Canonical], str | None] | None = field(default=None, repr=False)
     experts: int = 1
     halves: bool = False
+    on_request: Literal["quantised", "eight bits", "kept"] = "quantised"
     tensor: Any = field(default=None, repr=False)
 
     def fill(self, parts: Sequence[Matrix]) -> None:

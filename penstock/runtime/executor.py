@@ -58,7 +58,8 @@ class RecordedExecutor:
         head.finish(logits, 0, max_logit_rows)
         self._body, self._head = body, head
         self._max_logit_rows = max_logit_rows
-        self.describe = f"recorded: {body.num_ops + head.num_ops} native ops, {(body.arena_bytes + head.arena_bytes) >> 20} MiB arena"
+        arena = (body.arena_bytes + head.arena_bytes) >> 20
+        self.describe = f"recorded: {body.num_ops + head.num_ops} native ops in an arena of {arena} MiB"
 
     def forward(self, batch: Batch) -> None:
         tables = [(group.block_table, group.slot) for group in batch.groups]

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from penstock.config.errors import CheckpointError
 from penstock.kernels.api import Matrix
-from penstock.kernels.canonical import Canonical, concatenate, take_rows
+from penstock.kernels.canonical import Canonical, Plain, concatenate, take_rows
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.weight import Weight, WeightPart
+from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.decode import canonical_tensor, dequantize, plain_matrix, stored_matrix
+from penstock.quant.encode import quantize_matrix
 from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.pack_cache import PackedFile
@@ -78,6 +80,7 @@ def load_weights(
     progress: Progress | None = None,
     device: str = "cpu",
     cache: PackedFile | None = None,
+    quantize: str | None = None,
 ) -> None:
     """Reads, packs and places every weight; beyond the model, memory holds one tensor at a time.
 
@@ -88,6 +91,8 @@ def load_weights(
         progress: called with (bytes read, bytes in all) after every tensor.
         device: where weights are placed.
         cache: where packed weights are kept from one start to the next, or None.
+        quantize: a format of `config.quantisation.QUANTIZE_FORMATS` that float matrices get, or None. Tables get one of
+            eight bits.
 
     Raises:
         CheckpointError: tensors are missing, of a wrong shape or left over (all in one error), or cannot be decoded.
@@ -104,7 +109,7 @@ def load_weights(
             faults.left_over.append(stored)
     faults.check(checkpoint.path)
     total = sum(_size(source, checkpoint) for _, found in sources for source in found)
-    reader = _Reader(checkpoint, method, _Meter(total, progress))
+    reader = _Reader(checkpoint, method, _Meter(total, progress), quantize)
     for weight, found in sources:
         if weight.pack is None:
             weight.fill((reader.whole(weight, found, torch.float32 if weight.keep_float32 else dtype).to(device),))
@@ -184,7 +189,8 @@ class _Meter:
 class _Reader:
     """Reads the sources of one weight at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, method: Method, meter: _Meter) -> None:
+    def __init__(self, checkpoint: Checkpoint, method: Method, meter: _Meter, quantize: str | None) -> None:
+        self._quantize = quantize
         self._checkpoint = checkpoint
         self._method = method
         self._meter = meter
@@ -226,6 +232,8 @@ class _Reader:
             stored = plain_matrix(self._tensor(source, kept))
         else:
             self._meter.count(_size(source, self._checkpoint))
+        if self._quantize is not None and isinstance(stored, Plain) and weight.on_request != "kept":
+            stored = quantize_matrix(_request(self._quantize, weight), decode_canonical(stored))
         if weight.packable is not None and weight.packable(stored) is None:
             return stored
         return canonical_tensor(stored, dtype)
@@ -248,6 +256,11 @@ class _Reader:
             tensor = canonical_tensor(matrix, dtype).reshape(part.shape)
         self._meter.count(_size(source, self._checkpoint))
         return tensor if part.transform is None else part.transform(tensor)
+
+
+def _request(format: str, weight: Weight) -> str:
+    """The format a weight gets where `format` was asked for."""
+    return "q8_0" if weight.on_request == "eight bits" and format not in ("f32", "bf16", "f16") else format
 
 
 _KEPT = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
