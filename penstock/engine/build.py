@@ -96,7 +96,7 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
     path = folder / file_name(checkpoint, prepared.facts.name)
     if not path.exists() and (room := free_bytes(folder)) < 2 * size:
         return None, f"only {format_bytes(room)} are free in {folder}"
-    return PackedFile(path, fingerprint(checkpoint, PACKING)), ""
+    return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
 
 
 def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOptions:

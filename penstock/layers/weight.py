@@ -54,8 +54,8 @@ class Weight:
         experts: entries of the first axis of a stacked weight; its matrices hold all of them, one below the other.
         halves: the rows (of each entry) are two equal halves, a merged projection's gates and ups, which are packed as
             two matrices.
-        on_request: what becomes of it where a model is quantised while it loads: "quantised", "eight bits" (tables, whose
-            errors weigh more) or "kept" (routers).
+        on_request: what becomes of it where a model is quantised while it loads: "quantised", "eight bits" (tables,
+            whose errors weigh more) or "kept" (routers).
         tensor: what the weight is once loaded, packed; None before.
     """
 
