@@ -60,7 +60,15 @@ def build_engine(
     device = torch.device(concrete.device)
     model = prepared.model
     cache, kept = packed_file(prepared)
-    load_weights(model, prepared.checkpoint, dtype=model.dtype, progress=progress, device=concrete.device, cache=cache)
+    load_weights(
+        model,
+        prepared.checkpoint,
+        dtype=model.dtype,
+        progress=progress,
+        device=concrete.device,
+        cache=cache,
+        quantize=concrete.quantize,
+    )
     notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
     groups = prepared.groups
     scheduler_options = _scheduler_options(concrete, plan)

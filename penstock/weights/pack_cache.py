@@ -1,9 +1,9 @@
 """Packed weights kept in a file, so that the next start maps them instead of reading and packing the checkpoint.
 
 Layout: one page of 4,096 bytes with an eight-byte magic, the offset and length of the index and its SHA-256; the data
-of the matrices, each on a page of its own; the index (JSON). A file is written beside its final name and renamed when it
-is complete. The data's CRC-32 are checked where the file was written before the system last started; within one run of
-the system a complete file cannot differ from what was written to it. Deleting a file is always safe.
+of the matrices, each on a page of its own; the index (JSON). A file is written beside its final name and renamed when
+complete. The data's CRC-32 are checked where the file was written before the system last started; within one run of the
+system a complete file cannot differ from what was written to it. Deleting a file is always safe.
 """
 
 from __future__ import annotations
