@@ -1,0 +1,281 @@
+"""Scores of whole texts under a model: perplexity, and how far two models' predictions lie apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.core.protocol import NewRow, RowSpan
+from penstock.core.sampling import SamplingParams
+from penstock.kernels.api import KernelSet
+from penstock.kernels.cpu import native
+from penstock.models.registry import Model, build_model
+from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.executor import make_executor
+from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.prepare import Prepared, prepare
+from penstock.weights.loader import load_weights
+
+Progress = Callable[[int, int], None]
+_LOGIT_ROWS = 128  # logits are made for that many positions at a time: [128, vocab] float32
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One stretch of a text that is run at once.
+
+    Attributes:
+        tokens: its token ids.
+        first: position in the window of the first token that is scored; at least 1.
+    """
+
+    tokens: tuple[int, ...]
+    first: int
+
+
+def halved_windows(tokens: Sequence[int], context: int, bos: int | None = None) -> list[Window]:
+    """Stretches of `context` tokens side by side, of each the second half scored: llama.cpp's convention.
+
+    Args:
+        tokens: the text.
+        context: tokens of a stretch.
+        bos: replaces the first token of each stretch, for models that begin every text with it.
+
+    Raises:
+        ConfigError: the text is shorter than two stretches.
+    """
+    count = len(tokens) // context
+    if count < 2:
+        raise ConfigError(
+            f"the text has {len(tokens)} tokens; at least {2 * context} are needed for --context {context}. "
+            "Give a longer text or a smaller --context."
+        )
+    head = () if bos is None else (bos,)
+    return [
+        Window((*head, *tokens[start + len(head) : start + context]), context // 2 + 1)
+        for start in range(0, count * context, context)
+    ]
+
+
+def strided_windows(tokens: Sequence[int], context: int, stride: int) -> list[Window]:
+    """Overlapping stretches, each `stride` tokens on; every token but the first is scored once.
+
+    Each is seen after at least context - stride tokens, those of the first stretch aside.
+
+    Raises:
+        ConfigError: the text is shorter than two tokens, or the stride longer than the context.
+    """
+    if len(tokens) < 2 or not 1 <= stride <= context:
+        raise ConfigError(f"{len(tokens)} tokens with --stride {stride}: allowed are 2 or more, and 1 to {context}.")
+    windows = [Window(tuple(tokens[:context]), 1)]
+    done = min(context, len(tokens))
+    while done < len(tokens):
+        end = min(done + stride, len(tokens))
+        start = max(0, end - context)
+        windows.append(Window(tuple(tokens[start:end]), done - start))
+        done = end
+    return windows
+
+
+class Scorer:
+    """A loaded model with room for one stretch of text; `close` frees it."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        context: int,
+        *,
+        kernels: Callable[[Prepared], KernelSet] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            options: what model, and how to compute; limits are set for one sequence.
+            context: longest stretch, tokens.
+            kernels: gives other ops than the options would.
+            progress: called with (bytes read, bytes in all).
+
+        Raises:
+            PenstockError: as for an engine.
+        """
+        size = options.block_size
+        blocks = -(-context // size) + 2
+        single: dict[str, Any] = {
+            "max_num_seqs": 1,
+            "max_num_batched_tokens": context,
+            "max_model_len": context,
+            "kv_blocks": blocks,
+        }
+        prepared = prepare(replace(options, **single, enable_prefix_caching=False))
+        concrete = prepared.options
+        if concrete.threads:
+            torch.set_num_threads(concrete.threads)
+        if native.available():
+            native.select_isa(concrete.isa)
+            native.set_num_threads(concrete.threads or 1)
+        used = prepared.kernels if kernels is None else kernels(prepared)
+        self.model: Model = prepared.model
+        if kernels is not None:
+            dtype = prepared.model.dtype
+            self.model = build_model(prepared.checkpoint.config, used, dtype=dtype, max_model_len=context)
+        load_weights(self.model, prepared.checkpoint, dtype=self.model.dtype, progress=progress, device=concrete.device)
+        self.prepared = prepared
+        counts = [blocks] * len(prepared.groups)
+        layout: dict[str, Any] = {"kv_type": concrete.kv_cache_dtype, "device": concrete.device}
+        self._memory = KVMemory(used, self.model.cache_specs, prepared.groups, counts, size, **layout)
+        self._blocks = tuple(tuple(range(1, blocks)) for _ in counts)
+        self._builder = BatchBuilder(len(counts), 1, blocks, size, torch.device(concrete.device))
+        self._executor = make_executor(self.model, self._memory.caches, context, _LOGIT_ROWS)
+
+    @torch.inference_mode()
+    def logits(self, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
+        """Runs a stretch; yields (logits [n, vocab] float32, the tokens [n] they predict), valid until the next."""
+        tokens = window.tokens
+        self._builder.add_row(NewRow(0, "score", 0, tokens, (), 0, self._blocks, SamplingParams()))
+        empty = ((),) * len(self._blocks)
+        span = RowSpan(0, 0, tokens, len(tokens), 0, sample=False, new_blocks=empty)
+        self._executor.forward(self._builder.build([span], []))
+        targets = torch.tensor(tokens)
+        for start in range(window.first - 1, len(tokens) - 1, _LOGIT_ROWS):
+            rows = torch.arange(start, min(start + _LOGIT_ROWS, len(tokens) - 1))
+            yield self._executor.logits(rows), targets[rows + 1]
+
+    def run(self, window: Window) -> None:
+        """Runs a stretch and its logits for what they do on the way."""
+        for _ in self.logits(window):
+            pass
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """How well a model predicts a text.
+
+    Attributes:
+        tokens: tokens scored.
+        mean_nll: mean negative log-likelihood, natural logarithm.
+        standard_error: of that mean, taking tokens as independent.
+    """
+
+    tokens: int
+    mean_nll: float
+    standard_error: float
+
+    @property
+    def value(self) -> float:
+        """exp(mean_nll)."""
+        return math.exp(self.mean_nll)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the value."""
+        return self.value * self.standard_error
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far a model's predictions lie from a reference's, token by token.
+
+    Attributes:
+        mean, standard_error, median, percentile_99, maximum: of KL(reference ‖ model), nats.
+        same_top: share of tokens where both hold the same token for the most probable.
+        mean_probability_change, rms_probability_change: of the probability of the true token, model less reference.
+    """
+
+    mean: float
+    standard_error: float
+    median: float
+    percentile_99: float
+    maximum: float
+    same_top: float
+    mean_probability_change: float
+    rms_probability_change: float
+
+
+def _nll(logits: Tensor, targets: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits.double(), targets, reduction="none")
+
+
+def _perplexity(nlls: list[Tensor]) -> Perplexity:
+    values = torch.cat(nlls).numpy()
+    if not np.isfinite(values).all():
+        raise ConfigError("the model gives logits that are not finite; its weights are damaged.")
+    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    return Perplexity(len(values), float(values.mean()), spread / math.sqrt(len(values)))
+
+
+def perplexity(scorer: Scorer, windows: Sequence[Window], progress: Progress | None = None) -> Perplexity:
+    """Scores a text.
+
+    Args:
+        scorer: the model.
+        windows: from `halved_windows` or `strided_windows`.
+        progress: called with (windows done, windows in all).
+
+    Raises:
+        ConfigError: logits are not finite.
+    """
+    nlls: list[Tensor] = []
+    for done, window in enumerate(windows, start=1):
+        nlls += [_nll(logits, targets) for logits, targets in scorer.logits(window)]
+        if progress is not None:
+            progress(done, len(windows))
+    return _perplexity(nlls)
+
+
+def compare(
+    scorer: Scorer, reference: Scorer, windows: Sequence[Window], progress: Progress | None = None
+) -> tuple[Perplexity, Perplexity, Divergence]:
+    """Scores a text under a model and a reference.
+
+    Returns:
+        The model's and the reference's perplexity, and their divergence.
+
+    Raises:
+        ConfigError: the two have different vocabularies, or logits are not finite.
+    """
+    if scorer.model.vocab_size != reference.model.vocab_size:
+        raise ConfigError(
+            f"the models have {scorer.model.vocab_size} and {reference.model.vocab_size} tokens; "
+            "only models of one vocabulary can be compared."
+        )
+    own: list[Tensor] = []
+    theirs: list[Tensor] = []
+    divergences: list[Tensor] = []
+    same = 0
+    for done, window in enumerate(windows, start=1):
+        for (logits, targets), (wanted, _) in zip(scorer.logits(window), reference.logits(window), strict=True):
+            model_log, reference_log = logits.double().log_softmax(-1), wanted.double().log_softmax(-1)
+            own.append(-model_log.gather(1, targets[:, None])[:, 0])
+            theirs.append(-reference_log.gather(1, targets[:, None])[:, 0])
+            divergences.append((reference_log.exp() * (reference_log - model_log)).sum(-1).clamp_(min=0))
+            same += int((logits.argmax(-1) == wanted.argmax(-1)).sum())
+        if progress is not None:
+            progress(done, len(windows))
+    return _perplexity(own), _perplexity(theirs), _divergence(own, theirs, divergences, same)
+
+
+def _divergence(own: list[Tensor], theirs: list[Tensor], divergences: list[Tensor], same: int) -> Divergence:
+    kl = torch.cat(divergences).numpy()
+    change = torch.cat(own).neg().exp().numpy() - torch.cat(theirs).neg().exp().numpy()
+    return Divergence(
+        mean=float(kl.mean()),
+        standard_error=float(kl.std() / math.sqrt(len(kl))),
+        median=float(np.median(kl)),
+        percentile_99=float(np.percentile(kl, 99)),
+        maximum=float(kl.max()),
+        same_top=same / len(kl),
+        mean_probability_change=float(change.mean()),
+        rms_probability_change=float(np.sqrt((change**2).mean())),
+    )
