@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,8 @@ def _decode(matrix: Matrix) -> Affine | Plain:
     return Affine(codes, bits, group, scale, minimums=-zero * scale)
 
 
-def _values(infos: Mapping[str, TensorInfo], *, bits: int) -> int:
-    shape, codes = infos[".scale"].shape, infos[".W_q"]
-    if codes.format == "u8" and len(shape) == 2 and shape[1] == 1:
-        return shape[0] * codes.shape[-1]
-    return int(codes.nbytes * (2.5 if bits == 3 else 8 // bits))
+def _values(infos: Mapping[str, TensorInfo], *, group: int | None) -> int:
+    return math.prod(infos[".scale"].shape) * (group or infos[".W_q"].shape[-1])
 
 
 def hqq(config: Mapping[str, Any]) -> Method:
@@ -95,7 +93,7 @@ def hqq(config: Mapping[str, Any]) -> Method:
     found = config.get("quant_config")
     weights = found.get("weight_quant_params") if isinstance(found, Mapping) else None
     settings = weights if isinstance(weights, Mapping) else {}
-    stated = settings.get("nbits")
-    bits = stated if isinstance(stated, int) and stated in (1, 2, 3, 8) else 4
-    layout = Layout((".W_q", ".scale", ".zero"), _decode, lambda infos: _values(infos, bits=bits), _NOTES)
+    size = settings.get("group_size")
+    count = partial(_values, group=size if isinstance(size, int) else None)
+    layout = Layout((".W_q", ".scale", ".zero"), _decode, count, _NOTES)
     return Method("hqq", (layout,), converted=settings.get("axis") == 0)
