@@ -16,6 +16,9 @@ _COMMANDS = (
     ("run", "Chat with a model, or ask it once."),
     ("generate", "Continue a text; no chat template."),
     ("bench", "Measure latency, throughput or a running server."),
+    ("quantize", "Write a smaller copy of a model: GGUF or safetensors."),
+    ("imatrix", "Measure which inputs of a model matter, for `quantize`."),
+    ("perplexity", "Measure how well a model predicts a text, or how far it lies from another."),
     ("doctor", "Say what this machine offers and what Penstock makes of it."),
     ("plan", "Say what memory a model needs, without loading it."),
 )

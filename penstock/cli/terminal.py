@@ -66,18 +66,33 @@ def tell(line: str) -> None:
 
 
 @contextmanager
-def loading_bar(*, at_once: bool = False) -> Iterator[Callable[[int, int], None]]:
+def loading_bar(
+    *, at_once: bool = False, title: str = "Loading weights", unit: str = "bytes"
+) -> Iterator[Callable[[int, int], None]]:
     """Gives a function to tell (bytes loaded, bytes in all); draws a bar on standard error if that is a terminal.
 
-    The bar shows `at_once`, or when bytes come, and nothing of it stays.
+    The bar shows `at_once`, or when bytes come, and nothing of it stays. With another unit, things are counted.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (TextColumn("Loading weights"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    columns: list[ProgressColumn] = [TextColumn(title), BarColumn()]
+    if unit == "bytes":
+        columns += [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+    else:
+        columns += [MofNCompleteColumn(), TimeRemainingColumn()]
     progress = Progress(*columns, console=Console(stderr=True), transient=True)
     task = progress.add_task("weights", start=True, total=None)
     if at_once:

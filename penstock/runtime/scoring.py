@@ -127,7 +127,8 @@ class Scorer:
         if kernels is not None:
             dtype = prepared.model.dtype
             self.model = build_model(prepared.checkpoint.config, used, dtype=dtype, max_model_len=context)
-        load_weights(self.model, prepared.checkpoint, dtype=self.model.dtype, progress=progress, device=concrete.device)
+        loading: dict[str, Any] = {"progress": progress, "device": concrete.device, "quantize": concrete.quantize}
+        load_weights(self.model, prepared.checkpoint, dtype=self.model.dtype, **loading)
         self.prepared = prepared
         counts = [blocks] * len(prepared.groups)
         layout: dict[str, Any] = {"kv_type": concrete.kv_cache_dtype, "device": concrete.device}

@@ -123,30 +123,18 @@ def _in_threads(work: Callable[[int], None], starts: range) -> None:
             pass
 
 
-def int4_group(inputs: int) -> int:
-    """The largest group of int4 that divides a row.
-
-    Raises:
-        ConfigError: none does.
-    """
-    found = next((group for group in INT4_GROUPS if inputs % group == 0), None)
-    if found is None:
-        raise ConfigError(f"rows of {inputs} values have no int4 groups; allowed: multiples of 128, 64 or 32.")
-    return found
-
-
 def quantize_matrix(format: str, values: Floats, importance: Floats | None = None) -> Canonical:
     """Quantises one matrix, as if it came from a checkpoint in that format.
 
     Args:
         format: one of `config.quantisation.QUANTIZE_FORMATS` or a block format ("q4_k"). Names of whole files such as
             "q4_k_m" give their main block format; rows that do not divide into its blocks take the format that
-            `fallback` names.
+            `fallback` names (int4: int8; nvfp4: fp8).
         values: [N, K] contiguous float32, finite.
         importance: [K] weight of each input's squared error; heeded by the searched and ternary formats and int4.
 
     Raises:
-        ConfigError: an unknown format, rows that do not divide, or a value that is not finite.
+        ConfigError: an unknown format, or a value that is not finite.
     """
     if format not in QUANTIZE_FORMATS and format not in BLOCK_ENCODERS and format not in SEARCHED:
         raise ConfigError(f"{format!r} is no format to quantise to; allowed: {', '.join(QUANTIZE_FORMATS)}.")
@@ -162,7 +150,8 @@ def quantize_matrix(format: str, values: Floats, importance: Floats | None = Non
 
 
 def _int4(values: Floats, importance: Floats | None) -> Canonical:
-    return groups.int4_groups(values, int4_group(values.shape[1]), importance)
+    group = next((group for group in INT4_GROUPS if values.shape[1] % group == 0), None)
+    return groups.int8_rows(values) if group is None else groups.int4_groups(values, group, importance)
 
 
 def _fp8_block(values: Floats, importance: Floats | None) -> Canonical:
@@ -170,9 +159,8 @@ def _fp8_block(values: Floats, importance: Floats | None) -> Canonical:
 
 
 def _nvfp4(values: Floats, importance: Floats | None) -> Canonical:
-    if values.shape[1] % groups.NVFP4_GROUP:
-        raise ConfigError(f"rows of {values.shape[1]} values are not whole nvfp4 groups of {groups.NVFP4_GROUP}.")
-    return groups.nvfp4(values, importance)
+    divides = values.shape[1] % groups.NVFP4_GROUP == 0
+    return groups.nvfp4(values, importance) if divides else groups.fp8_rows(values)
 
 
 _GROUPED: dict[str, Callable[[Floats, Floats | None], Canonical]] = {
