@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.cpu.peer_engines import Engine, LlamaCpp, Run, open_engine
-from benchmarks.cpu.peer_models import SHAPES, parameters
+from benchmarks.cpu.peer_models import SHAPES, decode_bytes, gguf_path, parameters
 from benchmarks.cpu.peer_works import CLASSES, Work, summary
 
 
@@ -34,6 +34,7 @@ def measure(
             classes = {"openvino": CLASSES[kind][0], "vllm": CLASSES[kind][1]}
             weights = {name: classes.get(name, kind) for name in loaded}
             row |= {"weights": weights, "facts": {name: dict(engine.facts) for name, engine in loaded.items()}}
+            row |= {"weight_bytes": decode_bytes(gguf_path(run.places, SHAPES[model], kind))}
             row |= {"parameters": parameters(SHAPES[model]), "threads": run.threads, "repeat": repeat}
             rows.append(row)
             print(f"{model} {kind} {work.name}: {_line(row['engines'])}", flush=True)

@@ -296,6 +296,20 @@ def openvino_path(places: Places, shape: Shape, kind: str) -> Path:
     return places.models / shape.name / f"openvino-{kind}"
 
 
+def decode_bytes(file: Path) -> int | None:
+    """Bytes of weights a token of one sequence reads: a GGUF file's tensors, but not an embedding table of its own.
+
+    None where there is no file, or where the weights read depend on the experts chosen.
+    """
+    if not file.exists():
+        return None
+    read = read_gguf_file(file).tensors
+    if any("_exps" in name for name in read):
+        return None
+    table = "token_embd.weight" if "output.weight" in read else None
+    return sum(len(tensor.data) for name, tensor in read.items() if name != table)
+
+
 def make(places: Places, shape: Shape, kinds: list[str], data: Path, threads: int) -> None:
     """Makes what is missing of a shape's files in the wanted GGUF kinds and, for dense small shapes, the folders.
 

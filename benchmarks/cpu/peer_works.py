@@ -133,11 +133,17 @@ def merge(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) ->
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """Column names and cells: one line a row, a column an engine, then the best peer and Penstock's ratios to it."""
+    """Column names and cells: one line a row, a column an engine, then the best peer and Penstock's ratios to it.
+
+    The last column is the rate at which Penstock read weights while one sequence decoded, where their size is known.
+    """
     engines = list(dict.fromkeys(name for row in rows for name in row["engines"]))
     cells = []
     for row in rows:
         medians = [row["engines"][name]["median"] if name in row["engines"] else "-" for name in engines]
         ratios = ", ".join(f"{ratio:.2f}" for ratio in row["ratios"].values()) or "-"
-        cells.append([row["model"], row["format"], row["work"], *medians, row["best_peer"] or "-", ratios])
-    return ["model", "format", "work", *engines, "best peer", "Penstock / best"], cells
+        size = row.get("weight_bytes") if row["work"].startswith("decode") else None
+        ours = [found["median"] for name, found in row["engines"].items() if name.startswith("penstock")]
+        speeds = ", ".join(f"{median * size / 1e9:.1f}" for median in ours if size) or "-"
+        cells.append([row["model"], row["format"], row["work"], *medians, row["best_peer"] or "-", ratios, speeds])
+    return ["model", "format", "work", *engines, "best peer", "Penstock / best", "weights, GB/s"], cells

@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import gguf
+import numpy
 import pytest
 
 from benchmarks.cpu import peer_install, peer_models, peer_plot, peer_serving, peer_startup, peer_works, peers
@@ -92,13 +94,14 @@ def test_newer_rows_replace_older_ones_and_the_table_keeps_engines_apart() -> No
         return {"model": "m", "format": "q8_0", "work": work, **peer_works.summary(rates)}
 
     old = [row("decode64", {"vllm": [1.0]}), row("batch16", {"vllm": [2.0]})]
-    rows = peer_works.merge(old, [row("decode64", {"penstock": [9.0], "llama.cpp": [3.0]})])
+    newer = row("decode64", {"penstock": [9.0], "llama.cpp": [3.0]}) | {"weight_bytes": 2_000_000_000}
+    rows = peer_works.merge(old, [newer])
     assert [one["work"] for one in rows] == ["decode64", "batch16"]
     columns, cells = peer_works.table(rows)
-    assert columns[3:] == ["penstock", "llama.cpp", "vllm", "best peer", "Penstock / best"]
+    assert columns[3:] == ["penstock", "llama.cpp", "vllm", "best peer", "Penstock / best", "weights, GB/s"]
     assert cells == [
-        ["m", "q8_0", "decode64", 9.0, 3.0, "-", "llama.cpp", "3.00"],
-        ["m", "q8_0", "batch16", "-", "-", 2.0, "vllm", "-"],
+        ["m", "q8_0", "decode64", 9.0, 3.0, "-", "llama.cpp", "3.00", "18.0"],
+        ["m", "q8_0", "batch16", "-", "-", 2.0, "vllm", "-", "-"],
     ]
 
 
@@ -134,6 +137,24 @@ def test_one_model_has_the_same_weights_in_every_file() -> None:
     query = next(tensor for tensor in rest if "q_proj" in tensor.hf)
     assert peer_models.draw(query).equal(peer_models.draw(query))
     assert abs(peer_models.draw(query).float().std().item() - peer_models.DEVIATION) < 1e-3
+
+
+def test_weights_read_by_a_token_leave_out_a_table_only_looked_up(tmp_path: Path) -> None:
+    def written(name: str, *tensors: str) -> Path:
+        writer = gguf.GGUFWriter(tmp_path / name, "llama")
+        for tensor in tensors:
+            writer.add_tensor(tensor, numpy.ones((4, 8), numpy.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return tmp_path / name
+
+    assert peer_models.decode_bytes(written("tied", "token_embd.weight", "blk.0.attn_q.weight")) == 2 * 128
+    apart = written("apart", "token_embd.weight", "blk.0.attn_q.weight", "output.weight")
+    assert peer_models.decode_bytes(apart) == 2 * 128
+    assert peer_models.decode_bytes(written("moe", "token_embd.weight", "blk.0.ffn_up_exps.weight")) is None
+    assert peer_models.decode_bytes(tmp_path / "absent") is None
 
 
 def test_tile_configuration_is_guarded_once(tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ def load(setup: Mapping[str, Any]) -> tuple[Run, dict[str, str]]:
         return loop.run_until_complete(every(prompts, new))
 
     info = llm.info
-    kernels = {f"kernel {choice.name}": f"{choice.value}" for choice in info.kernels}
-    return run, {"version": __version__, "dtype": info.dtype, "determinism": info.determinism, **kernels}
+    chosen = {f"setting {choice.name}": choice.value for choice in info.settings}
+    chosen |= {f"kernel {choice.name}": choice.value for choice in info.kernels}
+    return run, {"version": __version__, "dtype": info.dtype, "determinism": info.determinism, **chosen}
 
 
 if __name__ == "__main__":
