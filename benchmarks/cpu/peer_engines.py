@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from benchmarks.cpu.peer_install import Places
 from benchmarks.cpu.peer_models import SHAPES, gguf_path, hf_path, openvino_path
-from benchmarks.cpu.peer_works import CLASSES, Work, llama_command, llama_rate, rate
+from benchmarks.cpu.peer_works import AT_LOAD, CLASSES, Work, llama_command, llama_rate, rate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _LEAST_TOKEN = 1000  # below lie single bytes
@@ -163,21 +163,31 @@ def run_quietly(command: list[str], priority: int | None) -> str:
 
 
 def penstock_model(run: Run, model: str, kind: str) -> Path:
-    """What Penstock loads: the GGUF file, as llama.cpp; the Hugging Face folder where there is none."""
-    file = gguf_path(run.places, SHAPES[model], kind)
-    return file if file.exists() else hf_path(run.places, SHAPES[model])
+    """What Penstock loads: the GGUF file, as llama.cpp, or the bfloat16 folder for a format made at load."""
+    shape = SHAPES[model]
+    return hf_path(run.places, shape) if kind in AT_LOAD else gguf_path(run.places, shape, kind)
+
+
+def penstock_options(run: Run, name: str, kind: str) -> dict[str, Any]:
+    """An engine's options, and the wish for a format made at load."""
+    return {**({"quantize": kind} if kind in AT_LOAD else {}), **run.penstock[name]}
+
+
+def llama_model(run: Run, model: str, kind: str) -> Path:
+    """What llama.cpp loads for a format."""
+    return gguf_path(run.places, SHAPES[model], CLASSES[kind]["llama.cpp"])
 
 
 def peer_folder(run: Run, name: str, model: str, kind: str) -> Path:
     """What OpenVINO or vLLM loads for a format."""
     shape = SHAPES[model]
-    return openvino_path(run.places, shape, CLASSES[kind][0]) if name == "openvino" else hf_path(run.places, shape)
+    return openvino_path(run.places, shape, CLASSES[kind][name]) if name == "openvino" else hf_path(run.places, shape)
 
 
 def open_engine(run: Run, name: str, model: str, kind: str) -> Engine | None:
     """Loads an engine with the file or folder nearest to a format; None where there is none for it."""
     if name == "llama.cpp":
-        file = gguf_path(run.places, SHAPES[model], kind)
+        file = llama_model(run, model, kind)
         return LlamaCpp(run, file) if file.exists() else None
     return open_worker(run, name, model, kind)
 
@@ -189,8 +199,11 @@ def open_worker(
     setup: dict[str, Any] = {"threads": run.threads}
     vocab, cache = SHAPES[model].vocab, 3 if caching else 1
     if name in run.penstock:
+        source = penstock_model(run, model, kind)
+        if not source.exists():
+            return None
         options = {"max_model_len": length, "enable_prefix_caching": caching, "kv_cache_memory": cache << 30}
-        setup |= {"model": str(penstock_model(run, model, kind)), "options": {**options, **run.penstock[name]}}
+        setup |= {"model": str(source), "options": options | penstock_options(run, name, kind)}
         return Worker(Path(sys.executable), "penstock", setup, vocab, run.priority)
     folder = peer_folder(run, name, model, kind)
     if not folder.exists():

@@ -31,8 +31,7 @@ def measure(
         for work in works:
             rates = alternate(loaded, work, repeat)
             row = {"model": model, "format": kind, "work": work.name, **summary(rates)}
-            classes = {"openvino": CLASSES[kind][0], "vllm": CLASSES[kind][1]}
-            weights = {name: classes.get(name, kind) for name in loaded}
+            weights = {name: CLASSES[kind].get(name, kind) for name in loaded}
             row |= {"weights": weights, "facts": {name: dict(engine.facts) for name, engine in loaded.items()}}
             row |= {"weight_bytes": decode_bytes(gguf_path(run.places, SHAPES[model], kind))}
             row |= {"parameters": parameters(SHAPES[model]), "threads": run.threads, "repeat": repeat}

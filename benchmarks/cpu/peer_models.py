@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.cpu.peer_install import Places
+from benchmarks.cpu.peer_works import CLASSES
 from penstock.text.gguf_vocab import read_gguf_vocab
 from penstock.weights.readers.gguf_file import read_gguf_file
 
@@ -318,7 +319,8 @@ def make(places: Places, shape: Shape, kinds: list[str], data: Path, threads: in
     """
     places.models.joinpath(shape.name).mkdir(parents=True, exist_ok=True)
     whole = gguf_path(places, shape, "bf16")
-    missing = [kind for kind in kinds if not gguf_path(places, shape, kind).exists()]
+    wanted = {CLASSES[kind]["llama.cpp"] for kind in kinds}
+    missing = [kind for kind in sorted(wanted) if not gguf_path(places, shape, kind).exists()]
     if missing and not whole.exists():
         print(f"{shape.name}: {parameters(shape):,} weights to {whole}", flush=True)
         write_gguf(shape, whole, data)

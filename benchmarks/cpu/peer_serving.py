@@ -1,7 +1,7 @@
 """16 clients at once, a long prefix shared by all and a short end of their own: cold, then warm with new ends.
 
 Penstock and llama.cpp are asked over HTTP by asynchronous clients; OpenVINO and vLLM are given all requests in process,
-which spares them HTTP. Every round has a prefix no engine has seen, so that its first case is cold without a restart.
+which spares them HTTP. One engine runs at a time: llama-server alone may keep 8 GiB of prompts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from benchmarks.cpu.peer_engines import Run, open_worker, penstock_model, set_priority
-from benchmarks.cpu.peer_models import SHAPES, gguf_path
+from benchmarks.cpu.peer_engines import Run, llama_model, open_worker, penstock_model, penstock_options, set_priority
+from benchmarks.cpu.peer_models import SHAPES
 
 CLIENTS, PREFIX, OWN, NEW = 16, 1000, 50, 64
 LENGTH = 1152
@@ -42,7 +42,7 @@ class Server(Protocol):
 
 
 class HttpServer:
-    """A server process, left running between rounds: its own watchdog would take a stopped engine for dead."""
+    """A server process that is asked over HTTP."""
 
     def __init__(self, command: Sequence[str], ready: str, priority: int | None, timeout: float = 300.0) -> None:
         """`command` is given the port; `ready` is the path that answers 200 once requests are served.
@@ -104,26 +104,17 @@ class HttpServer:
 
 
 def compare(run: Run, engines: Sequence[str], model: str, kind: str, repeat: int) -> dict[str, Any]:
-    """Every engine's figures of both cases, `repeat` rounds after one that is dropped, engines in turns."""
+    """Every engine's figures of both cases, `repeat` rounds; engines in turns, started anew for each."""
     rounds: dict[str, dict[str, list[dict[str, float]]]] = {}
-    draw = random.Random(0)
-    with contextlib.ExitStack() as stack:
-        servers: dict[str, Server] = {}
+    for turn in range(repeat):
         for name in engines:
             server = open_server(run, name, model, kind)
-            if server is not None:
-                stack.callback(server.close)
-                servers[name] = server
-                rounds[name] = {case: [] for case in CASES}
-        for turn in range(repeat + 1):
-            prefix = _tokens(draw, PREFIX, SHAPES[model].vocab)
-            for case in CASES:
-                asked = [prefix + _tokens(draw, OWN, SHAPES[model].vocab) for _ in range(CLIENTS)]
-                for name, server in servers.items():
-                    found = figures(*server.ask(asked, NEW))
+            if server is None:
+                continue
+            with contextlib.closing(server):
+                for case, found in _round(server, SHAPES[model].vocab, turn).items():
+                    rounds.setdefault(name, {case: [] for case in CASES})[case].append(found)
                     print(f"{name} {case}: {found}", flush=True)
-                    if turn:
-                        rounds[name][case].append(found)
     medians = {
         name: {
             case: {what: statistics.median(one[what] for one in found) for what in found[0]}
@@ -133,6 +124,16 @@ def compare(run: Run, engines: Sequence[str], model: str, kind: str, repeat: int
     }
     setup = {"clients": CLIENTS, "prefix": PREFIX, "own": OWN, "new": NEW, "repeat": repeat, "threads": run.threads}
     return {"model": model, "format": kind, **setup, "median": medians, "runs": rounds}
+
+
+def _round(server: Server, vocab: int, seed: int) -> dict[str, dict[str, float]]:
+    """First-use costs are paid with short prompts of other tokens; then both cases."""
+    draw = random.Random(seed)
+    server.ask([_tokens(draw, OWN, vocab) for _ in range(CLIENTS)], 8)
+    prefix = _tokens(draw, PREFIX, vocab)
+    return {
+        case: figures(*server.ask([prefix + _tokens(draw, OWN, vocab) for _ in range(CLIENTS)], NEW)) for case in CASES
+    }
 
 
 def figures(started: float, tokens: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -152,12 +153,13 @@ def open_server(run: Run, name: str, model: str, kind: str) -> Server | None:
     """Starts an engine's server, or loads it in process; None where there is no file or folder for it."""
     threads = str(run.threads)
     if name == "llama.cpp":
-        file = gguf_path(run.places, SHAPES[model], kind)
+        file = llama_model(run, model, kind)
         program = str(run.places.llama("llama-server"))
         slots = ["-np", str(CLIENTS), "-cb", "-c", str(CLIENTS * LENGTH)]
         return HttpServer([program, "-m", str(file), "-t", threads, *slots], "/health", run.priority)
     if name in run.penstock:
-        options: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory": 3 << 30, **run.penstock[name]}
+        options: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory": 3 << 30}
+        options |= penstock_options(run, name, kind)
         command = [sys.executable, "-m", "penstock.cli.main", "serve", str(penstock_model(run, model, kind))]
         return HttpServer([*command, "--threads", threads, *flags(options)], "/readyz", run.priority)
     return open_worker(run, name, model, kind, caching=True, length=LENGTH, sequences=CLIENTS)

@@ -18,8 +18,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.peer_engines import REPOSITORY, Run, peer_folder, penstock_model, prompts, set_priority
-from benchmarks.cpu.peer_models import SHAPES, gguf_path
+from benchmarks.cpu.peer_engines import (
+    REPOSITORY,
+    Run,
+    llama_model,
+    peer_folder,
+    penstock_model,
+    penstock_options,
+    prompts,
+    set_priority,
+)
+from benchmarks.cpu.peer_models import SHAPES
 from benchmarks.cpu.peer_works import parse_work
 
 PROMPT = 64
@@ -59,14 +68,14 @@ def compare(run: Run, engines: Sequence[str], models: Sequence[str], kind: str, 
 def start_command(run: Run, name: str, model: str, kind: str) -> list[str]:
     """The command of one start; empty where there is no file or folder for it."""
     if name == "llama.cpp":
-        file = gguf_path(run.places, SHAPES[model], kind)
+        file = llama_model(run, model, kind)
         sizes = ["-p", str(PROMPT), "-n", "0", "-r", "1", "--no-warmup", "-t", str(run.threads)]
         return [str(run.places.llama("llama-bench")), "-m", str(file), *sizes] if file.exists() else []
     asked = prompts(parse_work(f"prefill{PROMPT}"), SHAPES[model].vocab, 0)[0]
     setup: dict[str, Any] = {"threads": run.threads, "prompt": asked}
     if name in run.penstock:
         python, module, source = Path(sys.executable), "penstock", penstock_model(run, model, kind)
-        setup["options"] = {"max_model_len": LENGTH, **run.penstock[name]}
+        setup["options"] = {"max_model_len": LENGTH, **penstock_options(run, name, kind)}
     else:
         python, module, source = run.places.python(name), name, peer_folder(run, name, model, kind)
         setup |= {"cache_gib": 1, "caching": False, "length": LENGTH, "sequences": 1}

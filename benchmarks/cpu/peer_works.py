@@ -12,17 +12,25 @@ from typing import Any
 BATCH_DEPTH = 64
 WORKS = ("prefill512", "prefill2048", "decode64", "decode4096", "batch16", "batch32")
 
-# GGUF formats, and the kind of weights nearest in bits that each Python peer is given: (OpenVINO, vLLM).
+# What each peer is given for a format: the same file, or the nearest in bits it runs. vLLM's wheel is given bfloat16
+# throughout: more bytes to read, but its products are often the fastest.
 CLASSES = {
-    "q4_k_m": ("int4", "bf16"),
-    "q4_0": ("int4", "bf16"),
-    "iq4_xs": ("int4", "bf16"),
-    "mxfp4": ("int4", "bf16"),
-    "q5_k_m": ("int8", "bf16"),
-    "q6_k": ("int8", "bf16"),
-    "q8_0": ("int8", "bf16"),
-    "bf16": ("fp16", "bf16"),
+    kind: {"llama.cpp": llama, "openvino": openvino, "vllm": "bf16"}
+    for kind, llama, openvino in (
+        ("q4_k_m", "q4_k_m", "int4"),
+        ("q4_0", "q4_0", "int4"),
+        ("iq4_xs", "iq4_xs", "int4"),
+        ("mxfp4", "mxfp4", "int4"),
+        ("q5_k_m", "q5_k_m", "int8"),
+        ("q6_k", "q6_k", "int8"),
+        ("q8_0", "q8_0", "int8"),
+        ("int8", "q8_0", "int8"),
+        ("fp8", "q8_0", "int8"),
+        ("bf16", "bf16", "fp16"),
+    )
 }
+AT_LOAD = ("int8", "fp8")
+"""Formats Penstock makes from the bfloat16 folder while loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,5 +153,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[objec
         size = row.get("weight_bytes") if row["work"].startswith("decode") else None
         ours = [found["median"] for name, found in row["engines"].items() if name.startswith("penstock")]
         speeds = ", ".join(f"{median * size / 1e9:.1f}" for median in ours if size) or "-"
-        cells.append([row["model"], row["format"], row["work"], *medians, row["best_peer"] or "-", ratios, speeds])
+        others = ", ".join(f"{name} {kind}" for name, kind in row["weights"].items() if kind != row["format"])
+        shown = f"{row['format']} ({others})" if others else row["format"]
+        cells.append([row["model"], shown, row["work"], *medians, row["best_peer"] or "-", ratios, speeds])
     return ["model", "format", "work", *engines, "best peer", "Penstock / best", "weights, GB/s"], cells

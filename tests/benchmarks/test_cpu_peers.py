@@ -91,16 +91,17 @@ def test_ratios_compare_medians_with_the_best_peer() -> None:
 
 def test_newer_rows_replace_older_ones_and_the_table_keeps_engines_apart() -> None:
     def row(work: str, rates: dict[str, list[float]]) -> dict[str, object]:
-        return {"model": "m", "format": "q8_0", "work": work, **peer_works.summary(rates)}
+        return {"model": "m", "format": "q8_0", "work": work, "weights": {}, **peer_works.summary(rates)}
 
     old = [row("decode64", {"vllm": [1.0]}), row("batch16", {"vllm": [2.0]})]
-    newer = row("decode64", {"penstock": [9.0], "llama.cpp": [3.0]}) | {"weight_bytes": 2_000_000_000}
+    newer = row("decode64", {"penstock": [9.0], "llama.cpp": [3.0]})
+    newer |= {"weight_bytes": 2_000_000_000, "weights": {"penstock": "q8_0", "vllm": "bf16"}}
     rows = peer_works.merge(old, [newer])
     assert [one["work"] for one in rows] == ["decode64", "batch16"]
     columns, cells = peer_works.table(rows)
     assert columns[3:] == ["penstock", "llama.cpp", "vllm", "best peer", "Penstock / best", "weights, GB/s"]
     assert cells == [
-        ["m", "q8_0", "decode64", 9.0, 3.0, "-", "llama.cpp", "3.00", "18.0"],
+        ["m", "q8_0 (vllm bf16)", "decode64", 9.0, 3.0, "-", "llama.cpp", "3.00", "18.0"],
         ["m", "q8_0", "batch16", "-", "-", 2.0, "vllm", "-", "-"],
     ]
 
