@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -169,6 +170,7 @@ class Method:
         for found, layout in self._packed(tensors):
             total += layout.values({suffix: tensors[name] for suffix, name in found.items()})
             used.update(found.values())
+        used.update(name for name in tensors if any(re.fullmatch(pattern, name) for pattern in self.ignorable))
         return total + sum(math.prod(info.shape) for name, info in tensors.items() if name not in used)
 
     def _packed(self, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[dict[str, str], Layout]]:

@@ -200,6 +200,19 @@ def _chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> None:
         tokenizer_config["chat_template"] = named["default"] if set(named) == {"default"} else named
 
 
+def _quantisation(folder: Path, config: dict[str, Any]) -> None:
+    """Fills `quantization_config` from the file of its own in which some quantisers keep it."""
+    if any(isinstance(config.get(name), dict) for name in ("quantization_config", "quantization")):
+        return
+    nvidia = read_object(folder / "hf_quant_config.json", missing_ok=True).get("quantization")
+    if isinstance(nvidia, dict) and nvidia.get("quant_algo") is not None:
+        config["quantization_config"] = {"quant_method": "modelopt", **nvidia}
+    for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        found = read_object(folder / name, missing_ok=True)
+        if found and "quantization_config" not in config:
+            config["quantization_config"] = {"quant_method": method, **found}
+
+
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
     """Opens a Hugging Face folder.
 
@@ -209,6 +222,7 @@ def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json, which says what model it is. Download it as well.")
     config = read_object(folder / "config.json")
+    _quantisation(folder, config)
     tokenizer_config = read_object(folder / "tokenizer_config.json", missing_ok=True)
     _chat_templates(folder, tokenizer_config)
     stored = _weight_files(folder)
