@@ -7,12 +7,14 @@ that of a whole `llama-bench` process with one 64-token prompt and no warm-up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,7 +87,7 @@ def start_command(run: Run, name: str, model: str, kind: str) -> list[str]:
 
 
 def time_start(command: Sequence[str], run: Run, cache: str) -> tuple[float, int]:
-    """Seconds until the first token, and the largest resident memory of one of its processes, in bytes.
+    """Seconds until the first token, and the process's peak of resident memory (VmHWM), in bytes.
 
     Raises:
         RuntimeError: the process failed; the end of its log is in the message.
@@ -97,15 +99,26 @@ def time_start(command: Sequence[str], run: Run, cache: str) -> tuple[float, int
             command, stdout=subprocess.PIPE, stderr=log, cwd=REPOSITORY, env=environment, start_new_session=True
         )
         set_priority(process.pid, run.priority)
+        peaks: list[int] = [0]
+        watcher = threading.Thread(target=_watch, args=(process, peaks))
+        watcher.start()
         assert process.stdout is not None
         process.stdout.read()
         seconds = time.perf_counter() - started
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        watcher.join()
         if process.returncode != 0:
             log.seek(0)
             raise RuntimeError(f"{command[0]} ended with {process.returncode}: {log.read()[-2000:]}")
-    return seconds, usage.ru_maxrss * 1024
+    return seconds, max(peaks)
+
+
+def _watch(process: subprocess.Popen[bytes], peaks: list[int]) -> None:
+    """Notes the peak until the process ends. (The peak that waiting for it reports counts its parent's pages too.)"""
+    while process.poll() is None:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+            peaks += [int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")]
+        time.sleep(0.005)
 
 
 def columns_and_cells(figures: Mapping[str, Any]) -> tuple[list[str], list[list[object]]]:
