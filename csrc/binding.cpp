@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings.h"
 #include "dispatch.h"
 #include "encode.h"
 #include "philox.h"
@@ -206,6 +207,8 @@ std::optional<std::string> refusal(const std::string& isa, std::optional<std::ma
 NB_MODULE(_native, m) {
     m.doc() = "Penstock's native CPU ops.";
     using namespace nb::literals;
+    bind_packed(m);
+    bind_program(m);
     nb::class_<SamplerRow>(m, "SamplerRow", "What the sampler keeps of one branch.")
         .def(nb::new_(&make_row), "vocab_size"_a, "seed"_a = 0, "branch"_a = 0, "temperature"_a = 1.0, "top_k"_a = 0,
              "top_p"_a = 1.0, "min_p"_a = 0.0, "typical_p"_a = 1.0, "repetition_penalty"_a = 1.0,

@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "dispatch.h"
+#include "kv_layout.h"
 #include "packed.h"
 #include "program.h"
 

@@ -1,0 +1,36 @@
+"""Canonical matrices → the native library's packed ones, lossless: a kernel's matrix equals the reference decode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook, Plain
+from penstock.kernels.cpu import native
+
+MAX_BITS = 8
+SMALLEST_GROUP = 16
+
+
+def packable(matrix: Canonical) -> str | None:
+    """Why the library has no packing for a matrix, or None if it has."""
+    if isinstance(matrix, (Affine, Codebook)) and matrix.group % SMALLEST_GROUP:
+        return f"groups of {matrix.group} inputs are no multiple of {SMALLEST_GROUP}"
+    return None
+
+
+def pack(matrix: Canonical, experts: int = 1) -> Any:
+    """A `PackedMatrix` of the native library; `experts` matrices lie one below the other.
+
+    Raises:
+        ValueError: there is no packing for it; the message names the value and what is allowed.
+    """
+    make = native.library().PackedMatrix
+    if isinstance(matrix, Blocks):
+        return make.pack_blocks(matrix.format, *matrix.shape, matrix.data, experts)
+    if isinstance(matrix, Affine):
+        extra = {"zero": matrix.zero, "zeros": matrix.zeros, "minimums": matrix.minimums, "order": matrix.order}
+        return make.pack_affine(matrix.codes, matrix.bits, matrix.group, matrix.scales, **extra, experts=experts)
+    if isinstance(matrix, Codebook):
+        return make.pack_codebook(matrix.codes, matrix.table, matrix.group, matrix.scales, experts)
+    assert isinstance(matrix, Plain)
+    return make.pack_plain(matrix.format, *matrix.shape, matrix.data, matrix.scales, *matrix.tile, experts)
