@@ -370,16 +370,27 @@ Encoder encoder_of(BlockFormat format) {
     }
 }
 
+// What each squared error of a block weighs. Least squares alone leaves weights too small on average, which adds up over
+// layers; errors of large weights therefore count for more, by the root of x² + its mean.
+void weigh(const float* x, const float* importance, std::int64_t count, float* w) {
+    float mean = 0;
+    for (std::int64_t i = 0; i < count; ++i) mean += x[i] * x[i];
+    mean /= static_cast<float>(count);
+    for (std::int64_t i = 0; i < count; ++i)
+        w[i] = (importance ? importance[i] : 1.0f) * std::sqrt(mean + x[i] * x[i]);
+}
+
 }  // namespace
 
 void encode(BlockFormat format, const float* values, const float* importance, std::int64_t num_blocks, u8* out) {
     const Encoder encoder = encoder_of(format);
     const BlockLayout& layout = block_layout(format);
-    float even[block_values];
-    std::fill(even, even + block_values, 1.0f);
-    for (std::int64_t b = 0; encoder && b < num_blocks; ++b)
-        encoder(values + b * layout.elements, importance ? importance + b * layout.elements : even,
-                out + b * layout.bytes);
+    float w[block_values];
+    for (std::int64_t b = 0; encoder && b < num_blocks; ++b) {
+        const float* x = values + b * layout.elements;
+        weigh(x, importance ? importance + b * layout.elements : nullptr, layout.elements, w);
+        encoder(x, w, out + b * layout.bytes);
+    }
 }
 
 }  // namespace penstock::PENSTOCK_ISA

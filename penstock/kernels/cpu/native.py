@@ -105,8 +105,8 @@ def encode_rows(
 ) -> None:
     """Encodes rows [N, K] into blocks of a format whose scales have to be searched for; all arrays contiguous.
 
-    Formats: q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs. `importance` [K] weighs squared errors by input; without it
-    all count alike. Values must be finite.
+    Formats: q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs. `importance` [K] weighs squared errors by input, besides
+    what errors of large values weigh more. Values must be finite.
 
     Raises:
         ValueError: the format has no encoder, rows are not whole blocks, or sizes do not agree.
