@@ -6,7 +6,7 @@
 //     scales     one-level: [groups of the span][16] numbers of `scale`; two-level: [groups][16] int8
 //     minimums   the same, if any (zeros: [groups][16] uint8; two-level: [groups][16] int8)
 //     supers     two-level: [16] fp16 scales, then [16] fp16 minimums if any
-// padded to 64 bytes. Where a group is longer than a span every span repeats its scale.
+// padded to 64 bytes. Longer groups than a span repeat their scale in every span, others are cut into known sizes.
 // Float kinds: [tiles of K][16] float scales if any, then [K][16] values; table kind: nibbles, two inputs a byte.
 // Behind the panels: `order`, if any.
 #pragma once
@@ -21,6 +21,7 @@
 
 namespace penstock {
 
+inline constexpr std::uint32_t packed_version = 1;  // of the layout; greater with every change
 inline constexpr std::int64_t panel_rows = 16;
 inline constexpr std::int64_t span_inputs = 256;
 inline constexpr std::int64_t unit_inputs = 32;
@@ -40,7 +41,7 @@ struct PackedHeader {
     std::int32_t zero;         // subtracted from every code (or from every value of lut)
     std::int64_t rows, cols;   // of one expert
     std::int64_t experts;
-    std::int64_t group;        // inputs of one scale, 16 to 256 or a multiple of 256
+    std::int64_t group;        // inputs of one scale: integer kinds 16, 32, 64, 128 or 256
     std::int64_t panel_bytes, span_bytes, data_bytes, order_offset;  // order_offset: 0 if there is none
     std::int64_t file_bytes;   // of the matrix in the format it came from
     float factor;              // times every scale
@@ -57,9 +58,12 @@ struct SpanLayout {
 };
 SpanLayout span_layout(const PackedHeader& header, std::int64_t units);
 
+// Fills in magic, version and all sizes in bytes and places from the rest.
+void lay_out(PackedHeader& header, bool has_order);
+
 class PackedMatrix {
 public:
-    // Data of header.data_bytes, not initialised. Throws std::bad_alloc.
+    // Data of header.data_bytes, zeros. Throws std::bad_alloc.
     explicit PackedMatrix(const PackedHeader& header);
     // Data that `owner` keeps alive, 64-byte aligned, as data() once gave it. Throws std::invalid_argument with a
     // sentence if the header is not one of this version or disagrees with itself.
@@ -137,7 +141,8 @@ std::int64_t experts_scratch(const PackedMatrix& gate, const PackedMatrix& up, c
 
 // The ops themselves are in every instruction set's table (ops.h):
 //     void linear(const LinearArgs&, Worker&);      parts of equal K; with an activation either gates then ups, an even
-//                                                   number of parts, or one part whose first half of rows is gates
+//                                                   number of parts, or one part whose first half of rows is gates and
+//                                                   a multiple of 16; at most 16 parts
 //     void experts(const ExpertsArgs&, Worker&);
 //     void embedding(const EmbeddingArgs&, Worker&);
 

@@ -1,0 +1,54 @@
+// How much scratch the ops over packed weights need: the same for every instruction set.
+#include "expert_scratch.h"
+#include "packed.h"
+
+namespace penstock {
+namespace {
+
+constexpr std::int64_t activation_span_bytes = 512;  // of ActivationSpan in activations.h
+constexpr std::int64_t least_task_rows = 128;        // of a block of experts(), which has three numbers
+
+std::int64_t whole(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+std::int64_t quantised(const PackedMatrix& matrix, std::int64_t tokens) {
+    return tokens * ((matrix.cols() + span_inputs - 1) / span_inputs) * activation_span_bytes;
+}
+
+}  // namespace
+
+std::int64_t linear_scratch(const PackedMatrix* const* parts, int num_parts, std::int64_t tokens) {
+    std::int64_t ordered = 0, plain = 0;
+    for (int i = 0; i < num_parts; ++i) {
+        if (!parts[i]->integer()) continue;
+        if (parts[i]->order())
+            ++ordered;
+        else
+            plain = 1;
+    }
+    return (ordered + plain) * quantised(*parts[0], tokens);
+}
+
+ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
+                             std::int64_t tokens, std::int64_t top_k) {
+    const std::int64_t slots = tokens * top_k;
+    const bool alike = gate.integer() == up.integer() && !gate.order() && !up.order();
+    ExpertScratch out;
+    out.inputs = gate.integer() ? quantised(gate, tokens) : 0;
+    out.second_inputs = up.integer() && !alike ? quantised(up, tokens) : 0;
+    out.hidden_inputs = down.integer() ? quantised(down, slots) : 0;
+    out.hidden = whole(slots * gate.rows() * 4);
+    out.outputs = whole(slots * down.rows() * 4);
+    out.list = whole(slots * 4);
+    out.starts = whole((gate.experts() + 1) * 4);
+    out.blocks = whole((gate.experts() + slots / least_task_rows + 1) * 12);
+    out.total = out.inputs + out.second_inputs + out.hidden_inputs + out.hidden + out.outputs + 2 * out.list +
+                out.starts + 64 + out.blocks;
+    return out;
+}
+
+std::int64_t experts_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
+                             std::int64_t tokens, std::int64_t top_k) {
+    return expert_scratch(gate, up, down, tokens, top_k).total;
+}
+
+}  // namespace penstock

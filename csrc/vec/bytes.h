@@ -1,0 +1,4 @@
+// Bytes and integers for exact dot products, the same on every instruction set.
+#pragma once
+
+#include PENSTOCK_BYTES_HEADER

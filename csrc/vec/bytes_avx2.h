@@ -1,0 +1,140 @@
+// Sixty-four bytes, and sixteen integers, in two 256-bit registers.
+#pragma once
+
+#include "wide_avx2.h"
+
+namespace penstock::PENSTOCK_ISA::vec {
+
+inline constexpr int tile_rows = 4, tile_panels = 1;  // 8 of 16 registers for sums
+
+struct Bytes64 {
+    __m256i low, high;
+};
+struct I32x16 {
+    __m256i low, high;
+};
+
+static inline Bytes64 load64(const std::uint8_t* from) {
+    const auto* at = reinterpret_cast<const __m256i*>(from);
+    return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+static inline void store64(std::uint8_t* to, Bytes64 a) {
+    auto* at = reinterpret_cast<__m256i*>(to);
+    _mm256_storeu_si256(at, a.low);
+    _mm256_storeu_si256(at + 1, a.high);
+}
+static inline Bytes64 repeat16(const std::uint8_t* from) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return {both, both};
+}
+static inline Bytes64 operator|(Bytes64 a, Bytes64 b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+static inline Bytes64 operator+(Bytes64 a, Bytes64 b) { return {_mm256_add_epi8(a.low, b.low), _mm256_add_epi8(a.high, b.high)}; }
+// Bits of neighbouring bytes come in: mask() what is wanted.
+template <int bits>
+static inline Bytes64 shift_right(Bytes64 a) {  // to the left where negative
+    if constexpr (bits > 0) return {_mm256_srli_epi16(a.low, bits), _mm256_srli_epi16(a.high, bits)};
+    if constexpr (bits < 0) return {_mm256_slli_epi16(a.low, -bits), _mm256_slli_epi16(a.high, -bits)};
+    return a;
+}
+static inline Bytes64 mask(Bytes64 a, std::uint8_t bits) {
+    const __m256i all = _mm256_set1_epi8(static_cast<char>(bits));
+    return {_mm256_and_si256(a.low, all), _mm256_and_si256(a.high, all)};
+}
+// table[i] for every byte i < 16; `table` holds its 16 bytes four times
+static inline Bytes64 lookup(Bytes64 table, Bytes64 i) {
+    return {_mm256_shuffle_epi8(table.low, i.low), _mm256_shuffle_epi8(table.high, i.high)};
+}
+// 1 where a >= limit, else 0
+static inline Bytes64 at_least(Bytes64 a, std::uint8_t limit) {
+    const __m256i least = _mm256_set1_epi8(static_cast<char>(limit)), one = _mm256_set1_epi8(1);
+    const auto half = [&](__m256i x) { return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_max_epu8(x, least), x), one); };
+    return {half(a.low), half(a.high)};
+}
+
+static inline I32x16 splat_i32(std::int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+// sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`. Sums of two products
+// have 16 bits here: weights above 129 (wide) are taken in two parts, the activations are at most 127.
+template <bool wide>
+static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) {
+    std::int32_t word;
+    __builtin_memcpy(&word, four, 4);
+    const __m256i a = _mm256_set1_epi32(word), ones = _mm256_set1_epi16(1);
+    const auto part = [&](__m256i acc, __m256i w) {
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
+    };
+    const auto half = [&](__m256i acc, __m256i w) {
+        if constexpr (!wide) return part(acc, w);
+        const __m256i low = _mm256_set1_epi8(0x7f);
+        return part(part(acc, _mm256_and_si256(w, low)), _mm256_andnot_si256(low, w));
+    };
+    return {half(sum.low, weights.low), half(sum.high, weights.high)};
+}
+static inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+
+static inline F32x16 load16_u8(const std::uint8_t* from) {
+    const auto half = [](const std::uint8_t* at) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+    };
+    return {half(from), half(from + 8)};
+}
+// Scales 2^(e - 128), e = 0 to 255.
+static inline F32x16 load16_e8m0(const std::uint8_t* from) {
+    const auto half = [](const std::uint8_t* at) {
+        const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+        const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+        return _mm256_castsi256_ps(_mm256_blendv_epi8(normal, tiny, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+    };
+    return {half(from), half(from + 8)};
+}
+// table[nibble] of the low four bits of sixteen bytes, and of their high four bits
+struct Table16 {
+    __m256 low, high;
+};
+static inline Table16 load_table(const float* table) { return {_mm256_loadu_ps(table), _mm256_loadu_ps(table + 8)}; }
+static inline __m256 lookup8(Table16 table, __m256i i) {
+    const __m256 below = _mm256_permutevar8x32_ps(table.low, i), above = _mm256_permutevar8x32_ps(table.high, i);
+    return _mm256_blendv_ps(below, above, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+}
+static inline F32x16 lookup_low(Table16 table, const std::uint8_t* from) {
+    const auto half = [&](const std::uint8_t* at) {
+        return lookup8(table, _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+    };
+    return {half(from), half(from + 8)};
+}
+static inline F32x16 lookup_high(Table16 table, const std::uint8_t* from) {
+    const auto half = [&](const std::uint8_t* at) {
+        const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+        return lookup8(table, _mm256_srli_epi32(wide, 4));
+    };
+    return {half(from), half(from + 8)};
+}
+
+// The greatest absolute value of 32 floats; NaN if any is NaN.
+static inline float most_absolute(const float* x) {
+    __m256i top = _mm256_setzero_si256();
+    for (int i = 0; i < 32; i += 8) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+        top = _mm256_max_epu32(top, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
+    }
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(four));
+}
+// to[i] = x[i] * by to the nearest integer, ties to even, i < 16, of magnitude below 128; returns their sum
+static inline std::int32_t store16_rounded(std::int8_t* to, const float* x, float by) {
+    const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(by)));
+    const __m256i b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8), _mm256_set1_ps(by)));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    const __m256i sums = _mm256_add_epi32(a, b);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+    return _mm_cvtsi128_si32(four);
+}
+static inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
+}  // namespace penstock::PENSTOCK_ISA::vec

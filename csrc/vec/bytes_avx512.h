@@ -1,0 +1,94 @@
+// Sixty-four bytes, and sixteen integers, in one 512-bit register.
+#pragma once
+
+#include "wide_avx512.h"
+
+namespace penstock::PENSTOCK_ISA::vec {
+
+inline constexpr int tile_rows = 6, tile_panels = 4;  // 24 sums, 4 weights, 1 activation: 29 of 32 registers
+
+struct Bytes64 {
+    __m512i v;
+};
+struct I32x16 {
+    __m512i v;
+};
+
+static inline Bytes64 load64(const std::uint8_t* from) { return {_mm512_loadu_si512(from)}; }
+static inline void store64(std::uint8_t* to, Bytes64 a) { _mm512_storeu_si512(to, a.v); }
+static inline Bytes64 repeat16(const std::uint8_t* from) {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+}
+static inline Bytes64 operator|(Bytes64 a, Bytes64 b) { return {_mm512_or_si512(a.v, b.v)}; }
+static inline Bytes64 operator+(Bytes64 a, Bytes64 b) { return {_mm512_add_epi8(a.v, b.v)}; }
+// Bits of neighbouring bytes come in: mask() what is wanted.
+template <int bits>
+static inline Bytes64 shift_right(Bytes64 a) {  // to the left where negative
+    if constexpr (bits > 0) return {_mm512_srli_epi16(a.v, bits)};
+    if constexpr (bits < 0) return {_mm512_slli_epi16(a.v, -bits)};
+    return a;
+}
+static inline Bytes64 mask(Bytes64 a, std::uint8_t bits) {
+    return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(bits)))};
+}
+// table[i] for every byte i < 16; `table` holds its 16 bytes four times
+static inline Bytes64 lookup(Bytes64 table, Bytes64 i) { return {_mm512_shuffle_epi8(table.v, i.v)}; }
+// 1 where a >= limit, else 0
+static inline Bytes64 at_least(Bytes64 a, std::uint8_t limit) {
+    const __mmask64 holds = _mm512_cmpge_epu8_mask(a.v, _mm512_set1_epi8(static_cast<char>(limit)));
+    return {_mm512_maskz_set1_epi8(holds, 1)};
+}
+
+static inline I32x16 splat_i32(std::int32_t value) { return {_mm512_set1_epi32(value)}; }
+// sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`
+template <bool wide>
+static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) {
+    std::int32_t word;
+    __builtin_memcpy(&word, four, 4);
+    // The intrinsic makes gcc 12 copy and spill its sums.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(_mm512_set1_epi32(word)));
+    return sum;
+}
+static inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+static inline F32x16 load16_u8(const std::uint8_t* from) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))))};
+}
+// Scales 2^(e - 128), e = 0 to 255.
+static inline F32x16 load16_e8m0(const std::uint8_t* from) {
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __m512i tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+    return {_mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), tiny))};
+}
+// table[nibble] of the low four bits of sixteen bytes, and of their high four bits
+struct Table16 {
+    __m512 v;
+};
+static inline Table16 load_table(const float* table) { return {_mm512_loadu_ps(table)}; }
+static inline F32x16 lookup_low(Table16 table, const std::uint8_t* from) {
+    return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), table.v)};
+}
+static inline F32x16 lookup_high(Table16 table, const std::uint8_t* from) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(wide, 4), table.v)};
+}
+
+// The greatest absolute value of 32 floats; NaN if any is NaN.
+static inline float most_absolute(const float* x) {
+    const __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
+    const __m512i b = _mm512_and_si512(_mm512_loadu_si512(x + 16), _mm512_set1_epi32(0x7fffffff));
+    const std::uint32_t bits = _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
+    float out;
+    __builtin_memcpy(&out, &bits, 4);
+    return out;
+}
+// to[i] = x[i] * by to the nearest integer, ties to even, i < 16, of magnitude below 128; returns their sum
+static inline std::int32_t store16_rounded(std::int8_t* to, const float* x, float by) {
+    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(by)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(q));
+    return _mm512_reduce_add_epi32(q);
+}
+static inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
+}  // namespace penstock::PENSTOCK_ISA::vec

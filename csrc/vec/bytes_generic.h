@@ -1,0 +1,119 @@
+// Sixty-four bytes, and sixteen integers, as plain arrays.
+#pragma once
+
+#include "wide_generic.h"
+
+namespace penstock::PENSTOCK_ISA::vec {
+
+inline constexpr int tile_rows = 4, tile_panels = 1;
+
+struct Bytes64 {
+    std::uint8_t lane[64];
+};
+struct I32x16 {
+    std::int32_t lane[16];
+};
+
+template <class F>
+static inline Bytes64 map64(F function) {
+    Bytes64 out;
+    for (int i = 0; i < 64; ++i) out.lane[i] = static_cast<std::uint8_t>(function(i));
+    return out;
+}
+
+static inline Bytes64 load64(const std::uint8_t* from) {
+    Bytes64 out;
+    std::memcpy(out.lane, from, 64);
+    return out;
+}
+static inline void store64(std::uint8_t* to, Bytes64 a) { std::memcpy(to, a.lane, 64); }
+static inline Bytes64 repeat16(const std::uint8_t* from) {
+    return map64([=](int i) { return from[i % 16]; });
+}
+static inline Bytes64 operator|(Bytes64 a, Bytes64 b) {
+    return map64([&](int i) { return a.lane[i] | b.lane[i]; });
+}
+static inline Bytes64 operator+(Bytes64 a, Bytes64 b) {
+    return map64([&](int i) { return a.lane[i] + b.lane[i]; });
+}
+template <int bits>
+static inline Bytes64 shift_right(Bytes64 a) {  // to the left where negative
+    return map64([&](int i) { return bits >= 0 ? a.lane[i] >> (bits & 7) : a.lane[i] << (-bits & 7); });
+}
+static inline Bytes64 mask(Bytes64 a, std::uint8_t bits) {
+    return map64([&](int i) { return a.lane[i] & bits; });
+}
+// table[i] for every byte i < 16; `table` holds its 16 bytes four times
+static inline Bytes64 lookup(Bytes64 table, Bytes64 at) {
+    return map64([&](int i) { return table.lane[at.lane[i] & 15]; });
+}
+// 1 where a >= limit, else 0
+static inline Bytes64 at_least(Bytes64 a, std::uint8_t limit) {
+    return map64([&](int i) { return a.lane[i] >= limit; });
+}
+
+static inline I32x16 splat_i32(std::int32_t value) {
+    I32x16 out;
+    for (auto& lane : out.lane) lane = value;
+    return out;
+}
+// sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`
+template <bool wide>
+static inline I32x16 dot4(I32x16 sum, const Bytes64& weights, const std::int8_t* four) {
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < 4; ++j) sum.lane[i] += weights.lane[4 * i + j] * four[j];
+    return sum;
+}
+static inline F32x16 to_float(I32x16 a) {
+    return map16([&](int i) { return static_cast<float>(a.lane[i]); });
+}
+
+static inline F32x16 load16_u8(const std::uint8_t* from) {
+    return map16([=](int i) { return static_cast<float>(from[i]); });
+}
+// Scales 2^(e - 128), e = 0 to 255.
+static inline F32x16 load16_e8m0(const std::uint8_t* from) {
+    return map16([=](int i) {
+        const std::uint32_t e = from[i];
+        return from_bits(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+    });
+}
+// table[nibble] of the low four bits of sixteen bytes, and of their high four bits
+struct Table16 {
+    float value[16];
+};
+static inline Table16 load_table(const float* table) {
+    Table16 out;
+    std::memcpy(out.value, table, 64);
+    return out;
+}
+static inline F32x16 lookup_low(const Table16& table, const std::uint8_t* from) {
+    return map16([&](int i) { return table.value[from[i] & 15]; });
+}
+static inline F32x16 lookup_high(const Table16& table, const std::uint8_t* from) {
+    return map16([&](int i) { return table.value[from[i] >> 4]; });
+}
+
+// The greatest absolute value of 32 floats; NaN if any is NaN.
+static inline float most_absolute(const float* x) {
+    std::uint32_t top = 0;
+    for (int i = 0; i < 32; ++i) {
+        const std::uint32_t bits = to_bits(x[i]) & 0x7fffffff;
+        top = bits > top ? bits : top;
+    }
+    return from_bits(top);
+}
+// to[i] = x[i] * by to the nearest integer, ties to even, i < 16, of magnitude below 128; returns their sum
+static inline std::int32_t store16_rounded(std::int8_t* to, const float* x, float by) {
+    std::int32_t sum = 0;
+    for (int i = 0; i < 16; ++i) {
+        const float scaled = std::nearbyintf(x[i] * by);
+        const auto value = static_cast<std::int8_t>(scaled >= -127.0f && scaled <= 127.0f ? scaled : 0.0f);
+        to[i] = value;
+        sum += value;
+    }
+    return sum;
+}
+static inline void prefetch(const void*) {}
+
+}  // namespace penstock::PENSTOCK_ISA::vec
