@@ -9,7 +9,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup serve test lint types architecture sanitize clean
+.PHONY: help setup serve test lint types architecture sanitize sanitize-threads clean
 
 help:
 	@echo "make setup       create $(VENV), install the pinned packages, build the native library"
@@ -17,6 +17,7 @@ help:
 	@echo "make test        set up, then run the whole test suite"
 	@echo "make lint types  ruff; mypy"
 	@echo "make sanitize    native tests under the address and undefined-behaviour sanitizers"
+	@echo "make sanitize-threads  the same under the thread sanitizer"
 
 setup: $(READY)
 
@@ -50,10 +51,17 @@ types: setup
 architecture: setup
 	$(BIN)/python -m pytest -q tests/architecture
 
+CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPENSTOCK_PYTHON=OFF
+
 sanitize: setup
-	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPENSTOCK_SANITIZE=ON -DPENSTOCK_PYTHON=OFF
+	$(CONFIGURE) -B build/sanitize -DPENSTOCK_SANITIZE=ON
 	$(BIN)/cmake --build build/sanitize
-	build/sanitize/native_test
+	for test in build/sanitize/*_test; do $$test || exit 1; done
+
+sanitize-threads: setup
+	$(CONFIGURE) -B build/sanitize-threads -DPENSTOCK_SANITIZE_THREADS=ON
+	$(BIN)/cmake --build build/sanitize-threads
+	for test in build/sanitize-threads/*_test; do $$test || exit 1; done
 
 clean:
 	rm -rf build $(VENV)

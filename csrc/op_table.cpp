@@ -1,4 +1,5 @@
 // The ops of this instruction set, in one table.
+#include "attention_plan.h"
 #include "ops.h"
 
 #define PENSTOCK_TEXT_OF(x) #x
@@ -20,6 +21,12 @@ void route_experts(const RouteArgs& args, Worker& worker);
 void add(const AddArgs& args, Worker& worker);
 void soft_cap(const SoftCapArgs& args, Worker& worker);
 void take_rows(const TakeRowsArgs& args, Worker& worker);
+void rope_tables(const RopeTablesArgs& args, Worker& worker);
+void rope_write(const RopeWriteArgs& args, Worker& worker);
+void attention(const AttentionArgs& args, Worker& worker);
+void embedding(const EmbeddingArgs& args, Worker& worker);
+void linear(const LinearArgs& args, Worker& worker);
+void experts(const ExpertsArgs& args, Worker& worker);
 
 extern const OpTable op_table;
 const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
@@ -34,6 +41,13 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        route_experts,
                        add,
                        soft_cap,
-                       take_rows};
+                       take_rows,
+                       rope_tables,
+                       rope_write,
+                       attention_plan,
+                       attention,
+                       embedding,
+                       linear,
+                       experts};
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -60,9 +60,18 @@ struct SampledRow {
 // Of the ops of a model's forward pass: model_ops.h.
 class Worker;
 struct AddArgs;
+struct AttentionArgs;
+struct AttentionPlan;
+struct AttentionRows;
+struct EmbeddingArgs;
+struct ExpertsArgs;
 struct GateUpArgs;
+struct KvLayout;
 struct LayerNormArgs;
+struct LinearArgs;
 struct RmsNormArgs;
+struct RopeTablesArgs;
+struct RopeWriteArgs;
 struct RouteArgs;
 struct SoftCapArgs;
 struct TakeRowsArgs;
@@ -75,7 +84,7 @@ struct OpTable {
                              const Scratch& scratch, Logprobs& out);
     void (*dequantize)(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, float* out);
     bool (*decode_codes)(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, CodeBlock* out);
-    // Consecutive blocks of one row; importance [values of the blocks] weighs squared errors, null: all alike.
+    // Consecutive blocks of one row; importance [values of the blocks] weighs squared errors, null: by size alone.
     void (*encode)(BlockFormat format, const float* values, const float* importance, std::int64_t num_blocks,
                    std::uint8_t* out);
     void (*rms_norm)(const RmsNormArgs& args, Worker& worker);
@@ -85,6 +94,14 @@ struct OpTable {
     void (*add)(const AddArgs& args, Worker& worker);
     void (*soft_cap)(const SoftCapArgs& args, Worker& worker);
     void (*take_rows)(const TakeRowsArgs& args, Worker& worker);
+    void (*rope_tables)(const RopeTablesArgs& args, Worker& worker);
+    void (*rope_write)(const RopeWriteArgs& args, Worker& worker);
+    void (*attention_plan)(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,
+                           Worker& worker);
+    void (*attention)(const AttentionArgs& args, Worker& worker);
+    void (*embedding)(const EmbeddingArgs& args, Worker& worker);
+    void (*linear)(const LinearArgs& args, Worker& worker);
+    void (*experts)(const ExpertsArgs& args, Worker& worker);
 };
 
 }  // namespace penstock

@@ -12,6 +12,14 @@ static inline F32x16 load_some(const float* from, std::int64_t count) {
 }
 static inline void store_some(float* to, F32x16 a, std::int64_t count) { count == 16 ? store(to, a) : store(to, a, count); }
 
+// One bfloat16 in all lanes.
+static inline F32x16 splat16_bf16(std::uint16_t bits) {
+    const std::uint32_t wide = static_cast<std::uint32_t>(bits) << 16;
+    float value;
+    __builtin_memcpy(&value, &wide, 4);
+    return splat16(value);
+}
+
 // The sum of all lanes, in one fixed order.
 static inline float sum(F32x16 a) {
     float lane[16];
@@ -64,6 +72,20 @@ static inline F32x16 tanh(F32x16 x) {
     p = fma(p, square, splat16(-3.33332819422e-1f));
     p = fma(p * square, x, x);
     return zero_below(large, size, split) + (p - zero_below(p, size, split));
+}
+
+// To the nearest e4m3 (ties to even) of magnitude 448 at most. A half of 2^-8 times the value has the same bits, seven further
+// up.
+static inline void store16_e4m3(std::uint8_t* to, F32x16 a) {
+    const F32x16 end = splat16(448.0f), least = splat16(0x1p-6f);
+    const F32x16 x = max(splat16(-448.0f), min(end, a)), size = abs(x);
+    const F32x16 shifted = x * splat16(1048577.0f);
+    const F32x16 normal = shifted - (shifted - x);  // the upper four bits
+    const F32x16 tiny = round(x * splat16(512.0f)) * splat16(0x1p-9f);
+    const F32x16 rounded = zero_below(normal, size, least) + (tiny - zero_below(tiny, size, least));
+    std::uint16_t half[16];
+    store16_f16(half, rounded * splat16(0x1p-8f));
+    for (int i = 0; i < 16; ++i) to[i] = static_cast<std::uint8_t>((half[i] >> 8 & 0x80) | (half[i] >> 7 & 0x7f));
 }
 
 }  // namespace penstock::PENSTOCK_ISA::vec

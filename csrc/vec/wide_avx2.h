@@ -110,4 +110,26 @@ static inline void store16_f16(std::uint16_t* to, F32x16 a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 8), _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// a in lanes from <= i < to, other elsewhere
+static inline F32x16 keep(F32x16 a, std::int64_t from, std::int64_t to, F32x16 other) {
+    alignas(32) static constexpr std::int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const __m256i least = _mm256_set1_epi32(static_cast<int>(from) - 1), end = _mm256_set1_epi32(static_cast<int>(to));
+    const auto half = [=](__m256 x, __m256 y, const std::int32_t* at) {
+        const __m256i lane = _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+        const __m256i inside = _mm256_and_si256(_mm256_cmpgt_epi32(lane, least), _mm256_cmpgt_epi32(end, lane));
+        return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(inside));
+    };
+    return {half(a.low, other.low, numbers), half(a.high, other.high, numbers + 8)};
+}
+// Sixteen bytes' lower and upper four bits.
+static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16& high) {
+    const auto wide = [](const std::uint8_t* at) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    };
+    const __m256i a = wide(from), b = wide(from + 8), mask = _mm256_set1_epi32(15);
+    low = {_mm256_cvtepi32_ps(_mm256_and_si256(a, mask)), _mm256_cvtepi32_ps(_mm256_and_si256(b, mask))};
+    high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)), _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
+}
+constexpr int query_block = 2, vector_block = 2;  // sums of a block fit into the registers
+
 }  // namespace penstock::PENSTOCK_ISA::vec

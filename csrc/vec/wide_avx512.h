@@ -73,4 +73,16 @@ static inline void store16_f16(std::uint16_t* to, F32x16 a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
+// a in lanes from <= i < to, other elsewhere
+static inline F32x16 keep(F32x16 a, std::int64_t from, std::int64_t to, F32x16 other) {
+    return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>(first(to) & ~first(from)), a.v)};
+}
+// Sixteen bytes' lower and upper four bits.
+static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16& high) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    low = {_mm512_cvtepi32_ps(_mm512_and_si512(wide, _mm512_set1_epi32(15)))};
+    high = {_mm512_cvtepi32_ps(_mm512_srli_epi32(wide, 4))};
+}
+constexpr int query_block = 6, vector_block = 4;  // sums of a block fit into the registers
+
 }  // namespace penstock::PENSTOCK_ISA::vec

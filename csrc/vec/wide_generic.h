@@ -130,4 +130,15 @@ static inline void store16_f16(std::uint16_t* to, F32x16 a) {
     for (int i = 0; i < 16; ++i) to[i] = float_to_half(a.lane[i]);
 }
 
+// a in lanes from <= i < to, other elsewhere
+static inline F32x16 keep(F32x16 a, std::int64_t from, std::int64_t to, F32x16 other) {
+    return map16([&](int i) { return i >= from && i < to ? a.lane[i] : other.lane[i]; });
+}
+// Sixteen bytes' lower and upper four bits.
+static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16& high) {
+    low = map16([=](int i) { return static_cast<float>(from[i] & 15); });
+    high = map16([=](int i) { return static_cast<float>(from[i] >> 4); });
+}
+constexpr int query_block = 2, vector_block = 1;  // sums of a block fit into the registers
+
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -1,0 +1,411 @@
+// Causal attention over the paged cache (Kwon et al. 2023, arXiv:2309.06180), partitions merged as in Milakov &
+// Gimelshein 2018, arXiv:1805.02867.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <span>
+
+#include "attention_blocks.h"
+#include "attention_plan.h"
+#include "kv_tiles.h"
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+constexpr float no_score = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t value_columns = 64;  // columns of values converted at a time
+
+// A query of an item: which lanes of the partition at hand it sees, and where its states go.
+struct ItemQuery {
+    std::int64_t token, position;
+    std::int64_t state;  // -1: the item finishes it
+    bool folds;
+    std::int64_t from, to;  // lanes, counted from the partition's start; none if equal
+};
+
+// Rows (a query and one of its heads) treated together, and the lanes any of them sees.
+struct RowBlock {
+    std::int64_t row, count, from, to;
+};
+
+// e^a and e^b
+struct TwoExponentials {
+    TwoExponentials(float a, float b) {
+        float lane[16] = {a, b};
+        vec::store(lane, vec::exp(vec::load16(lane)));
+        first = lane[0];
+        second = lane[1];
+    }
+    float first, second;
+};
+
+// The running greatest score and sum of weights take in another's; the sums over values become
+// before · sums + now · other.
+struct Taking {
+    Taking(float& greatest, float& total, float other_greatest, float other_total) {
+        const float most = greatest > other_greatest ? greatest : other_greatest;
+        const TwoExponentials factor(greatest - most, other_greatest - most);
+        before = factor.first;
+        now = factor.second;
+        total = total * before + other_total * now;
+        greatest = most;
+    }
+    float before, now;
+};
+
+void finish(const AttentionArgs& args, std::int64_t token, std::int64_t head, const float* sums, float greatest, float total) {
+    float factor = 1.0f;
+    if (args.sinks) factor = Taking(greatest, total, args.sinks[head], 1.0f).before;
+    const vec::F32x16 scale = vec::splat16(factor / total);
+    const std::int64_t dim = args.layout.value_dim;
+    float* const out = args.out + (token * args.heads + head) * dim;
+    for (std::int64_t i = 0; i < dim; i += 16)
+        vec::store_some(out + i, vec::load16(sums + i) * scale, std::min<std::int64_t>(16, dim - i));
+}
+
+// One item's work on one chunk of the heads that read one KV head.
+template <KvType type>
+class ItemRun {
+public:
+    ItemRun(const AttentionArgs& args, const AttentionItem& item, std::int64_t kv_head, std::int64_t chunk)
+        : args_(args), plan_(*args.plan), layout_(args.layout), item_(item), kv_head_(kv_head) {
+        const std::int64_t end = first_query_head(kv_head + 1, args.heads, layout_.heads);
+        first_head_ = first_query_head(kv_head, args.heads, layout_.heads) + chunk * plan_.head_chunk;
+        heads_ = std::max<std::int64_t>(0, std::min(first_head_ + plan_.head_chunk, end) - first_head_);
+        columns_ = padded_value_dim(layout_);
+    }
+
+    void run() {
+        if (heads_ == 0) return;
+        gather_queries();
+        take_memory();
+        cut_blocks();
+        for (std::int64_t p = item_.begin; p < item_.end; ++p) {
+            locate(p);
+            if (tile_from_ < tile_to_) {
+                score();
+                weigh();
+                sum();
+            }
+            keep_states(p);
+        }
+        leave_results();
+    }
+
+private:
+    static constexpr bool scaled = type == KvType::f8_e4m3 || type == KvType::i8;
+    using Stored = Codes<type == KvType::i4 ? KvType::f32 : type>;
+    using Converted = Codes<KvType::f32>;
+
+    void gather_queries() {
+        for (std::int64_t i = 0; i < item_.parts; ++i) {
+            const AttentionPart& part = plan_.parts[static_cast<std::size_t>(item_.first_part + i)];
+            const QueryUnit& unit = plan_.units[static_cast<std::size_t>(part.unit)];
+            if (i == 0) table_ = args_.rows.block_table + unit.row * args_.rows.table_width;
+            for (std::int64_t q = 0; q < unit.count; ++q) {
+                const std::int64_t state = unit.state < 0 ? -1 : unit.state + q * unit.states + part.state;
+                queries_[static_cast<std::size_t>(num_queries_++)] = {unit.token + q, unit.position + q, state, part.folds, 0, 0};
+            }
+        }
+        rows_ = num_queries_ * heads_;
+    }
+
+    // All floats; queries are scaled as they are brought in.
+    void take_memory() {
+        const std::int64_t dim = layout_.key_dim, most = item_rows;
+        const std::int64_t sizes[] = {most * round_up(dim, 16), most * partition_lanes, most * columns_, most * 4,
+                                      vec::vector_block * kv_tile * round_up(dim, 2), partition_lanes * value_columns};
+        std::int64_t total = 0;
+        for (const std::int64_t size : sizes) total += round_up(size, 16);
+        auto* at = reinterpret_cast<float*>(thread_memory(2, static_cast<std::size_t>(total) * sizeof(float)));
+        float** const places[] = {&query_, &scores_, &sums_, &greatest_, &keys_, &values_};
+        for (int i = 0; i < 6; ++i) {
+            *places[i] = at;
+            at += round_up(sizes[i], 16);
+        }
+        total_ = greatest_ + most;
+        before_ = total_ + most;
+        now_ = before_ + most;
+        for (std::int64_t r = 0; r < rows_; ++r) {
+            const float* const from = args_.query + (query_of(r).token * args_.heads + head_of(r)) * dim;
+            for (std::int64_t d = 0; d < dim; ++d) query_[r * dim + d] = from[d] * args_.scale;
+            reset(r);
+        }
+    }
+
+    ItemQuery& query_of(std::int64_t row) { return queries_[static_cast<std::size_t>(row / heads_)]; }
+    std::int64_t head_of(std::int64_t row) const { return first_head_ + row % heads_; }
+
+    void reset(std::int64_t row) {
+        greatest_[row] = no_score;
+        total_[row] = 0.0f;
+        std::fill_n(sums_ + row * columns_, columns_, 0.0f);
+    }
+
+    void cut_blocks() {
+        num_blocks_ = (rows_ + vec::query_block - 1) / vec::query_block;
+        for (std::int64_t b = 0; b < num_blocks_; ++b) {
+            const std::int64_t row = rows_ * b / num_blocks_;
+            blocks_[static_cast<std::size_t>(b)] = {row, rows_ * (b + 1) / num_blocks_ - row, 0, 0};
+        }
+        converts_ = type == KvType::i4 || (type != KvType::f32 && num_blocks_ > 1);
+    }
+
+    // A partition's tiles, and which of its lanes each query and block sees.
+    void locate(std::int64_t partition) {
+        const std::int64_t first = partition * partition_tiles, per_block = tiles_per_block(layout_);
+        tile_from_ = partition_tiles;
+        tile_to_ = 0;
+        for (std::int64_t q = 0; q < num_queries_; ++q) {
+            ItemQuery& query = queries_[static_cast<std::size_t>(q)];
+            const std::int64_t low = lowest_seen(query.position, args_.rows.window);
+            query.from = std::clamp<std::int64_t>(lane_of(low) - first * kv_tile, 0, partition_lanes);
+            query.to = std::clamp<std::int64_t>(lane_of(query.position) + 1 - first * kv_tile, query.from, partition_lanes);
+            if (query.from == query.to) continue;
+            tile_from_ = std::min(tile_from_, query.from / kv_tile);
+            tile_to_ = std::max(tile_to_, (query.to + kv_tile - 1) / kv_tile);
+        }
+        for (RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
+            block.from = partition_lanes;
+            block.to = 0;
+            for (std::int64_t r = block.row; r < block.row + block.count; ++r) {
+                if (query_of(r).from == query_of(r).to) continue;
+                block.from = std::min(block.from, query_of(r).from);
+                block.to = std::max(block.to, query_of(r).to);
+            }
+        }
+        for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
+            const std::int64_t block = table_[(first + t) / per_block], inner = (first + t) % per_block;
+            const std::int64_t tile = kv_head_ * per_block + inner;
+            key_tile_[t] = args_.keys + block * layout_.key_block_bytes + tile * key_tile_bytes(layout_);
+            value_tile_[t] = args_.values + block * layout_.value_block_bytes + tile * value_tile_bytes(layout_);
+            width_[t] = std::min(kv_tile, layout_.block_size - inner * kv_tile);
+        }
+    }
+
+    // Lanes are counted from the row's start; those beyond a block's last token are skipped.
+    std::int64_t lane_of(std::int64_t position) const {
+        return tile_of(layout_, position) * kv_tile + position % layout_.block_size % kv_tile;
+    }
+
+    QueryBlock query_block(const RowBlock& block) const {
+        return {query_ + block.row * layout_.key_dim, layout_.key_dim, block.count};
+    }
+
+    void score() {
+        constexpr std::int64_t step = vec::vector_block;
+        const auto keys = stored(key_tile_);
+        for (std::int64_t group = tile_from_ / step * step; group < tile_to_; group += step) {
+            const std::int64_t begin = std::max(group, tile_from_), end = std::min(group + step, tile_to_);
+            const float* converted[step];
+            if (converts_)
+                for (std::int64_t t = begin; t < end; ++t) {
+                    float* const to = keys_ + (t - group) * kv_tile * round_up(layout_.key_dim, 2);
+                    convert_keys<type>(key_tile_[t], layout_, to);
+                    converted[t - group] = to;
+                }
+            for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
+                const std::int64_t from = std::max(begin, block.from / kv_tile);
+                const std::int64_t to = std::min(end, (block.to + kv_tile - 1) / kv_tile);
+                if (from >= to) continue;
+                float* const out = scores_ + block.row * partition_lanes + from * kv_tile;
+                if (converts_)
+                    score_tiles<Converted>(query_block(block), layout_.key_dim, converted + (from - group), to - from, out,
+                                           partition_lanes);
+                else
+                    score_tiles<Stored>(query_block(block), layout_.key_dim, keys.data() + from, to - from, out,
+                                        partition_lanes);
+            }
+        }
+    }
+
+    // A partition's tiles, as the codes they hold.
+    static std::array<const typename Stored::Code*, partition_tiles> stored(const std::byte* const* tiles) {
+        std::array<const typename Stored::Code*, partition_tiles> out;
+        for (std::size_t t = 0; t < partition_tiles; ++t) out[t] = reinterpret_cast<const typename Stored::Code*>(tiles[t]);
+        return out;
+    }
+
+    void weigh() {
+        for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_)))
+            for (std::int64_t r = block.row; r < block.row + block.count; ++r)
+                if (block.from < block.to) weigh_row(r, block);
+    }
+
+    // Turns a row's scores into weights, zeros where only other rows of the block see something.
+    void weigh_row(std::int64_t row, const RowBlock& block) {
+        const ItemQuery& query = query_of(row);
+        float* const scores = scores_ + row * partition_lanes;
+        const std::int64_t begin = query.from / kv_tile, end = (query.to + kv_tile - 1) / kv_tile;
+        before_[row] = 1.0f;
+        now_[row] = 0.0f;
+        const bool sees = query.from < query.to;
+        for (std::int64_t t = block.from / kv_tile; t * kv_tile < block.to; ++t)
+            if (!sees || t < begin || t >= end) vec::store(scores + t * kv_tile, vec::splat16(0.0f));
+        if (!sees) return;
+        vec::F32x16 most = vec::splat16(no_score);
+        for (std::int64_t t = begin; t < end; ++t) {
+            const vec::F32x16 score = final_score(vec::load16(scores + t * kv_tile), t, query);
+            vec::store(scores + t * kv_tile, score);
+            most = vec::max(score, most);
+        }
+        const float greatest = vec::most(most);
+        const vec::F32x16 top = vec::splat16(greatest);
+        vec::F32x16 total = vec::splat16(0.0f);
+        for (std::int64_t t = begin; t < end; ++t) {
+            vec::F32x16 weight = vec::exp(vec::load16(scores + t * kv_tile) - top);
+            total = total + weight;
+            if constexpr (scaled) {
+                const float* const scales = token_scales(value_tile_[t], value_code_bytes(layout_));
+                weight = masked(weight * vec::load16(scales), t, query, 0.0f);
+            }
+            vec::store(scores + t * kv_tile, weight);
+        }
+        const Taking taking(greatest_[row], total_[row], greatest, vec::sum(total));
+        before_[row] = taking.before;
+        now_[row] = taking.now;
+    }
+
+    vec::F32x16 final_score(vec::F32x16 score, std::int64_t tile, const ItemQuery& query) const {
+        if constexpr (scaled) score = score * vec::load16(token_scales(key_tile_[tile], key_code_bytes(layout_)));
+        if (args_.soft_cap > 0.0f) {
+            const vec::F32x16 cap = vec::splat16(args_.soft_cap);
+            score = cap * vec::tanh(score / cap);
+        }
+        return masked(score, tile, query, no_score);
+    }
+
+    vec::F32x16 masked(vec::F32x16 x, std::int64_t tile, const ItemQuery& query, float other) const {
+        const std::int64_t from = std::max<std::int64_t>(0, query.from - tile * kv_tile);
+        const std::int64_t to = std::min(query.to - tile * kv_tile, width_[tile]);
+        return from == 0 && to == kv_tile ? x : vec::keep(x, from, to, vec::splat16(other));
+    }
+
+    static const float* token_scales(const std::byte* tile, std::int64_t offset) {
+        return reinterpret_cast<const float*>(tile + offset);
+    }
+
+    void sum() {
+        if (!converts_) {
+            const auto tiles = stored(value_tile_);
+            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_}, 0, columns_);
+        }
+        for (std::int64_t column = 0; column < columns_; column += value_columns) {
+            const std::int64_t count = std::min(value_columns, columns_ - column);
+            const float* converted[partition_tiles];
+            for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
+                float* const to = values_ + t * kv_tile * value_columns;
+                convert_values<type>(value_tile_[t], layout_, width_[t], column, count, to, value_columns);
+                converted[t] = to;
+            }
+            sum_columns(ValueTiles<Converted>{converted, value_columns, width_}, column, count);
+        }
+    }
+
+    template <class C>
+    void sum_columns(const ValueTiles<C>& values, std::int64_t column, std::int64_t count) {
+        for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
+            if (block.from >= block.to) continue;
+            const QueryBlock weights{scores_ + block.row * partition_lanes, partition_lanes, block.count};
+            sum_values(weights, block.from, block.to, values, count / 16, sums_ + block.row * columns_ + column, columns_,
+                       {before_ + block.row, now_ + block.row});
+        }
+    }
+
+    float* state(std::int64_t index, std::int64_t row) const {
+        return plan_.states.get() + (index * args_.heads + head_of(row)) * plan_.state_floats;
+    }
+
+    void keep_state(std::int64_t row, std::int64_t index) {
+        float* const to = state(index, row);
+        std::memcpy(to, sums_ + row * columns_, static_cast<std::size_t>(columns_) * sizeof(float));
+        to[columns_] = greatest_[row];
+        to[columns_ + 1] = total_[row];
+    }
+
+    void keep_states(std::int64_t partition) {
+        for (std::int64_t r = 0; r < rows_; ++r) {
+            const ItemQuery& query = query_of(r);
+            if (query.folds) continue;
+            keep_state(r, query.state + partition - item_.begin);
+            reset(r);
+        }
+    }
+
+    void leave_results() {
+        for (std::int64_t r = 0; r < rows_; ++r) {
+            const ItemQuery& query = query_of(r);
+            if (!query.folds) continue;
+            if (query.state >= 0) keep_state(r, query.state);
+            else finish(args_, query.token, head_of(r), sums_ + r * columns_, greatest_[r], total_[r]);
+        }
+    }
+
+    const AttentionArgs& args_;
+    const AttentionPlan& plan_;
+    const KvLayout& layout_;
+    const AttentionItem& item_;
+    const std::int32_t* table_ = nullptr;
+    std::int64_t kv_head_, first_head_, heads_, columns_;
+    std::int64_t num_queries_ = 0, rows_ = 0, num_blocks_ = 0;
+    bool converts_ = false;
+    std::array<ItemQuery, item_rows> queries_;
+    std::array<RowBlock, item_rows> blocks_;
+    // of the partition at hand
+    std::int64_t tile_from_ = 0, tile_to_ = 0;
+    const std::byte* key_tile_[partition_tiles] = {};
+    const std::byte* value_tile_[partition_tiles] = {};
+    std::int64_t width_[partition_tiles] = {};
+    // [rows][key_dim], [rows][partition_lanes], [rows][columns_], [rows] four times, and converted codes
+    float *query_ = nullptr, *scores_ = nullptr, *sums_ = nullptr;
+    float *greatest_ = nullptr, *total_ = nullptr, *before_ = nullptr, *now_ = nullptr;
+    float *keys_ = nullptr, *values_ = nullptr;
+};
+
+template <KvType type>
+void run_items(const AttentionArgs& args, Worker& worker) {
+    const AttentionPlan& plan = *args.plan;
+    const std::int64_t each = args.layout.heads * plan.head_chunks;
+    worker.share(static_cast<std::int64_t>(plan.items.size()) * each, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            const AttentionItem& item = plan.items[static_cast<std::size_t>(i / each)];
+            ItemRun<type>(args, item, i % each / plan.head_chunks, i % plan.head_chunks).run();
+        }
+    });
+}
+
+// One query and head whose partitions were treated by several items.
+void merge(const AttentionArgs& args, const SplitQuery& split, std::int64_t head) {
+    const AttentionPlan& plan = *args.plan;
+    const std::int64_t columns = padded_value_dim(args.layout);
+    float* const first = plan.states.get() + (split.state * args.heads + head) * plan.state_floats;
+    for (std::int64_t s = 1; s < split.states; ++s) {
+        const float* const other = first + s * args.heads * plan.state_floats;
+        const Taking taking(first[columns], first[columns + 1], other[columns], other[columns + 1]);
+        const vec::F32x16 before = vec::splat16(taking.before), now = vec::splat16(taking.now);
+        for (std::int64_t i = 0; i < columns; i += 16)
+            vec::store(first + i, vec::fma(vec::load16(first + i), before, vec::load16(other + i) * now));
+    }
+    finish(args, split.token, head, first, first[columns], first[columns + 1]);
+}
+
+}  // namespace
+
+void attention(const AttentionArgs& args, Worker& worker) {
+    switch (args.layout.type) {
+        case KvType::f32: run_items<KvType::f32>(args, worker); break;
+        case KvType::bf16: run_items<KvType::bf16>(args, worker); break;
+        case KvType::f16: run_items<KvType::f16>(args, worker); break;
+        case KvType::f8_e4m3: run_items<KvType::f8_e4m3>(args, worker); break;
+        case KvType::i8: run_items<KvType::i8>(args, worker); break;
+        case KvType::i4: run_items<KvType::i4>(args, worker); break;
+    }
+    const auto& split = args.plan->split;
+    worker.share(static_cast<std::int64_t>(split.size()) * args.heads, 4, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) merge(args, split[static_cast<std::size_t>(i / args.heads)], i % args.heads);
+    });
+}
+
+}  // namespace penstock::PENSTOCK_ISA

@@ -1,0 +1,155 @@
+// The inner loops of attention: blocks of queries times blocks of vectors, sums in registers. Every sum is one chain of
+// fused multiply-adds in ascending order, so that a block's shape leaves no trace in the result.
+#pragma once
+
+#include <utility>
+
+#include "kv_layout.h"
+#include "vec/wide.h"
+
+namespace penstock::PENSTOCK_ISA {
+
+template <KvType type>
+struct Codes;
+template <>
+struct Codes<KvType::f32> {
+    using Code = float;
+    static vec::F32x16 load(const Code* from) { return vec::load16(from); }
+};
+template <>
+struct Codes<KvType::bf16> {
+    using Code = std::uint16_t;
+    static vec::F32x16 load(const Code* from) { return vec::load16_bf16(from); }
+};
+template <>
+struct Codes<KvType::f16> {
+    using Code = std::uint16_t;
+    static vec::F32x16 load(const Code* from) { return vec::load16_f16(from); }
+};
+template <>
+struct Codes<KvType::f8_e4m3> {
+    using Code = std::uint8_t;
+    static vec::F32x16 load(const Code* from) { return vec::load16_e4m3(from); }
+};
+template <>
+struct Codes<KvType::i8> {
+    using Code = std::int8_t;
+    static vec::F32x16 load(const Code* from) { return vec::load16_i8(from); }
+};
+
+// Queries of a block: rows `stride` floats apart.
+struct QueryBlock {
+    const float* at;
+    std::int64_t stride, count;
+};
+
+// Scores of a query block and `tiles` tiles of keys, [query][tile][16], rows `out_stride` floats apart.
+template <class Codes, int queries, int tiles>
+inline void score_block(const QueryBlock& q, std::int64_t dim, const typename Codes::Code* const* key, float* out,
+                        std::int64_t out_stride) {
+    vec::F32x16 sum[queries][tiles];
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; ++i)
+#pragma GCC unroll 8
+        for (int t = 0; t < tiles; ++t) sum[i][t] = vec::splat16(0.0f);
+    for (std::int64_t d = 0; d < dim; ++d) {
+        vec::F32x16 k[tiles];
+#pragma GCC unroll 8
+        for (int t = 0; t < tiles; ++t) k[t] = Codes::load(key[t] + d * kv_tile);
+#pragma GCC unroll 8
+        for (int i = 0; i < queries; ++i) {
+            const vec::F32x16 x = vec::splat16(q.at[i * q.stride + d]);
+#pragma GCC unroll 8
+            for (int t = 0; t < tiles; ++t) sum[i][t] = vec::fma(x, k[t], sum[i][t]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; ++i)
+#pragma GCC unroll 8
+        for (int t = 0; t < tiles; ++t) vec::store(out + i * out_stride + t * kv_tile, sum[i][t]);
+}
+
+// Values of consecutive lanes of a partition: tile t's lane l lies at tile[t] + l * stride, lanes of a tile end at width[t].
+template <class Codes>
+struct ValueTiles {
+    const typename Codes::Code* const* tile;
+    std::int64_t stride;
+    const std::int64_t* width;
+};
+
+// What a partition's sum is merged with: sum · now + out · before.
+struct Merging {
+    const float* before;  // [queries]
+    const float* now;
+};
+
+// Sums of weight times value over lanes [from, to) of a partition, merged into `vectors` vectors of each query's `out`.
+template <class Codes, int queries, int vectors>
+inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Codes>& values,
+                        std::int64_t column, float* out, std::int64_t out_stride, const Merging& merging) {
+    vec::F32x16 sum[queries][vectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; ++i)
+#pragma GCC unroll 8
+        for (int x = 0; x < vectors; ++x) sum[i][x] = vec::splat16(0.0f);
+    for (std::int64_t t = from / kv_tile; t * kv_tile < to; ++t) {
+        const std::int64_t begin = t * kv_tile;
+        const std::int64_t last = begin + (to - begin < values.width[t] ? to - begin : values.width[t]);
+        const auto* const tile = values.tile[t] + column - begin * values.stride;
+        for (std::int64_t lane = from > begin ? from : begin; lane < last; ++lane) {
+            vec::F32x16 v[vectors];
+#pragma GCC unroll 8
+            for (int x = 0; x < vectors; ++x) v[x] = Codes::load(tile + lane * values.stride + 16 * x);
+#pragma GCC unroll 8
+            for (int i = 0; i < queries; ++i) {
+                const vec::F32x16 w = vec::splat16(weights.at[i * weights.stride + lane]);
+#pragma GCC unroll 8
+                for (int x = 0; x < vectors; ++x) sum[i][x] = vec::fma(w, v[x], sum[i][x]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < queries; ++i) {
+        const vec::F32x16 before = vec::splat16(merging.before[i]), now = vec::splat16(merging.now[i]);
+#pragma GCC unroll 8
+        for (int x = 0; x < vectors; ++x) {
+            float* const at = out + i * out_stride + 16 * x;
+            vec::store(at, vec::fma(vec::load16(at), before, sum[i][x] * now));
+        }
+    }
+}
+
+// Calls function with `count` (1 to vec::query_block) as a constant.
+template <int most = vec::query_block, class F>
+inline void with_constant(std::int64_t count, F&& function) {
+    if constexpr (most > 1) {
+        if (count < most) return with_constant<most - 1>(count, std::forward<F>(function));
+    }
+    function(std::integral_constant<int, most>{});
+}
+
+template <class Codes>
+inline void score_tiles(const QueryBlock& q, std::int64_t dim, const typename Codes::Code* const* key, std::int64_t tiles,
+                        float* out, std::int64_t out_stride) {
+    with_constant(q.count, [&](auto queries) {
+        std::int64_t t = 0;
+        for (; t + vec::vector_block <= tiles; t += vec::vector_block)
+            score_block<Codes, queries.value, vec::vector_block>(q, dim, key + t, out + t * kv_tile, out_stride);
+        for (; t < tiles; ++t) score_block<Codes, queries.value, 1>(q, dim, key + t, out + t * kv_tile, out_stride);
+    });
+}
+
+template <class Codes>
+inline void sum_values(const QueryBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Codes>& values,
+                       std::int64_t vectors, float* out, std::int64_t out_stride, const Merging& merging) {
+    with_constant(weights.count, [&](auto queries) {
+        std::int64_t x = 0;
+        for (; x + vec::vector_block <= vectors; x += vec::vector_block)
+            value_block<Codes, queries.value, vec::vector_block>(weights, from, to, values, x * 16, out + x * 16, out_stride,
+                                                                 merging);
+        for (; x < vectors; ++x)
+            value_block<Codes, queries.value, 1>(weights, from, to, values, x * 16, out + x * 16, out_stride, merging);
+    });
+}
+
+}  // namespace penstock::PENSTOCK_ISA
