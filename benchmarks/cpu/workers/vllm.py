@@ -27,7 +27,7 @@ def engine(setup: Mapping[str, Any]) -> Any:
         max_num_batched_tokens=setup["length"],
         max_num_seqs=setup["sequences"],
         enable_prefix_caching=setup["caching"],
-        **{"enforce_eager": True, **setup.get("options", {})},
+        **setup.get("options", {}),
     )
     return llm.llm_engine
 
