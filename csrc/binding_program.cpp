@@ -1,6 +1,7 @@
 // Programs for Python: values are small integers, memory is given by address and checked by the caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
