@@ -109,6 +109,28 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _check_expressible(arch: str, config: Mapping[str, Any]) -> None:
+    """GGUF has no keys for some variants; readers would silently compute something else."""
+    layers = config["num_hidden_layers"]
+    wrong: dict[str, Any] = {}
+    if arch.startswith("qwen") and config.get("use_sliding_window"):
+        wrong["use_sliding_window"] = True
+    if arch == "qwen3moe":
+        for name, only in (("mlp_only_layers", []), ("decoder_sparse_step", 1), ("norm_topk_prob", True)):
+            if config.get(name, only) != only:
+                wrong[name] = config[name]
+    if arch == "gemma3":
+        full = [layer for layer, kind in enumerate(config.get("layer_types") or []) if kind == "full_attention"]
+        if config.get("layer_types") and full != list(range(5, layers, 6)):
+            wrong["layer_types"] = config["layer_types"]
+        scale = config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_size(config)
+        if config.get("query_pre_attn_scalar", scale) != scale:
+            wrong["query_pre_attn_scalar"] = config["query_pre_attn_scalar"]
+    if wrong:
+        found = ", ".join(f"{name} {str(value)[:60]}" for name, value in wrong.items())
+        raise CheckpointError(f"GGUF files of {arch} cannot express {found}. Formats that can: int8, int4, fp8, nvfp4.")
+
+
 def model_metadata(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that say what the model is, without the tokenizer.
 
@@ -117,6 +139,7 @@ def model_metadata(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     if arch not in ARCHITECTURES:
         raise CheckpointError(f"architecture {arch!r} cannot be written; there are: {', '.join(ARCHITECTURES)}.")
+    _check_expressible(arch, config)
     size = head_size(config)
     sizes: dict[str, Any] = {
         "block_count": config["num_hidden_layers"],
@@ -136,7 +159,9 @@ def model_metadata(arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
     if window and config.get("use_sliding_window") is not False:
         sizes["attention.sliding_window"] = int(window)
     if arch == "gemma3":
-        sizes["rope.freq_base_swa"] = float(config.get("rope_local_base_freq", 10_000.0))
+        sliding = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+        theta = sliding.get("rope_theta") or config.get("rope_local_base_freq", 10_000.0)
+        sizes["rope.freq_base_swa"] = float(theta)
         if config.get("final_logit_softcapping"):
             sizes["final_logit_softcapping"] = float(config["final_logit_softcapping"])
     return {f"{arch}.{key}": value for key, value in (sizes | _rope(arch, config) | _experts(config)).items()}
