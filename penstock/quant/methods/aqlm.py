@@ -15,6 +15,8 @@ from penstock.kernels.canonical import Plain
 from penstock.quant.methods.record import Layout, Matrix, Method
 from penstock.quant.tensor import TensorInfo
 
+_BATCH = 2**14  # groups decoded at a time, which caches hold
+
 
 def _decode(matrix: Matrix) -> Plain:
     outputs, inputs = matrix.shape
@@ -29,12 +31,14 @@ def _decode(matrix: Matrix) -> Plain:
     codes = matrix.array(".codes", stored, (outputs // rows, inputs // columns, books))
     scales = matrix.floats(".scales", (outputs // rows, 1))
     out = np.empty((outputs // rows, rows, inputs // columns, columns), dtype=np.float32)
-    for row in range(outputs // rows):  # one row of groups at a time, to hold little beside the result
-        picked = codes[row].astype(np.int64) % entries
-        total = tables[0][picked[:, 0]]
+    step = max(1, _BATCH * columns // inputs)
+    for row in range(0, outputs // rows, step):
+        picked = codes[row : row + step].astype(np.int64) % entries
+        total = tables[0].take(picked[..., 0], axis=0)
         for book in range(1, books):
-            total += tables[book][picked[:, book]]
-        out[row] = (total * scales[row]).reshape(-1, rows, columns).swapaxes(0, 1)
+            total += tables[book].take(picked[..., book], axis=0)
+        total *= scales[row : row + step, :, None]
+        out[row : row + step] = total.reshape(*total.shape[:2], rows, columns).swapaxes(1, 2)
     return Plain("f32", matrix.shape, out.reshape(-1).view(np.uint8))
 
 

@@ -36,18 +36,20 @@ def unpack(data: Bytes, bits: int) -> Bytes:
     """Bytes → fields, along the last axis; the first field lies in the lowest bits of the first byte.
 
     Args:
-        data: [..., n] contiguous uint8, n · 8 a multiple of bits (for 3, 5, 6 and 7 bits: n a multiple of
-            the bytes in which fields end on a byte's border).
+        data: [..., n] contiguous uint8.
         bits: 1 to 8.
 
     Returns:
-        [..., n · 8 / bits] uint8.
+        [..., m] uint8: every whole field, and as many as follow until a field ends on a byte's border.
     """
     if bits == 8:
         return data
     if 8 % bits == 0:
         return _spread(data, bits)
     run = math.lcm(bits, 8) // 8  # bytes in which whole fields fit
+    odd = -data.shape[-1] % run
+    if odd:
+        data = np.pad(data, [(0, 0)] * (data.ndim - 1) + [(0, odd)])
     fields = run * 8 // bits
     runs = data.reshape(*data.shape[:-1], -1, run)
     out = np.empty((*runs.shape[:-1], fields), dtype=np.uint8)
@@ -61,5 +63,5 @@ def unpack(data: Bytes, bits: int) -> Bytes:
 
 
 def unpack_words(words: npt.NDArray[Any], bits: int) -> Bytes:
-    """The same for little-endian words of any size: [..., n] → [..., n · word bits / bits] uint8."""
+    """The same for little-endian words of any size: [..., n] → [..., n · word bits / bits or more] uint8."""
     return unpack(np.ascontiguousarray(words).view(np.uint8), bits)

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernels.canonical import Affine, Blocks, Codebook, Plain
-from penstock.quant.formats.record import Bytes, Floats
+from penstock.kernels.canonical import Affine, Blocks, Plain
+from penstock.quant.formats.record import Floats
 from penstock.quant.methods.affine import group_order, with_zeros
 from penstock.quant.methods.bits import unpack_words
-from penstock.quant.methods.float4 import mxfp4_matrix, nvfp4_groups, nvfp4_matrix
+from penstock.quant.methods.float4 import mxfp4_matrix, nvfp4_stored
 from penstock.quant.methods.fp8 import ACTIVATION_SCALES, tiled_floats
 from penstock.quant.methods.record import Layout, Matrix, Method, unsupported
 from penstock.quant.tensor import TensorInfo
@@ -42,13 +42,14 @@ def _row_scales(matrix: Matrix) -> tuple[Floats, int]:
 def _packed(matrix: Matrix) -> Affine | Blocks:
     if matrix.tensors[".weight_packed"].info.format == "u8":
         return mxfp4_matrix(matrix, ".weight_packed", ".weight_scale")
+    matrix.check_noted_shape(".weight_shape")
     rows, inputs = matrix.shape
     words = matrix.stored_shape(".weight_packed")[-1]
     bits = next((bits for bits in range(1, 9) if math.ceil(inputs * bits / 32) == words), None)
     if bits is None:
         raise matrix.error(".weight_packed", f"has {words} words a row of {inputs} inputs: no width of 1 to 8 bits")
     packed = matrix.array(".weight_packed", "i32", (rows, words))
-    codes = np.ascontiguousarray(_fields(packed, bits)[:, :inputs])
+    codes = np.ascontiguousarray(unpack_words(packed, bits)[:, :inputs])
     scales, group = _row_scales(matrix)
     order = group_order(matrix, ".weight_g_idx", group)
     if order is not None:
@@ -56,13 +57,7 @@ def _packed(matrix: Matrix) -> Affine | Blocks:
     if not matrix.has(".weight_zero_point"):
         return Affine(codes, bits, group, scales, zero=1 << (bits - 1), order=order)
     points = matrix.array(".weight_zero_point", "i32", (math.ceil(rows * bits / 32), scales.shape[1]))
-    return with_zeros(codes, bits, group, scales, np.ascontiguousarray(_fields(points.T, bits)[:, :rows].T), order)
-
-
-def _fields(words: Any, bits: int) -> Bytes:
-    """[n, words] → [n, fields]; rows are padded to where fields end with a word."""
-    odd = -words.shape[1] % bits if 8 % bits else 0
-    return unpack_words(np.pad(words, ((0, 0), (0, odd))) if odd else words, bits)
+    return with_zeros(codes, bits, group, scales, np.ascontiguousarray(unpack_words(points.T, bits)[:, :rows].T), order)
 
 
 def _whole(matrix: Matrix, *, block: tuple[int, int] | None) -> Affine | Plain:
@@ -73,16 +68,10 @@ def _whole(matrix: Matrix, *, block: tuple[int, int] | None) -> Affine | Plain:
     if not matrix.has(".weight_zero_point"):
         return Affine(codes, 8, group, scales, zero=128)
     points = matrix.array(".weight_zero_point", "i8").view(np.uint8) ^ np.uint8(0x80)
-    return with_zeros(codes, 8, group, scales, np.ascontiguousarray(np.broadcast_to(points, scales.shape)))
-
-
-def _nvfp4(matrix: Matrix) -> Codebook:
-    whole = matrix.floats(".weight_global_scale", (1,))[0]
-    if whole == 0:
-        raise matrix.error(".weight_global_scale", "is zero, and scales are divided by it")
-    packed = matrix.array(".weight_packed", "u8", (matrix.shape[0], matrix.shape[1] // 2))
-    scales = matrix.floats(".weight_scale", nvfp4_groups(matrix, ".weight_scale"))
-    return nvfp4_matrix(matrix, packed, scales / whole)
+    if points.size not in (1, scales.size):
+        raise matrix.error(".weight_zero_point", f"has {points.size} zero points for {scales.size} scales")
+    zeros = points.reshape(scales.shape) if points.size > 1 else np.full(scales.shape, points.item(), dtype=np.uint8)
+    return with_zeros(codes, 8, group, scales, zeros)
 
 
 def _values(infos: Mapping[str, TensorInfo], *, bits: int, group: int) -> int:
@@ -90,6 +79,10 @@ def _values(infos: Mapping[str, TensorInfo], *, bits: int, group: int) -> int:
     if packed.format == "u8":
         return 2 * packed.nbytes
     return math.prod(scale.shape) * group if group > 0 else packed.nbytes * 8 // bits
+
+
+def _mappings(groups: Any) -> list[Mapping[str, Any]]:
+    return [one for one in groups.values() if isinstance(one, Mapping)] if isinstance(groups, Mapping) else []
 
 
 def compressed_tensors(config: Mapping[str, Any]) -> Method:
@@ -106,15 +99,16 @@ def compressed_tensors(config: Mapping[str, Any]) -> Method:
         if isinstance(extra, Mapping) and extra.get(what, "dense") not in ("dense", {}):
             raise unsupported(f"weights under a {name}", ("whole, untransformed weights",))
     groups = config.get("config_groups")
-    schemes = [one.get("weights") for one in groups.values()] if isinstance(groups, Mapping) else []
-    weights = next((scheme for scheme in schemes if isinstance(scheme, Mapping)), {})
+    schemes = [one["weights"] for one in _mappings(groups) if isinstance(one.get("weights"), Mapping)]
+    weights = schemes[0] if schemes else {}
     size, bits, tile = weights.get("group_size"), weights.get("num_bits"), weights.get("block_structure")
     block = (int(tile[0]), int(tile[1])) if isinstance(tile, (list, tuple)) and len(tile) == 2 else None
     whole = partial(_whole, block=block)
+    nvfp4 = partial(nvfp4_stored, packed=".weight_packed", whole=".weight_global_scale", divide=True)
     count = partial(_values, bits=bits if isinstance(bits, int) else 4, group=size if isinstance(size, int) else -1)
     more = (".weight_zero_point", ".weight_g_idx", ".weight_shape")
     layouts = (
-        Layout((".weight_packed", ".weight_scale", ".weight_global_scale"), _nvfp4, count),
+        Layout((".weight_packed", ".weight_scale", ".weight_global_scale"), nvfp4, count),
         Layout((".weight_packed", ".weight_scale"), _packed, count, more),
         Layout((".weight", ".weight_scale"), whole, lambda infos: math.prod(infos[".weight"].shape), more),
     )

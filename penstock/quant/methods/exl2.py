@@ -57,9 +57,7 @@ def _decode(matrix: Matrix) -> Affine:
     bits, group = max(span[0] for span in spans), math.gcd(*(span[3] for span in spans))
     codes, start = np.empty((outputs, inputs), dtype=np.uint8), 0
     for own, first, count, rows in spans:
-        part = words[first : first + count, :outputs].T
-        odd = -count % own if 8 % own else 0
-        fields = unpack_words(np.pad(part, ((0, 0), (0, odd))) if odd else part, own)[:, :rows]
+        fields = unpack_words(words[first : first + count, :outputs].T, own)[:, :rows]
         codes[:, start : start + rows] = fields + np.uint8((1 << (bits - 1)) - (1 << (own - 1)))
         start += rows
     each = np.repeat(_scales(matrix, len(spans), width), [span[3] // group for span in spans], axis=0)

@@ -21,6 +21,7 @@ from penstock.quant.methods.record import Layout, Matrix, Method
 from penstock.quant.tensor import TensorInfo
 
 _TILE, _TURN = 16, 128
+_BATCH = 2048  # tiles decoded at a time, which caches hold
 _MULTIPLIERS = {"": (89226354, 64248484), ".mcg": (0xCBAC1FED, 0), ".mul1": (0x83DCD12D, 0)}
 
 
@@ -51,17 +52,17 @@ def _fragment() -> npt.NDArray[np.int64]:
 
 
 def _tiles(words: npt.NDArray[np.uint32], bits: int, table: Floats) -> Floats:
-    """[n, 8 · bits] words of n tiles → [n, 256] values in row-major tiles."""
-    out = np.empty((len(words), _TILE * _TILE), dtype=np.float32)
-    length = 256 * bits
+    """[n, 8 · bits] words of n tiles → [256, n] values of row-major tiles."""
+    out = np.empty((_TILE * _TILE, len(words)), dtype=np.float32)
+    turned, length = np.ascontiguousarray(words.T), 256 * bits
     for index, place in enumerate(_fragment()):
         end = (index + 1) * bits
         first, last = (end - 16) % length // 32, (end - 1) % length // 32
         shift = np.uint32(31 - (end - 1) % 32)
-        state = words[:, last] >> shift
+        state = turned[last] >> shift
         if first != last:
-            state = state | (words[:, first] << (np.uint32(32) - shift))
-        out[:, place] = table[state & np.uint32(0xFFFF)]
+            state |= turned[first] << (np.uint32(32) - shift)
+        np.take(table, state & np.uint32(0xFFFF), out=out[place], mode="clip")
     return out
 
 
@@ -93,8 +94,11 @@ def _decode(matrix: Matrix) -> Plain:
     words = matrix.array(".trellis", "i16", (down, across, _TILE * bits)).view(np.uint32)
     table = _codebook(next((name for name in (".mcg", ".mul1") if matrix.has(name)), ""))
     inner = np.empty((down, _TILE, across, _TILE), dtype=np.float32)
-    for row in range(down):  # one row of tiles at a time, to hold little beside the result
-        inner[row] = _tiles(words[row], bits, table).reshape(across, _TILE, _TILE).swapaxes(0, 1)
+    step = max(1, _BATCH // across)
+    for row in range(0, down, step):
+        part = words[row : row + step]
+        values = _tiles(part.reshape(-1, part.shape[-1]), bits, table).reshape(_TILE, _TILE, len(part), across)
+        inner[row : row + step] = values.transpose(2, 0, 3, 1)
     turn = _hadamard()
     rows = turn @ inner.reshape(-1, _TURN, outputs)  # [K / 128, 128, N]
     full = (rows.reshape(inputs, -1, _TURN) @ turn).reshape(inputs, outputs)

@@ -35,6 +35,23 @@ def nvfp4_groups(matrix: Matrix, suffix: str) -> tuple[int, int]:
     return rows, inputs // NVFP4_GROUP
 
 
+def nvfp4_stored(matrix: Matrix, packed: str, whole: str, *, divide: bool) -> Codebook:
+    """Bytes `packed`, float8 `.weight_scale` and the whole matrix's scale, which multiplies or divides them.
+
+    Raises:
+        CheckpointError: their shapes do not belong together, a scale is no number, or a divisor is zero.
+    """
+    rows, inputs = matrix.shape
+    scales, factor = (
+        matrix.floats(".weight_scale", nvfp4_groups(matrix, ".weight_scale")),
+        matrix.floats(whole, (1,))[0],
+    )
+    if divide and factor == 0:
+        raise matrix.error(whole, "is zero, and scales are divided by it")
+    data = matrix.array(packed, "u8", (rows, inputs // 2))
+    return nvfp4_matrix(matrix, data, scales / factor if divide else scales * factor)
+
+
 def mxfp4_matrix(matrix: Matrix, packed: str, scale: str) -> Blocks:
     """Bytes `packed` of any integer type, K / 2 a row, and E8M0 scales [N, K / 32] → MXFP4 blocks.
 

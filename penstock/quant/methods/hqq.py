@@ -37,7 +37,7 @@ _NOTES = (
 
 
 def _number(matrix: Matrix, suffix: str, default: int) -> int:
-    return int(matrix.floats(suffix).reshape(-1)[0]) if matrix.has(suffix) else default
+    return int(matrix.floats(suffix, (1,))[0]) if matrix.has(suffix) else default
 
 
 def _packing(matrix: Matrix) -> tuple[int, int, int]:
@@ -62,12 +62,15 @@ def _table(matrix: Matrix, rows: int, columns: int) -> tuple[Bytes, int]:
 
 
 def _decode(matrix: Matrix) -> Affine | Plain:
+    matrix.check_noted_shape(".shape")
     outputs, inputs = matrix.shape
     groups = math.prod(matrix.stored_shape(".scale"))
     group, odd = divmod(outputs * inputs, max(groups, 1))
     if odd or not group:
         raise matrix.error(".scale", f"has {groups} scales, which do not divide {outputs} rows of {inputs} inputs")
     scale, zero = matrix.floats(".scale", (groups,)), matrix.floats(".zero")
+    if zero.size not in (1, groups):
+        raise matrix.error(".zero", f"has {zero.size} zero points for {groups} scales")
     zero = np.broadcast_to(zero.reshape(-1), (groups,))
     if _number(matrix, ".axis", 1) == 0:
         codes, _ = _table(matrix, group, groups)

@@ -25,27 +25,46 @@ BITS = (1, 2, 3, 4, 5, 6, 8)
 MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
 
-def _affine(matrix: Matrix, *, biases: str) -> Affine:
+def _groups(matrix: Matrix, settings: Mapping[str, Any]) -> int:
+    """Groups a row, as the scales and the layer's setting agree."""
+    shape = matrix.stored_shape(".scales")
+    groups = shape[-1] if shape else 1
+    group = matrix.group_size(".scales", groups)
+    stated = _stated(settings, matrix.tensors[".weight"].info)
+    if stated not in (None, group):
+        raise matrix.error(".scales", f"makes groups of {group} inputs where the configuration says {stated}")
+    return groups
+
+
+def _stated(settings: Mapping[str, Any], info: TensorInfo) -> int | None:
+    """The layer's group size, or the checkpoint's."""
+    own = settings.get(info.name.removesuffix(".weight"))
+    group = (own if isinstance(own, Mapping) else settings).get("group_size")
+    return group if isinstance(group, int) else None
+
+
+def _affine(matrix: Matrix, *, biases: str, settings: Mapping[str, Any]) -> Affine:
     rows, inputs = matrix.shape
-    words, groups = matrix.stored_shape(".weight")[-1], matrix.stored_shape(".scales")[-1]
+    words, groups = (matrix.stored_shape(".weight") or (1,))[-1], _groups(matrix, settings)
     bits = next((bits for bits in BITS if words * 32 == inputs * bits), None)
     if bits is None:
         listed = ", ".join(map(str, BITS))
         raise matrix.error(".weight", f"has {words} words a row of {inputs} inputs, which is none of {listed} bits")
-    codes = unpack_words(matrix.array(".weight", "u32"), bits).reshape(rows, inputs)
+    codes = unpack_words(matrix.array(".weight", "u32", (rows, words)), bits)
     scales, minimums = (matrix.floats(name, (rows, groups)) for name in (".scales", biases))
     return Affine(codes, bits, matrix.group_size(".scales", groups), scales, minimums=minimums)
 
 
-def _floats(matrix: Matrix) -> Blocks | Codebook | Plain:
+def _floats(matrix: Matrix, *, settings: Mapping[str, Any]) -> Blocks | Codebook | Plain:
     rows, inputs = matrix.shape
-    groups = matrix.stored_shape(".scales")[-1]
-    if matrix.group_size(".scales", groups) == 16:
-        scales = decode_to_float32("f8_e4m3", matrix.array(".scales", "u8").reshape(-1))
-        if not np.isfinite(scales).all():
+    groups = _groups(matrix, settings)
+    if inputs // groups == 16:
+        codes = matrix.array(".scales", "u8", nvfp4_groups(matrix, ".scales"))
+        floats = decode_to_float32("f8_e4m3", codes.reshape(-1)).reshape(codes.shape)
+        if not np.isfinite(floats).all():
             raise matrix.error(".scales", "holds NaN among its scales")
-        packed = matrix.array(".weight", "u32").view(np.uint8)
-        return nvfp4_matrix(matrix, packed, scales.reshape(nvfp4_groups(matrix, ".scales")))
+        packed = matrix.array(".weight", "u32", (rows, inputs // 8)).view(np.uint8)
+        return nvfp4_matrix(matrix, packed, floats)
     data = matrix.tensors[".weight"].data
     if data.size * 2 == rows * inputs:
         return mxfp4_matrix(matrix, ".weight", ".scales")
@@ -58,9 +77,7 @@ def _floats(matrix: Matrix) -> Blocks | Codebook | Plain:
 
 
 def _values(infos: Mapping[str, TensorInfo], *, settings: Mapping[str, Any]) -> int:
-    own = settings.get(infos[".weight"].name.removesuffix(".weight"))
-    group = (own if isinstance(own, Mapping) else settings).get("group_size", 64)
-    return math.prod(infos[".scales"].shape) * (group if isinstance(group, int) else 64)
+    return math.prod(infos[".scales"].shape) * (_stated(settings, infos[".weight"]) or 64)
 
 
 def mlx(config: Mapping[str, Any], *, name: str = "mlx", biases: str = ".biases") -> Method:
@@ -73,8 +90,8 @@ def mlx(config: Mapping[str, Any], *, name: str = "mlx", biases: str = ".biases"
     if bits not in BITS or mode not in MODES:
         raise unsupported(f"{bits!r} bits in mode {mode!r}", (f"{BITS} bits", *MODES))
     count = partial(_values, settings=config)
-    affine = Layout((".weight", ".scales", biases), partial(_affine, biases=biases), count)
-    return Method(name, (affine, Layout((".weight", ".scales"), _floats, count)))
+    affine = Layout((".weight", ".scales", biases), partial(_affine, biases=biases, settings=config), count)
+    return Method(name, (affine, Layout((".weight", ".scales"), partial(_floats, settings=config), count)))
 
 
 def metal(config: Mapping[str, Any]) -> Method:

@@ -17,6 +17,7 @@ from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.quant.formats.record import Floats
 from penstock.quant.tensor import StoredTensor, TensorInfo
 
+_INTEGERS = {f"{kind}{8 * size}": np.dtype(f"<{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)}
 _REMEDY = "Download the model again, or check that its quantisation configuration belongs to these weights."
 
 
@@ -45,7 +46,7 @@ class Matrix:
         return self.tensors[suffix].info.shape
 
     def array(self, suffix: str, fmt: str, shape: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
-        """The stored values of an integer (or byte-viewed) format, in its shape.
+        """The stored values of an integer format, in its shape.
 
         Raises:
             CheckpointError: it is stored in another format or shape than those given.
@@ -54,8 +55,9 @@ class Matrix:
         if info.format != fmt or (shape is not None and info.shape != shape):
             wanted = f"{fmt}{list(shape) if shape is not None else ''}"
             raise self.error(suffix, f"is {info.format}{list(info.shape)} where {wanted} is needed")
-        dtype = np.dtype(f"<{fmt[0]}{int(fmt[1:]) // 8}") if fmt[0] in "iu" else np.dtype(np.uint8)
-        return self.tensors[suffix].data.view(dtype).reshape(info.shape)
+        if fmt not in _INTEGERS:
+            raise self.error(suffix, f"is {fmt} where integers are needed")
+        return self.tensors[suffix].data.view(_INTEGERS[fmt]).reshape(info.shape)
 
     def floats(self, suffix: str, shape: tuple[int, ...] | None = None) -> Floats:
         """Values of any plain format as float32, finite.
@@ -73,6 +75,17 @@ class Matrix:
         if not np.isfinite(values).all():
             raise self.error(suffix, "holds NaN or infinity among its scales")
         return values.reshape(stored.info.shape if shape is None else shape)
+
+    def check_noted_shape(self, suffix: str) -> None:
+        """Compares the shape that a tensor of two integers notes, if it is there.
+
+        Raises:
+            CheckpointError: it is not the matrix's.
+        """
+        if self.has(suffix):
+            noted = self.array(suffix, self.tensors[suffix].info.format).reshape(-1).tolist()
+            if noted != list(self.shape):
+                raise self.error(suffix, f"notes the shape {str(noted)[:60]} where {list(self.shape)} is needed")
 
     def group_size(self, suffix: str, groups: int) -> int:
         """Inputs that share a scale where a row of K has `groups` scales.
