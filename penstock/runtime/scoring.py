@@ -78,7 +78,7 @@ def strided_windows(tokens: Sequence[int], context: int, stride: int) -> list[Wi
     windows = [Window(tuple(tokens[:context]), 1)]
     done = min(context, len(tokens))
     while done < len(tokens):
-        end = min(done + stride, len(tokens))
+        end = min(done + min(stride, context - 1), len(tokens))  # the first one needs a token before it
         start = max(0, end - context)
         windows.append(Window(tuple(tokens[start:end]), done - start))
         done = end

@@ -27,7 +27,7 @@ from penstock.weights.writers.rows import FLOAT_FORMATS, rows_of
 from penstock.weights.writers.safetensors import OutputGroup, StoredOutput
 
 _LINEAR = re.compile(r".*\.layers\.\d+\..*\.weight")
-_NOT_LINEAR = re.compile(r".*(norm|router|(block_sparse_moe|mlp)\.gate|embed)[^.]*\.weight")
+_NOT_LINEAR = re.compile(r".*(norm|router|(block_sparse_moe|mlp)\.gate|embed[^.]*)\.weight")
 _TILE = 128
 
 Parts = tuple[tuple[str, str, tuple[int, ...]], ...]
