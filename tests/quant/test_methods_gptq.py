@@ -74,6 +74,14 @@ def test_activation_order(bits: int) -> None:
     assert np.array_equal(decode_canonical(matrix), weights)
 
 
+@pytest.mark.parametrize("filler", [0, -1])
+def test_an_unset_order_is_none(filler: int) -> None:
+    tensors, weights = checkpoint(4, v2=False)
+    unset = {".g_idx": stored("g_idx", np.full(K, filler, np.int32))}
+    matrix = method_of({"quant_method": "gptq", "bits": 4}, {}).canonical("w", tensors | unset, (N, K))
+    assert np.array_equal(decode_canonical(matrix), weights)
+
+
 def test_what_cannot_be_read_is_named() -> None:
     tensors, _ = checkpoint(4, v2=False)
     method = method_of({"quant_method": "gptq", "bits": 4}, {})
@@ -90,7 +98,7 @@ def test_what_cannot_be_read_is_named() -> None:
     damaged[1, 3] = np.nan
     with pytest.raises(CheckpointError, match="'scales' holds NaN"):
         method.canonical("w", tensors | {".scales": stored("scales", damaged)}, (N, K))
-    uneven = np.zeros(K, np.int32)
+    uneven = np.arange(K, dtype=np.int32) // (K - 1)
     with pytest.raises(CheckpointError, match="'g_idx' does not give each of 2 groups 32 inputs"):
         method.canonical("w", tensors | {".g_idx": stored("g_idx", uneven)}, (N, K))
     with pytest.raises(CheckpointError, match=r"'qzeros' is f32\[2, 4\] where i32\[2, 4\] is needed"):

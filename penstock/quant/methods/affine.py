@@ -35,7 +35,8 @@ def group_order(matrix: Matrix, suffix: str, group: int) -> npt.NDArray[np.int32
     if not matrix.has(suffix):
         return None
     groups = matrix.array(suffix, "i32", (inputs,))
-    if np.array_equal(groups, np.arange(inputs) // group) or (groups == -1).all():
+    unset = bool((groups == groups[0]).all())  # writers that keep the order leave all 0 or all -1
+    if unset or np.array_equal(groups, np.arange(inputs) // group):
         return None
     if groups.min() < 0 or (np.bincount(groups, minlength=inputs // group) != group).any():
         raise matrix.error(suffix, f"does not give each of {inputs // group} groups {group} inputs")
