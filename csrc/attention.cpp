@@ -110,6 +110,9 @@ private:
             }
         }
         rows_ = num_queries_ * heads_;
+        std::int64_t last = 0;
+        for (std::int64_t q = 0; q < num_queries_; ++q) last = std::max(last, queries_[static_cast<std::size_t>(q)].position);
+        last_tile_ = std::min(tile_of(layout_, last), item_.end * partition_tiles - 1);
     }
 
     // All floats; queries are scaled as they are brought in.
@@ -177,12 +180,27 @@ private:
             }
         }
         for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
-            const std::int64_t block = table_[(first + t) / per_block], inner = (first + t) % per_block;
-            const std::int64_t tile = kv_head_ * per_block + inner;
-            key_tile_[t] = args_.keys + block * layout_.key_block_bytes + tile * key_tile_bytes(layout_);
-            value_tile_[t] = args_.values + block * layout_.value_block_bytes + tile * value_tile_bytes(layout_);
-            width_[t] = std::min(kv_tile, layout_.block_size - inner * kv_tile);
+            const TilePlace place = find_tile(first + t);
+            key_tile_[t] = args_.keys + place.block * layout_.key_block_bytes + place.tile * key_tile_bytes(layout_);
+            value_tile_[t] = args_.values + place.block * layout_.value_block_bytes + place.tile * value_tile_bytes(layout_);
+            width_[t] = std::min(kv_tile, layout_.block_size - place.tile % per_block * kv_tile);
+            next_key_tile_[t] = next_keys(first + t + partition_tiles, key_tile_[t]);
         }
+    }
+
+    struct TilePlace {
+        std::int64_t block, tile;  // of the block's tiles
+    };
+    TilePlace find_tile(std::int64_t tile) const {
+        const std::int64_t per_block = tiles_per_block(layout_);
+        return {table_[tile / per_block], kv_head_ * per_block + tile % per_block};
+    }
+
+    // The keys that are read after those at `now`, if the item has more.
+    const std::byte* next_keys(std::int64_t tile, const std::byte* now) const {
+        if (tile > last_tile_) return now;
+        const TilePlace place = find_tile(tile);
+        return args_.keys + place.block * layout_.key_block_bytes + place.tile * key_tile_bytes(layout_);
     }
 
     // Lanes are counted from the row's start; those beyond a block's last token are skipped.
@@ -202,6 +220,7 @@ private:
             const float* converted[step];
             if (converts_)
                 for (std::int64_t t = begin; t < end; ++t) {
+                    prefetch(value_tile_[t], value_tile_bytes(layout_));
                     float* const to = keys_ + (t - group) * kv_tile * round_up(layout_.key_dim, 2);
                     convert_keys<type>(key_tile_[t], layout_, to);
                     converted[t - group] = to;
@@ -212,11 +231,11 @@ private:
                 if (from >= to) continue;
                 float* const out = scores_ + block.row * partition_lanes + from * kv_tile;
                 if (converts_)
-                    score_tiles<Converted>(query_block(block), layout_.key_dim, converted + (from - group), to - from, out,
-                                           partition_lanes);
+                    score_tiles<Converted>(query_block(block), layout_.key_dim, {converted + (from - group), nullptr},
+                                           to - from, out, partition_lanes);
                 else
-                    score_tiles<Stored>(query_block(block), layout_.key_dim, keys.data() + from, to - from, out,
-                                        partition_lanes);
+                    score_tiles<Stored>(query_block(block), layout_.key_dim, {keys.data() + from, value_tile_ + from},
+                                        to - from, out, partition_lanes);
             }
         }
     }
@@ -290,17 +309,19 @@ private:
     void sum() {
         if (!converts_) {
             const auto tiles = stored(value_tile_);
-            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_}, 0, columns_);
+            const std::int64_t lines = (key_tile_bytes(layout_) + 64 * kv_tile - 1) / (64 * kv_tile);
+            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_, next_key_tile_, lines}, 0, columns_);
         }
         for (std::int64_t column = 0; column < columns_; column += value_columns) {
             const std::int64_t count = std::min(value_columns, columns_ - column);
             const float* converted[partition_tiles];
             for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
+                if (column == 0) prefetch(next_key_tile_[t], key_tile_bytes(layout_));
                 float* const to = values_ + t * kv_tile * value_columns;
                 convert_values<type>(value_tile_[t], layout_, width_[t], column, count, to, value_columns);
                 converted[t] = to;
             }
-            sum_columns(ValueTiles<Converted>{converted, value_columns, width_}, column, count);
+            sum_columns(ValueTiles<Converted>{converted, value_columns, width_, nullptr, 0}, column, count);
         }
     }
 
@@ -355,7 +376,9 @@ private:
     std::array<RowBlock, item_rows> blocks_;
     // of the partition at hand
     std::int64_t tile_from_ = 0, tile_to_ = 0;
+    std::int64_t last_tile_ = 0;  // of the item
     const std::byte* key_tile_[partition_tiles] = {};
+    const std::byte* next_key_tile_[partition_tiles] = {};
     const std::byte* value_tile_[partition_tiles] = {};
     std::int64_t width_[partition_tiles] = {};
     // [rows][key_dim], [rows][partition_lanes], [rows][columns_], [rows] four times, and converted codes

@@ -37,16 +37,29 @@ struct Codes<KvType::i8> {
     static vec::F32x16 load(const Code* from) { return vec::load16_i8(from); }
 };
 
+// Asks for a cache line that will be read soon; any address will do.
+static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
+static inline void prefetch(const std::byte* from, std::int64_t bytes) {
+    for (std::int64_t i = 0; i < bytes; i += 64) prefetch(from + i);
+}
+
 // Queries of a block: rows `stride` floats apart.
 struct QueryBlock {
     const float* at;
     std::int64_t stride, count;
 };
 
+// Tiles of keys; of those at `ahead`, as many bytes are asked for as are read.
+template <class Codes>
+struct KeyTiles {
+    const typename Codes::Code* const* tile;
+    const std::byte* const* ahead;  // or null
+};
+
 // Scores of a query block and `tiles` tiles of keys, [query][tile][16], rows `out_stride` floats apart.
 template <class Codes, int queries, int tiles>
-inline void score_block(const QueryBlock& q, std::int64_t dim, const typename Codes::Code* const* key, float* out,
-                        std::int64_t out_stride) {
+inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, float* out, std::int64_t out_stride) {
+    constexpr std::int64_t row_bytes = kv_tile * sizeof(typename Codes::Code);
     vec::F32x16 sum[queries][tiles];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i)
@@ -55,7 +68,10 @@ inline void score_block(const QueryBlock& q, std::int64_t dim, const typename Co
     for (std::int64_t d = 0; d < dim; ++d) {
         vec::F32x16 k[tiles];
 #pragma GCC unroll 8
-        for (int t = 0; t < tiles; ++t) k[t] = Codes::load(key[t] + d * kv_tile);
+        for (int t = 0; t < tiles; ++t) k[t] = Codes::load(keys.tile[t] + d * kv_tile);
+        if (keys.ahead && d * row_bytes % 64 == 0)
+#pragma GCC unroll 8
+            for (int t = 0; t < tiles; ++t) prefetch(keys.ahead[t] + d * row_bytes);
 #pragma GCC unroll 8
         for (int i = 0; i < queries; ++i) {
             const vec::F32x16 x = vec::splat16(q.at[i * q.stride + d]);
@@ -75,6 +91,8 @@ struct ValueTiles {
     const typename Codes::Code* const* tile;
     std::int64_t stride;
     const std::int64_t* width;
+    const std::byte* const* ahead;  // tiles of which ahead_lines cache lines a lane are asked for, or null
+    std::int64_t ahead_lines;
 };
 
 // What a partition's sum is merged with: sum · now + out · before.
@@ -96,7 +114,11 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
         const std::int64_t begin = t * kv_tile;
         const std::int64_t last = begin + (to - begin < values.width[t] ? to - begin : values.width[t]);
         const auto* const tile = values.tile[t] + column - begin * values.stride;
+        const std::byte* const ahead = values.ahead && column == 0 ? values.ahead[t] : nullptr;
         for (std::int64_t lane = from > begin ? from : begin; lane < last; ++lane) {
+            if (ahead)
+                for (std::int64_t i = 0; i < values.ahead_lines; ++i)
+                    prefetch(ahead + ((lane - begin) * values.ahead_lines + i) * 64);
             vec::F32x16 v[vectors];
 #pragma GCC unroll 8
             for (int x = 0; x < vectors; ++x) v[x] = Codes::load(tile + lane * values.stride + 16 * x);
@@ -129,13 +151,14 @@ inline void with_constant(std::int64_t count, F&& function) {
 }
 
 template <class Codes>
-inline void score_tiles(const QueryBlock& q, std::int64_t dim, const typename Codes::Code* const* key, std::int64_t tiles,
-                        float* out, std::int64_t out_stride) {
+inline void score_tiles(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, std::int64_t tiles, float* out,
+                        std::int64_t out_stride) {
+    const auto from = [&](std::int64_t t) { return KeyTiles<Codes>{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr}; };
     with_constant(q.count, [&](auto queries) {
         std::int64_t t = 0;
         for (; t + vec::vector_block <= tiles; t += vec::vector_block)
-            score_block<Codes, queries.value, vec::vector_block>(q, dim, key + t, out + t * kv_tile, out_stride);
-        for (; t < tiles; ++t) score_block<Codes, queries.value, 1>(q, dim, key + t, out + t * kv_tile, out_stride);
+            score_block<Codes, queries.value, vec::vector_block>(q, dim, from(t), out + t * kv_tile, out_stride);
+        for (; t < tiles; ++t) score_block<Codes, queries.value, 1>(q, dim, from(t), out + t * kv_tile, out_stride);
     });
 }
 
