@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from penstock.config.errors import CheckpointError
 from penstock.kernels.api import resolve_kernels
@@ -48,23 +49,29 @@ def logits(folder: Path, context: KernelContext) -> Tensor:
     return Harness(model).step({"row": tiny.prompt(20)})["row"]
 
 
-def quantise(folder: Path, config: Mapping[str, Any], encode: Encode, architecture: str = "llama") -> None:
+def quantise(
+    folder: Path, config: Mapping[str, Any], encode: Encode, architecture: str = "llama", **sizes: Any
+) -> None:
     """Saves a tiny model whose projections are quantised; checks what penstock then computes."""
-    theirs = tiny.save(architecture, folder, **SIZES)
+    plain = folder / "decoded"
+    tiny.save(architecture, plain, **SIZES, **sizes)
     state, decoded = {}, {}
-    for key, tensor in load_file(folder / "model.safetensors").items():
+    for key, tensor in load_file(plain / "model.safetensors").items():
+        decoded[key] = tensor
         if key.endswith("_proj.weight"):
-            tensors, decoded[key] = encode(tensor)
+            tensors, weight = encode(tensor)
+            decoded[key] = weight.contiguous()
             stem = key.removesuffix(".weight")
             state |= {stem + suffix: value.contiguous() for suffix, value in tensors.items()}
         else:
             state[key] = tensor
+    assert len(state) > len(decoded)
+    save_file(decoded, plain / "model.safetensors", metadata={"format": "pt"})
+    theirs = AutoModelForCausalLM.from_pretrained(plain, attn_implementation="eager", experts_implementation="eager")
     save_file(state, folder / "model.safetensors")
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": dict(config)}))
-    theirs.load_state_dict(decoded, strict=False)
+    stated = {**json.loads((plain / "config.json").read_text()), "quantization_config": dict(config)}
+    (folder / "config.json").write_text(json.dumps(stated))
     expected = tiny.reference_logits(theirs, tiny.prompt(20))
-    assert decoded
     assert tiny.distance(logits(folder, KernelContext("cpu", "float32", prefer_reference=True)), expected) < 1e-4
     assert tiny.distance(logits(folder, KernelContext("cpu", "float32")), expected) < 0.25  # may round activations
     assert model_facts(open_checkpoint(folder)).parameters == sum(p.numel() for p in theirs.parameters())
@@ -265,6 +272,13 @@ def test_a_quantised_folder_runs(name: str, tmp_path: Path) -> None:
 def test_gptq(tmp_path: Path) -> None:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "sym": False}
     quantise(tmp_path, config, encode_gptq)
+
+
+@pytest.mark.parametrize("name", ["awq", "fp8", "nf4", "mlx"])
+def test_experts_stored_one_by_one(name: str, tmp_path: Path) -> None:
+    config, make = FOLDERS[name]
+    sizes = {"moe_intermediate_size": 64, "mlp_only_layers": [1]}
+    quantise(tmp_path, config, encode_by_method(config, make), "qwen3-moe", **sizes)
 
 
 def test_settings_in_files_of_their_own(tmp_path: Path) -> None:
