@@ -18,6 +18,7 @@ from typing import Any
 import gguf
 import torch
 from safetensors.torch import save_file
+from tokenizers import decoders
 
 from benchmarks.cpu.peer_install import Places
 from benchmarks.cpu.peer_works import CLASSES
@@ -192,6 +193,7 @@ def write_hf(shape: Shape, folder: Path, data: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     metadata = vocabulary(shape, data)
     vocab = read_gguf_vocab(metadata)
+    vocab.backend.decoder = decoders.ByteLevel()
     vocab.backend.save(str(folder / "tokenizer.json"))
     names = {key: metadata["tokenizer.ggml.tokens"][getattr(vocab, f"{key}_id")] for key in ("bos", "eos")}
     tokens = {f"{key}_token": name for key, name in names.items()}
