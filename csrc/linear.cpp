@@ -23,7 +23,7 @@ struct Job {
     Segment segments[most_segments];
     int count;           // of segments; of the gates where there is an activation: up i is segments[count + i]
     std::int64_t width;  // of an output row
-    std::int64_t tasks;
+    std::int64_t tasks, task_rows;
 };
 
 // Bias, residual and activation for one task's sums.
@@ -59,7 +59,7 @@ void run_task(const Job& job, std::int64_t task, std::int64_t first) {
     int s = 0;
     while (task >= job.segments[s].tasks) task -= job.segments[s++].tasks;
     const Segment& segment = job.segments[s];
-    const std::int64_t rows = std::min(task_rows, job.args.tokens - first), column = task * task_columns;
+    const std::int64_t rows = std::min(job.task_rows, job.args.tokens - first), column = task * task_columns;
     const std::int64_t columns = std::min(task_columns, segment.rows - column);
     const int panels = static_cast<int>((columns + panel_rows - 1) / panel_rows);
     const bool gated = job.args.activation != Activation::none;
@@ -110,11 +110,12 @@ void prepare(Job& job, Worker& worker) {
 }  // namespace
 
 void linear(const LinearArgs& args, Worker& worker) {
-    Job job{args, {}, 0, 0, 0};
+    Job job{args, {}, 0, 0, 0, 0};
     prepare(job, worker);
     const std::int64_t blocks = (args.tokens + task_rows - 1) / task_rows;
+    job.task_rows = blocks ? ((args.tokens + blocks - 1) / blocks + 5) / 6 * 6 : 0;
     worker.share(job.tasks * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) run_task(job, i % job.tasks, i / job.tasks * task_rows);
+        for (std::int64_t i = begin; i < end; ++i) run_task(job, i % job.tasks, i / job.tasks * job.task_rows);
     });
 }
 

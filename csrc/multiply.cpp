@@ -35,9 +35,10 @@ void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, con
     each_tile(count, [&](std::int64_t at, auto fixed) {
         constexpr int R = decltype(fixed)::value;
         const ActivationSpan* row[R];
-        for (int r = 0; r < R; ++r) row[r] = spans + rows[at + r];
-        for (int p = 0; p < panels; p += vec::tile_panels)
-            multiply_codes<R, vec::tile_panels, unit, has_min, wide>(tile, shape, row, p, sums + at * group_columns);
+        for (int r = 0; r < R; ++r) row[r] = opaque(spans + rows[at + r]);
+        constexpr int P = vec::tile_panels(R);
+        for (int p = 0; p < panels; p += P)
+            multiply_codes<R, P, unit, has_min, wide>(tile, shape, row, p, sums + at * group_columns);
     });
 }
 
@@ -71,6 +72,7 @@ void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel,
             unpack_codes(header, reinterpret_cast<const std::uint8_t*>(span), shape.units, group_columns * 4,
                          tile.bytes[0][p]);
             group_scales(matrix, layout, span, groups, 16 * p, tile.scales);
+            for (std::int64_t at = 0; at < header.span_bytes; at += 64) vec::prefetch(span + header.span_bytes + at);
         }
         multiply_rows(tile, shape, panels, inputs.spans + s * inputs.tokens, rows, count, sums);
     }
@@ -112,9 +114,10 @@ void multiply_float(const PackedMatrix& matrix, const std::byte* const* panel, i
         each_tile(count, [&](std::int64_t at, auto fixed) {
             constexpr int R = decltype(fixed)::value;
             const float* row[R];
-            for (int r = 0; r < R; ++r) row[r] = inputs.x + rows[at + r] * inputs.cols + first;
-            for (int p = 0; p < panels; p += vec::tile_panels)
-                multiply_floats<R, vec::tile_panels>(tile, inner, row, p, sums + at * group_columns);
+            for (int r = 0; r < R; ++r) row[r] = opaque(inputs.x + rows[at + r] * inputs.cols + first);
+            constexpr int P = vec::tile_panels(R);
+            for (int p = 0; p < panels; p += P)
+                multiply_floats<R, P>(tile, inner, row, p, sums + at * group_columns);
         });
     }
 }
@@ -145,7 +148,7 @@ void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t firs
     const std::int64_t last = matrix.panels() - 1;
     for (int p = 0; p < all_panels; ++p) panel[p] = matrix.panel(expert, std::min(first_panel + p, last));
     std::memset(sums, 0, static_cast<std::size_t>(count * group_columns) * sizeof(float));
-    const int computed = (panels + vec::tile_panels - 1) / vec::tile_panels * vec::tile_panels;
+    const int step = vec::tile_panels(1), computed = (panels + step - 1) / step * step;
     (matrix.integer() ? multiply_integer : multiply_float)(matrix, panel, computed, inputs, {rows, first}, count, sums);
 }
 

@@ -8,7 +8,8 @@ namespace penstock::PENSTOCK_ISA {
 struct ActivationSpan;
 
 inline constexpr std::int64_t task_columns = 64;
-inline constexpr std::int64_t task_rows = 128;  // whose sums and activations stay in a core's second-level cache
+// Most rows of a task: their sums and activations stay in a core's second-level cache. A multiple of the rows of a tile.
+inline constexpr std::int64_t task_rows = 144;
 
 // T rows of inputs: as they are for float kinds, quantised for integer kinds.
 struct Inputs {

@@ -17,18 +17,36 @@ struct alignas(64) CodeTile {
     SpanScales scales;
 };
 
+inline constexpr std::int64_t minimum_offset = 16 * 64;  // from a scale to its minimum in SpanScales
+
 struct TileShape {
     std::int64_t units;        // of 32 inputs, 1 to 8
     std::int32_t zero;
     int group_shift;           // log2 of the units (of 16 or 32) of a scale
 };
 
+// Hides where a pointer comes from: the compiler addresses what lies around it by constant offsets instead of keeping a
+// pointer to each, and does not gather pointers with vector instructions (slow in gcc's code).
+template <class T>
+static inline T* opaque(T* at) {
+    asm("" : "+r"(at));
+    return at;
+}
+
 // sums[row][64] += of R rows at rows[r]; unit 16 or 32, P panels from `panel` on.
 template <int R, int P, int unit, bool has_min, bool wide>
 static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows, int panel,
                                   float* sums) {
     constexpr int steps = unit / 4;
-    for (std::int64_t u = 0; u < shape.units * (32 / unit); ++u) {
+    vec::F32x16 kept[R][P];
+    sums += 16 * panel;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) kept[r][p] = vec::load16(sums + r * group_columns + 16 * p);
+    const std::uint8_t* weights_at = tile.bytes[0][panel];
+    const std::int64_t units = shape.units * (32 / unit);
+    for (std::int64_t u = 0; u < units; ++u) {
         vec::I32x16 acc[R][P];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -41,30 +59,31 @@ static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, 
         for (int s = 0; s < steps; ++s) {
             vec::Bytes64 weights[P];
 #pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) weights[p] = vec::load64(tile.bytes[u * steps + s][panel + p]);
+            for (int p = 0; p < P; ++p) weights[p] = vec::load64(weights_at + 64 * p);
+            weights_at += 4 * 64;
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p)
                     acc[r][p] = vec::dot4<wide>(acc[r][p], weights[p], rows[r]->value + u * unit + 4 * s);
         }
-        asm volatile("" ::: "memory");  // else the compiler would keep all sums in registers over all units, and spill
-        const float* const scale = tile.scales.scale[u >> shape.group_shift] + 16 * panel;
-        const float* const minimum = tile.scales.minimum[u >> shape.group_shift] + 16 * panel;
+        const float* const scale = opaque(tile.scales.scale[u >> shape.group_shift] + 16 * panel);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const vec::F32x16 by = vec::splat16(rows[r]->scale[u * unit / 32]);
             const vec::F32x16 total = vec::splat16(unit == 32 ? rows[r]->total32[u] : rows[r]->total16[u]);
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
-                float* const at = sums + r * group_columns + 16 * (panel + p);
-                vec::F32x16 sum = vec::load16(at);
-                sum = vec::fma(vec::to_float(acc[r][p]), vec::load16(scale + 16 * p) * by, sum);
-                if constexpr (has_min) sum = vec::fma(vec::load16(minimum + 16 * p), total, sum);
-                vec::store(at, sum);
+                kept[r][p] = vec::fma(vec::to_float(acc[r][p]), vec::load16(scale + 16 * p) * by, kept[r][p]);
+                if constexpr (has_min)
+                    kept[r][p] = vec::fma(vec::load16(scale + minimum_offset + 16 * p), total, kept[r][p]);
             }
         }
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) vec::store(sums + r * group_columns + 16 * p, kept[r][p]);
 }
 
 // 64 inputs of four panels as floats.

@@ -5,7 +5,8 @@
 
 namespace penstock::PENSTOCK_ISA::vec {
 
-inline constexpr int tile_rows = 4, tile_panels = 1;  // 8 of 16 registers for sums
+inline constexpr int tile_rows = 3;  // of activations: 12 sums, 2 weights, 1 activation in 16 registers
+static constexpr int tile_panels(int) { return 1; }
 
 struct Bytes64 {
     __m256i low, high;

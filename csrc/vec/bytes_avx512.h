@@ -5,7 +5,8 @@
 
 namespace penstock::PENSTOCK_ISA::vec {
 
-inline constexpr int tile_rows = 6, tile_panels = 4;  // 24 sums, 4 weights, 1 activation: 29 of 32 registers
+inline constexpr int tile_rows = 6;  // of activations; rows and panels of a tile make 12 sums of integers and 12 of floats
+static constexpr int tile_panels(int rows) { return rows > 3 ? 2 : 4; }
 
 struct Bytes64 {
     __m512i v;

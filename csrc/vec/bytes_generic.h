@@ -5,7 +5,8 @@
 
 namespace penstock::PENSTOCK_ISA::vec {
 
-inline constexpr int tile_rows = 4, tile_panels = 1;
+inline constexpr int tile_rows = 3;
+static constexpr int tile_panels(int) { return 1; }
 
 struct Bytes64 {
     std::uint8_t lane[64];
