@@ -1,6 +1,7 @@
 // Programs for Python: values are small integers, memory is given by address and checked by the caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -57,7 +58,7 @@ struct BoundStep : Step {
 };
 
 void embedding(Program& p, const PackedMatrix& table, float scale, Value out) {
-    p.add({[=, &table](const Frame& f, Worker& w) {
+    p.add({"embedding", [=, &table](const Frame& f, Worker& w) {
                ops().embedding({&table, f.step.token_ids, f.step.tokens, scale, f.at<float>(out)}, w);
            },
            {},
@@ -68,7 +69,7 @@ void embedding(Program& p, const PackedMatrix& table, float scale, Value out) {
 void rms_norm(Program& p, Value x, Value residual, Value weight, std::int64_t size, float eps, Value out, Value sum,
               const std::string& extent) {
     const Extent e = extent_of(extent);
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"rms_norm", [=](const Frame& f, Worker& w) {
                ops().rms_norm({f.at<float>(x), f.at<float>(residual), f.at<float>(weight), f.count(e), size, eps,
                                f.at<float>(out), f.at<float>(sum)},
                               w);
@@ -81,7 +82,7 @@ void rms_norm(Program& p, Value x, Value residual, Value weight, std::int64_t si
 void layer_norm(Program& p, Value x, Value weight, Value bias, std::int64_t size, float eps, Value out,
                 const std::string& extent) {
     const Extent e = extent_of(extent);
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"layer_norm", [=](const Frame& f, Worker& w) {
                ops().layer_norm({f.at<float>(x), f.at<float>(weight), f.at<float>(bias), f.count(e), size, eps,
                                  f.at<float>(out)},
                                 w);
@@ -98,7 +99,7 @@ void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int ac
     auto scratch = [parts](std::int64_t rows) {
         return linear_scratch(parts.data(), static_cast<int>(parts.size()), rows);
     };
-    p.add({[=, parts = std::move(parts)](const Frame& f, Worker& w) {
+    p.add({"linear", [=, parts = std::move(parts)](const Frame& f, Worker& w) {
                ops().linear({parts.data(), static_cast<int>(parts.size()), f.at<float>(x), f.count(e), f.at<float>(bias),
                              f.at<float>(residual), act, alpha, limit, f.at<float>(out), f.scratch()},
                             w);
@@ -113,7 +114,7 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
              const PackedMatrix& up, const PackedMatrix& down, Value gate_up_bias, Value down_bias, Value residual,
              int activation, float alpha, float limit, Value out) {
     const auto act = static_cast<Activation>(activation);
-    p.add({[=, &gate, &up, &down](const Frame& f, Worker& w) {
+    p.add({"experts", [=, &gate, &up, &down](const Frame& f, Worker& w) {
                ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.step.tokens, top_k, &gate,
                               &up, &down, f.at<float>(gate_up_bias), f.at<float>(down_bias), f.at<float>(residual), act,
                               alpha, limit, f.at<float>(out), f.scratch()},
@@ -127,7 +128,7 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
 void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
            Value weights, Value ids) {
     const auto how = static_cast<Routing>(routing);
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"route", [=](const Frame& f, Worker& w) {
                ops().route_experts({f.at<float>(logits), f.step.tokens, num_experts, top_k, how, renormalize,
                                     f.at<float>(weights), f.at<std::int64_t>(ids)},
                                    w);
@@ -138,7 +139,7 @@ void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_
 }
 
 void add(Program& p, Value a, Value b, std::int64_t size, Value out) {
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"add", [=](const Frame& f, Worker& w) {
                ops().add({f.at<float>(a), f.at<float>(b), f.step.tokens, size, f.at<float>(out)}, w);
            },
            {a, b},
@@ -148,7 +149,7 @@ void add(Program& p, Value a, Value b, std::int64_t size, Value out) {
 
 void soft_cap(Program& p, Value x, std::int64_t size, float cap, Value out, const std::string& extent) {
     const Extent e = extent_of(extent);
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"soft_cap", [=](const Frame& f, Worker& w) {
                ops().soft_cap({f.at<float>(x), f.count(e), size, cap, f.at<float>(out)}, w);
            },
            {x},
@@ -157,7 +158,7 @@ void soft_cap(Program& p, Value x, std::int64_t size, float cap, Value out, cons
 }
 
 void take_rows(Program& p, Value x, std::int64_t size, Value out) {
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"take_rows", [=](const Frame& f, Worker& w) {
                ops().take_rows({f.at<float>(x), f.step.logit_index, f.step.logit_rows, size, f.at<float>(out)}, w);
            },
            {x},
@@ -166,7 +167,7 @@ void take_rows(Program& p, Value x, std::int64_t size, Value out) {
 }
 
 void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor, Value cos, Value sin) {
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"rope_tables", [=](const Frame& f, Worker& w) {
                ops().rope_tables({f.step.positions, f.at<float>(frequencies), f.step.tokens, half, factor,
                                   f.at<float>(cos), f.at<float>(sin)},
                                  w);
@@ -184,7 +185,7 @@ struct KvBuffers {
 
 void rope_write(Program& p, Value qkv, Value cos, Value sin, std::int64_t rotary_dim, std::size_t group,
                 std::int64_t heads, Value qk_norm, float eps, const KvBuffers& kv, Value query) {
-    p.add({[=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+    p.add({"rope_write", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
                ops().rope_write({f.at<float>(qkv), f.at<float>(cos), f.at<float>(sin), rotary_dim,
                                  f.step.groups[group].slot, f.step.tokens, heads, f.at<float>(qk_norm), eps, layout,
                                  f.at<std::byte>(keys), f.at<std::byte>(values), f.at<float>(query)},
@@ -202,7 +203,7 @@ AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window) {
 
 int plan_attention(Program& p, std::size_t group, std::int64_t window, const KvLayout& layout, std::int64_t heads) {
     const int plan = p.add_plan();
-    p.add({[=](const Frame& f, Worker& w) {
+    p.add({"plan_attention", [=](const Frame& f, Worker& w) {
                ops().attention_plan(rows_of(f, group, window), layout, heads, f.plan(plan), w);
            },
            {},
@@ -213,7 +214,7 @@ int plan_attention(Program& p, std::size_t group, std::int64_t window, const KvL
 
 void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, const KvBuffers& kv,
                std::int64_t heads, float scale, Value sinks, float cap, Value out) {
-    p.add({[=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+    p.add({"attention", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
                ops().attention({f.at<float>(query), &f.plan(plan), rows_of(f, group, window), layout,
                                 f.at<std::byte>(keys), f.at<std::byte>(values), heads, scale, f.at<float>(sinks), cap,
                                 f.at<float>(out)},
@@ -274,6 +275,14 @@ void bind_program(nb::module_& m) {
         .def("attention", &attention)
         .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)
         .def("run", [](Program& p, const BoundStep& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
+        .def("measure", &Program::measure, "From now on every run adds to `seconds`.")
+        .def_prop_ro("seconds",
+                     [](const Program& p) {
+                         std::vector<std::pair<std::string, double>> out;
+                         for (std::size_t i = 0; i < p.seconds().size(); ++i)
+                             out.emplace_back(p.ops()[i].name, p.seconds()[i]);
+                         return out;
+                     })
         .def_prop_ro("num_ops", &Program::num_ops)
         .def_prop_ro("arena_bytes", &Program::arena_bytes)
         .def("address", [](const Program& p, Value value) { return reinterpret_cast<std::uintptr_t>(p.address(value)); })

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <new>
 #include <stdexcept>
@@ -122,7 +123,15 @@ void Program::run(const Step& step) {
     check(step.logit_rows, max_logit_rows_, "logit rows");
     const Frame frame(*this, step);
     run_team([&](Worker& worker) {
-        for (const Op& op : ops_) op.run(frame, worker);
+        if (seconds_.empty() || worker.index() != 0) {
+            for (const Op& op : ops_) op.run(frame, worker);
+            return;
+        }
+        for (std::size_t i = 0; i < ops_.size(); ++i) {
+            const auto start = std::chrono::steady_clock::now();
+            ops_[i].run(frame, worker);
+            seconds_[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        }
     });
 }
 

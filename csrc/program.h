@@ -39,6 +39,7 @@ public:
     static constexpr Value none = -1;
 
     struct Op {
+        const char* name;
         std::function<void(const Frame&, Worker&)> run;
         std::vector<Value> reads, writes;
         // Scratch bytes it needs for that many rows; null for none.
@@ -61,6 +62,11 @@ public:
     // Throws std::invalid_argument where the step is larger than finish() was told.
     void run(const Step& step);
 
+    // From now on every run adds to seconds(), as the caller's thread sees it.
+    void measure() { seconds_.assign(ops_.size(), 0.0); }
+    const std::vector<double>& seconds() const { return seconds_; }  // one an op; empty if not measured
+    const std::vector<Op>& ops() const { return ops_; }
+
     bool finished() const { return finished_; }
     std::int64_t num_ops() const { return static_cast<std::int64_t>(ops_.size()); }
     std::int64_t arena_bytes() const { return arena_bytes_; }
@@ -80,6 +86,7 @@ private:
 
     std::vector<Slot> slots_;
     std::vector<Op> ops_;
+    std::vector<double> seconds_;
     std::vector<std::shared_ptr<AttentionPlan>> plans_;
     std::unique_ptr<std::byte[], void (*)(std::byte*)> arena_{nullptr, nullptr};
     std::byte* scratch_ = nullptr;

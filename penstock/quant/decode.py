@@ -144,10 +144,3 @@ def stored_matrix(stored: StoredTensor, shape: tuple[int, int]) -> Canonical | N
     if name in _TORCH_TYPES or shape[1] % FORMATS[name].block_size:
         return None
     return Blocks(name, shape, stored.data)
-
-
-def plain_matrix(tensor: Tensor) -> Plain:
-    """A float tensor [..., K] as a canonical matrix that shares its memory where it is contiguous."""
-    flat = tensor.reshape(-1, tensor.shape[-1]).contiguous()
-    name = next(name for name in _PLAIN if _TORCH_TYPES[name] == flat.dtype)
-    return Plain(name, (flat.shape[0], flat.shape[1]), flat.view(torch.uint8).reshape(-1).numpy())

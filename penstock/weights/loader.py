@@ -15,10 +15,11 @@ from torch import Tensor
 from penstock.config.errors import CheckpointError
 from penstock.kernels.api import Matrix
 from penstock.kernels.canonical import Canonical, Plain, concatenate, take_rows
+from penstock.kernels.plain import plain_matrix
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.weight import Weight, WeightPart
 from penstock.quant.canonical_decode import decode_canonical
-from penstock.quant.decode import canonical_tensor, dequantize, plain_matrix, stored_matrix
+from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
 from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint

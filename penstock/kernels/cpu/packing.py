@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook, Plain
+from torch import Tensor
+
+from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook
 from penstock.kernels.cpu import native
+from penstock.kernels.plain import plain_matrix
 
 MAX_BITS = 8
 SMALLEST_GROUP = 16
@@ -18,7 +21,7 @@ def packable(matrix: Canonical) -> str | None:
     return None
 
 
-def pack(matrix: Canonical, experts: int = 1) -> Any:
+def pack(matrix: Canonical | Tensor, experts: int = 1) -> Any:
     """A `PackedMatrix` of the native library; `experts` matrices lie one below the other.
 
     Raises:
@@ -32,5 +35,5 @@ def pack(matrix: Canonical, experts: int = 1) -> Any:
         return make.pack_affine(matrix.codes, matrix.bits, matrix.group, matrix.scales, **extra, experts=experts)
     if isinstance(matrix, Codebook):
         return make.pack_codebook(matrix.codes, matrix.table, matrix.group, matrix.scales, experts)
-    assert isinstance(matrix, Plain)
-    return make.pack_plain(matrix.format, *matrix.shape, matrix.data, matrix.scales, *matrix.tile, experts)
+    plain = plain_matrix(matrix) if isinstance(matrix, Tensor) else matrix
+    return make.pack_plain(plain.format, *plain.shape, plain.data, plain.scales, *plain.tile, experts)
