@@ -17,17 +17,30 @@ namespace {
 constexpr float no_score = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t value_columns = 64;  // columns of values converted at a time
 
-// A query of an item: which lanes of the partition at hand it sees, and where its states go.
+// A query of an item: which lanes it sees, and where its states go. Lanes are counted from the row's start; those beyond a
+// block's last token are skipped.
 struct ItemQuery {
-    std::int64_t token, position;
+    std::int64_t token, first_lane, end_lane;
     std::int64_t state;  // -1: the item finishes it
     bool folds;
-    std::int64_t from, to;  // lanes, counted from the partition's start; none if equal
+    std::int64_t from, to;  // of the partition at hand, from its start; none if equal
 };
 
 // Rows (a query and one of its heads) treated together, and the lanes any of them sees.
 struct RowBlock {
     std::int64_t row, count, from, to;
+};
+
+// Consecutive tiles of a row, as tiles of its blocks.
+struct TileWalk {
+    TileWalk(const KvLayout& layout, std::int64_t tile)
+        : per_block(tiles_per_block(layout)), block(tile / per_block), inner(tile % per_block) {}
+    void step() {
+        if (++inner < per_block) return;
+        inner = 0;
+        ++block;
+    }
+    std::int64_t per_block, block, inner;
 };
 
 // e^a and e^b
@@ -75,6 +88,8 @@ public:
         first_head_ = first_query_head(kv_head, args.heads, layout_.heads) + chunk * plan_.head_chunk;
         heads_ = std::max<std::int64_t>(0, std::min(first_head_ + plan_.head_chunk, end) - first_head_);
         columns_ = padded_value_dim(layout_);
+        key_codes_ = key_code_bytes(layout_);
+        value_codes_ = value_code_bytes(layout_);
     }
 
     void run() {
@@ -106,13 +121,13 @@ private:
             if (i == 0) table_ = args_.rows.block_table + unit.row * args_.rows.table_width;
             for (std::int64_t q = 0; q < unit.count; ++q) {
                 const std::int64_t state = unit.state < 0 ? -1 : unit.state + q * unit.states + part.state;
-                queries_[static_cast<std::size_t>(num_queries_++)] = {unit.token + q, unit.position + q, state, part.folds, 0, 0};
+                const std::int64_t low = lowest_seen(unit.position + q, args_.rows.window), end = lane_of(unit.position + q) + 1;
+                for (std::int64_t h = 0; h < heads_; ++h)
+                    query_of_row_[static_cast<std::size_t>(rows_++)] = static_cast<std::uint8_t>(num_queries_);
+                queries_[static_cast<std::size_t>(num_queries_++)] = {unit.token + q, lane_of(low), end, state, part.folds, 0, 0};
+                end_tile_ = std::max(end_tile_, std::min((end + kv_tile - 1) / kv_tile, item_.end * partition_tiles));
             }
         }
-        rows_ = num_queries_ * heads_;
-        std::int64_t last = 0;
-        for (std::int64_t q = 0; q < num_queries_; ++q) last = std::max(last, queries_[static_cast<std::size_t>(q)].position);
-        last_tile_ = std::min(tile_of(layout_, last), item_.end * partition_tiles - 1);
     }
 
     // All floats; queries are scaled as they are brought in.
@@ -138,7 +153,12 @@ private:
         }
     }
 
-    ItemQuery& query_of(std::int64_t row) { return queries_[static_cast<std::size_t>(row / heads_)]; }
+    const ItemQuery& query_of(std::int64_t row) const {
+        return queries_[query_of_row_[static_cast<std::size_t>(row)]];
+    }
+    std::int64_t lane_of(std::int64_t position) const {
+        return tile_of(layout_, position) * kv_tile + position % layout_.block_size % kv_tile;
+    }
     std::int64_t head_of(std::int64_t row) const { return first_head_ + row % heads_; }
 
     void reset(std::int64_t row) {
@@ -156,56 +176,45 @@ private:
         converts_ = type == KvType::i4 || (type != KvType::f32 && num_blocks_ > 1);
     }
 
-    // A partition's tiles, and which of its lanes each query and block sees.
+    // Which of a partition's lanes each query and block sees, and its tiles.
     void locate(std::int64_t partition) {
-        const std::int64_t first = partition * partition_tiles, per_block = tiles_per_block(layout_);
-        tile_from_ = partition_tiles;
-        tile_to_ = 0;
-        for (std::int64_t q = 0; q < num_queries_; ++q) {
-            ItemQuery& query = queries_[static_cast<std::size_t>(q)];
-            const std::int64_t low = lowest_seen(query.position, args_.rows.window);
-            query.from = std::clamp<std::int64_t>(lane_of(low) - first * kv_tile, 0, partition_lanes);
-            query.to = std::clamp<std::int64_t>(lane_of(query.position) + 1 - first * kv_tile, query.from, partition_lanes);
+        const std::int64_t start = partition * partition_lanes;
+        std::int64_t from = partition_lanes, to = 0;
+        for (ItemQuery& query : std::span(queries_.data(), static_cast<std::size_t>(num_queries_))) {
+            query.from = std::clamp<std::int64_t>(query.first_lane - start, 0, partition_lanes);
+            query.to = std::clamp<std::int64_t>(query.end_lane - start, query.from, partition_lanes);
             if (query.from == query.to) continue;
-            tile_from_ = std::min(tile_from_, query.from / kv_tile);
-            tile_to_ = std::max(tile_to_, (query.to + kv_tile - 1) / kv_tile);
+            from = std::min(from, query.from);
+            to = std::max(to, query.to);
         }
         for (RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
             block.from = partition_lanes;
             block.to = 0;
             for (std::int64_t r = block.row; r < block.row + block.count; ++r) {
-                if (query_of(r).from == query_of(r).to) continue;
-                block.from = std::min(block.from, query_of(r).from);
-                block.to = std::max(block.to, query_of(r).to);
+                const ItemQuery& query = query_of(r);
+                if (query.from == query.to) continue;
+                block.from = std::min(block.from, query.from);
+                block.to = std::max(block.to, query.to);
             }
         }
-        for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
-            const TilePlace place = find_tile(first + t);
-            key_tile_[t] = args_.keys + place.block * layout_.key_block_bytes + place.tile * key_tile_bytes(layout_);
-            value_tile_[t] = args_.values + place.block * layout_.value_block_bytes + place.tile * value_tile_bytes(layout_);
-            width_[t] = std::min(kv_tile, layout_.block_size - place.tile % per_block * kv_tile);
-            next_key_tile_[t] = next_keys(first + t + partition_tiles, key_tile_[t]);
+        tile_from_ = from / kv_tile;
+        tile_to_ = (to + kv_tile - 1) / kv_tile;
+        find_tiles(partition * partition_tiles);
+    }
+
+    void find_tiles(std::int64_t first) {
+        const std::int64_t key_bytes = key_tile_bytes(layout_), value_bytes = value_tile_bytes(layout_);
+        TileWalk walk(layout_, first + tile_from_), next(layout_, first + partition_tiles + tile_from_);
+        for (std::int64_t t = tile_from_; t < tile_to_; ++t, walk.step(), next.step()) {
+            const std::int64_t block = table_[walk.block], tile = kv_head_ * walk.per_block + walk.inner;
+            key_tile_[t] = args_.keys + block * layout_.key_block_bytes + tile * key_bytes;
+            value_tile_[t] = args_.values + block * layout_.value_block_bytes + tile * value_bytes;
+            width_[t] = std::min(kv_tile, layout_.block_size - walk.inner * kv_tile);
+            next_key_tile_[t] = key_tile_[t];
+            if (first + partition_tiles + t < end_tile_)
+                next_key_tile_[t] = args_.keys + table_[next.block] * layout_.key_block_bytes +
+                                    (kv_head_ * next.per_block + next.inner) * key_bytes;
         }
-    }
-
-    struct TilePlace {
-        std::int64_t block, tile;  // of the block's tiles
-    };
-    TilePlace find_tile(std::int64_t tile) const {
-        const std::int64_t per_block = tiles_per_block(layout_);
-        return {table_[tile / per_block], kv_head_ * per_block + tile % per_block};
-    }
-
-    // The keys that are read after those at `now`, if the item has more.
-    const std::byte* next_keys(std::int64_t tile, const std::byte* now) const {
-        if (tile > last_tile_) return now;
-        const TilePlace place = find_tile(tile);
-        return args_.keys + place.block * layout_.key_block_bytes + place.tile * key_tile_bytes(layout_);
-    }
-
-    // Lanes are counted from the row's start; those beyond a block's last token are skipped.
-    std::int64_t lane_of(std::int64_t position) const {
-        return tile_of(layout_, position) * kv_tile + position % layout_.block_size % kv_tile;
     }
 
     QueryBlock query_block(const RowBlock& block) const {
@@ -277,7 +286,7 @@ private:
             vec::F32x16 weight = vec::exp(vec::load16(scores + t * kv_tile) - top);
             total = total + weight;
             if constexpr (scaled) {
-                const float* const scales = token_scales(value_tile_[t], value_code_bytes(layout_));
+                const float* const scales = token_scales(value_tile_[t], value_codes_);
                 weight = masked(weight * vec::load16(scales), t, query, 0.0f);
             }
             vec::store(scores + t * kv_tile, weight);
@@ -288,7 +297,7 @@ private:
     }
 
     vec::F32x16 final_score(vec::F32x16 score, std::int64_t tile, const ItemQuery& query) const {
-        if constexpr (scaled) score = score * vec::load16(token_scales(key_tile_[tile], key_code_bytes(layout_)));
+        if constexpr (scaled) score = score * vec::load16(token_scales(key_tile_[tile], key_codes_));
         if (args_.soft_cap > 0.0f) {
             const vec::F32x16 cap = vec::splat16(args_.soft_cap);
             score = cap * vec::tanh(score / cap);
@@ -370,13 +379,15 @@ private:
     const AttentionItem& item_;
     const std::int32_t* table_ = nullptr;
     std::int64_t kv_head_, first_head_, heads_, columns_;
+    std::int64_t key_codes_, value_codes_;  // bytes before a tile's scales
     std::int64_t num_queries_ = 0, rows_ = 0, num_blocks_ = 0;
+    std::int64_t end_tile_ = 0;  // none from here on is read by the item
     bool converts_ = false;
     std::array<ItemQuery, item_rows> queries_;
+    std::array<std::uint8_t, item_rows> query_of_row_;
     std::array<RowBlock, item_rows> blocks_;
     // of the partition at hand
     std::int64_t tile_from_ = 0, tile_to_ = 0;
-    std::int64_t last_tile_ = 0;  // of the item
     const std::byte* key_tile_[partition_tiles] = {};
     const std::byte* next_key_tile_[partition_tiles] = {};
     const std::byte* value_tile_[partition_tiles] = {};

@@ -20,23 +20,6 @@ static inline F32x16 splat16_bf16(std::uint16_t bits) {
     return splat16(value);
 }
 
-// The sum of all lanes, in one fixed order.
-static inline float sum(F32x16 a) {
-    float lane[16];
-    store(lane, a);
-    for (int half = 8; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] = lane[i] + lane[i + half];
-    return lane[0];
-}
-
-static inline float most(F32x16 a) {
-    float lane[16];
-    store(lane, a);
-    for (int half = 8; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-    return lane[0];
-}
-
 // e^x for x <= 88; 0 below -87.3 (no subnormal results). Cephes' expf: argument reduction by ln 2 in two parts, a polynomial
 // of degree 5 (relative error below 2e-7).
 static inline F32x16 exp(F32x16 x) {

@@ -85,4 +85,18 @@ static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16&
 }
 constexpr int query_block = 6, vector_block = 4;  // sums of a block fit into the registers
 
+// The sum, and the greatest, of all lanes: of lanes 8 apart first, then 4, 2 and 1.
+static inline float sum(F32x16 a) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+static inline float most(F32x16 a) {
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -141,4 +141,16 @@ static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16&
 }
 constexpr int query_block = 2, vector_block = 1;  // sums of a block fit into the registers
 
+// The sum, and the greatest, of all lanes: of lanes 8 apart first, then 4, 2 and 1.
+static inline float sum(F32x16 a) {
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) a.lane[i] = a.lane[i] + a.lane[i + half];
+    return a.lane[0];
+}
+static inline float most(F32x16 a) {
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) a.lane[i] = a.lane[i] > a.lane[i + half] ? a.lane[i] : a.lane[i + half];
+    return a.lane[0];
+}
+
 }  // namespace penstock::PENSTOCK_ISA::vec
