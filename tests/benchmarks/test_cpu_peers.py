@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gguf
@@ -209,3 +211,18 @@ def test_a_start_is_timed_with_its_peak_memory(tmp_path: Path) -> None:
     assert peak > 50_000_000
     with pytest.raises(RuntimeError, match="ended with 3"):
         peer_startup.time_start([sys.executable, "-c", "raise SystemExit(3)"], run, str(tmp_path))
+
+
+def test_a_stopped_worker_ends_with_its_parent() -> None:
+    child = "from benchmarks.cpu.workers.protocol import die_with_parent as d; d(); print('up', flush=True); input()"
+    parent = (
+        "import os, signal, subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "p.stdout.readline(); os.kill(p.pid, signal.SIGSTOP); print(p.pid, flush=True); os._exit(0)"
+    )
+    said = subprocess.run([sys.executable, "-c", parent, child], capture_output=True, text=True, check=True).stdout
+    state = Path(f"/proc/{int(said)}/stat")
+    deadline = time.monotonic() + 30
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.01)

@@ -7,12 +7,15 @@ of one monotonic clock, one list of arrival times for each prompt. Whatever libr
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 Times = tuple[float, list[list[float]]]
 Run = Callable[[Sequence[Sequence[int]], int], Times]
 """Continues each prompt by exactly so many tokens; returns the start and every token's arrival."""
@@ -20,8 +23,14 @@ Load = Callable[[Mapping[str, Any]], tuple[Run, dict[str, str]]]
 """Loads the model; returns how to run it and facts worth reporting (version, KV type)."""
 
 
+def die_with_parent() -> None:
+    """Has Linux kill this process when its parent ends: a stopped worker would never see the end of its input."""
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def serve(load: Load) -> None:
     """Loads what the command line names and answers works until standard input ends."""
+    die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
