@@ -19,8 +19,9 @@ from penstock.kernels.cpu.ops import PACKING
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import make_executor
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.memory_plan import MemoryPlan, format_bytes
-from penstock.runtime.prepare import Prepared, kernel_decisions, packs_natively, prepare
+from penstock.runtime.prepare import Prepared, kernel_decisions, packs_natively, plan_again, prepare
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
@@ -70,11 +71,21 @@ def build_engine(
         quantize=concrete.quantize,
     )
     notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
-    groups = prepared.groups
+    groups, kernels = prepared.groups, prepared.kernels
+    kv = choose_kv_types(model, groups, concrete.kv_cache_dtype, concrete.block_size)
+    if kv.reason:
+        notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
+        plan = plan_again(prepared, kv.of_layer)
     scheduler_options = _scheduler_options(concrete, plan)
-    kernels = prepared.kernels
-    layout = {"kv_type": concrete.kv_cache_dtype, "device": concrete.device}
-    memory = KVMemory(kernels, model.cache_specs, groups, plan.kv_blocks, concrete.block_size, **layout)
+    memory = KVMemory(
+        kernels,
+        model.cache_specs,
+        groups,
+        plan.kv_blocks,
+        concrete.block_size,
+        kv_types=kv.of_layer,
+        device=concrete.device,
+    )
     rows = scheduler_options.max_num_seqs
     widest = -(-plan.max_model_len // concrete.block_size)
     builder = BatchBuilder(len(groups), rows, widest, concrete.block_size, device)

@@ -21,15 +21,17 @@ class KVMemory:
         num_blocks: Sequence[int],
         block_size: int,
         *,
-        kv_type: str = "float32",
+        kv_types: Sequence[str] = (),
         device: str = "cpu",
     ) -> None:
+        """`kv_types` are the layers' types; without them all keep float32."""
+        kv_types = kv_types or ("float32",) * len(specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.caches: list[LayerCache] = []
         for layer, spec in enumerate(specs):
             group = group_of[layer]
             sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
-            kv = kernels.make_cache(kv_type, num_blocks[group], block_size, *sizes, device)
+            kv = kernels.make_cache(kv_types[layer], num_blocks[group], block_size, *sizes, device)
             self.caches.append(LayerCache(group, kv))
         self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
 

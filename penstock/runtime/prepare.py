@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, resolve
-from penstock.core.cache_spec import CacheGroup, CacheSpec, group_layers
+from penstock.core.cache_spec import CacheGroup, group_layers
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
@@ -36,6 +36,7 @@ class Prepared:
         plan: where the memory goes.
         settings: derived options and why.
         kernels: the implementation of every op.
+        limits: what the plan was made under.
     """
 
     checkpoint: Checkpoint
@@ -46,6 +47,7 @@ class Prepared:
     plan: MemoryPlan
     settings: tuple[Decision, ...]
     kernels: KernelSet
+    limits: MemoryLimits
 
 
 def measure_machine() -> Machine:
@@ -90,31 +92,56 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     declare = partial(build_model, checkpoint.config, kernels, dtype=getattr(torch, concrete.dtype))
     model = declare(max_model_len=concrete.max_model_len)
     groups = group_layers(model.cache_specs)
-    blocks = partial(_block_bytes, kernels, concrete, model.cache_specs)
-    plan = plan_memory(
-        model=facts,
-        groups=groups,
-        dtype_bytes=DTYPE_BYTES[concrete.dtype],
-        block_bytes=tuple(blocks(group) for group in groups),
-        limits=limits,
-        weights_bytes=_resident_bytes(facts, kernels, concrete),
-    )
+    types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
+    plan = _plan(facts, kernels, concrete, model, groups, limits, types)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(max_model_len=plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
-    return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels)
+    return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
 
 
 PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
 
 
-def _block_bytes(kernels: KernelSet, options: EngineOptions, specs: Sequence[CacheSpec], group: CacheGroup) -> int:
-    """Bytes of one block over all layers of a group."""
-    kind = options.kv_cache_dtype
-    return sum(
+# Bits a weight, scales included, of the formats `--quantize` knows, by their first letters; an estimate.
+QUANTIZED_BITS = {
+    "q2_k": 2.8, "q3_k": 3.7, "q4_0": 4.7, "q4_1": 5.2, "q4_k": 4.8, "q5_0": 5.7, "q5_1": 6.2, "q5_k": 5.8, "q6_k": 6.8,
+    "q8_0": 8.7, "iq4_": 4.8, "tq1_": 2.1, "tq2_": 2.4, "mxfp": 4.5, "nvfp": 4.8, "int4": 4.5, "int8": 8.2, "fp8": 8.2,
+    "fp8_": 8.2,
+}  # fmt: skip
+
+
+def plan_again(prepared: Prepared, kv_types: Sequence[str]) -> MemoryPlan:
+    """The plan with the KV cache in these types, one a layer.
+
+    Raises:
+        MemoryPlanError: it does not fit.
+    """
+    limits = replace(prepared.limits, max_model_len=prepared.plan.max_model_len, max_model_len_fixed=True)
+    return _plan(prepared.facts, prepared.kernels, prepared.options, prepared.model, prepared.groups, limits, kv_types)
+
+
+def _plan(
+    facts: ModelFacts,
+    kernels: KernelSet,
+    options: EngineOptions,
+    model: Model,
+    groups: Sequence[CacheGroup],
+    limits: MemoryLimits,
+    kv_types: Sequence[str],
+) -> MemoryPlan:
+    sizes = [
         kernels.cache_block_bytes(kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim)
-        for spec in (specs[layer] for layer in group.layers)
+        for kind, spec in zip(kv_types, model.cache_specs, strict=True)
+    ]
+    return plan_memory(
+        model=facts,
+        groups=groups,
+        dtype_bytes=DTYPE_BYTES[options.dtype],
+        block_bytes=tuple(sum(sizes[layer] for layer in group.layers) for group in groups),
+        limits=limits,
+        weights_bytes=_resident_bytes(facts, kernels, options),
     )
 
 
@@ -125,6 +152,8 @@ def packs_natively(kernels: KernelSet) -> bool:
 
 def _resident_bytes(facts: ModelFacts, kernels: KernelSet, options: EngineOptions) -> int:
     """Bytes of the loaded weights: as stored where the kernels take them so, else in the compute type."""
+    if options.quantize is not None:
+        return int(facts.parameters * QUANTIZED_BITS.get(options.quantize[:4], 16.5) / 8)
     if packs_natively(kernels):
         return int(facts.file_bytes * PACKING_SLACK)
     return facts.parameters * DTYPE_BYTES[options.dtype]

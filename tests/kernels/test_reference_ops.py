@@ -59,7 +59,7 @@ def test_linear(dtype: torch.dtype, prefer_reference: bool, tokens: int, inputs:
     bias, residual = rand(outputs, dtype=dtype, seed=2), rand(tokens, outputs, dtype=dtype, seed=3)
     exact = x.double() @ weight.double().t()
     kept = residual.clone()
-    for stored in (ops.pack_linear([weight]), weight):
+    for stored in (ops.pack_linear([weight]), ops.pack_table([weight])):
         close(ops.linear(x, stored), exact, dtype)
         close(ops.linear(x, stored, bias), exact + bias.double(), dtype)
         close(ops.linear(x, stored, None, residual), exact + residual.double(), dtype)
@@ -172,7 +172,8 @@ def test_grouped_experts(dtype: torch.dtype, bias: bool, tokens: int, prefer_ref
     gate_up_bias = rand(experts, 2 * inner, dtype=dtype, seed=3) if bias else None
     down_bias = rand(experts, width, dtype=dtype, seed=4) if bias else None
     weights, ids = ops.route_experts(rand(tokens, experts - 1, seed=5), top_k, "softmax_topk", True)  # one is never hit
-    packed = (ops.pack_experts([stack.reshape(-1, stack.shape[2])], experts) for stack in (gate_up, down))
+    gates, ups = (half.reshape(-1, width) for half in gate_up.chunk(2, dim=1))
+    packed = ops.pack_experts([gates, ups], experts), ops.pack_experts([down.reshape(-1, inner)], experts)
     out = ops.grouped_experts(
         x, weights, ids, *packed, "silu", gate_up_bias, down_bias
     )
