@@ -78,47 +78,139 @@ void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel,
     }
 }
 
-// Inputs first … first + count - 1 of a panel as floats, into column + 0 … 15 of the tile.
-void unpack_floats(const PackedMatrix& matrix, const std::byte* panel, std::int64_t first, std::int64_t count, int column,
-                   FloatTile& tile) {
-    const PackedHeader& header = matrix.header();
-    const auto scales = reinterpret_cast<const float*>(panel);
-    const bool scaled = header.scale != ScaleKind::none;
-    const std::int64_t tiles = scaled ? (header.cols + header.group - 1) / header.group : 0;
-    const std::byte* const data = panel + tiles * 64;
-    const vec::Table16 table = vec::load_table(header.table);
-    const auto value = [&](std::int64_t k) {
-        switch (header.kind) {
-            case PackedKind::f32: return vec::load16(reinterpret_cast<const float*>(data) + 16 * k);
-            case PackedKind::bf16: return vec::load16_bf16(reinterpret_cast<const std::uint16_t*>(data) + 16 * k);
-            case PackedKind::f16: return vec::load16_f16(reinterpret_cast<const std::uint16_t*>(data) + 16 * k);
-            case PackedKind::f8_e4m3: return vec::load16_e4m3(reinterpret_cast<const std::uint8_t*>(data) + 16 * k);
-            case PackedKind::f8_e5m2: return vec::load16_e5m2(reinterpret_cast<const std::uint8_t*>(data) + 16 * k);
-            default: break;
-        }
-        const auto* const nibbles = reinterpret_cast<const std::uint8_t*>(data) + 16 * (k / 2);
-        return k % 2 ? vec::lookup_high(table, nibbles) : vec::lookup_low(table, nibbles);
-    };
-    for (std::int64_t k = 0; k < count; ++k) {
-        const vec::F32x16 plain = value(first + k);
-        vec::store(tile.value[k] + column, scaled ? vec::load16(scales + (first + k) / header.group * 16) * plain : plain);
+// Sixteen weights of input k, of a panel's data.
+template <PackedKind kind>
+vec::F32x16 load_weights(const std::byte* data, std::int64_t k, [[maybe_unused]] const vec::Table16& table) {
+    const auto* const bytes = reinterpret_cast<const std::uint8_t*>(data);
+    const auto* const words = reinterpret_cast<const std::uint16_t*>(data);
+    if constexpr (kind == PackedKind::f32) return vec::load16(reinterpret_cast<const float*>(data) + 16 * k);
+    if constexpr (kind == PackedKind::bf16) return vec::load16_bf16(words + 16 * k);
+    if constexpr (kind == PackedKind::f16) return vec::load16_f16(words + 16 * k);
+    if constexpr (kind == PackedKind::f8_e4m3) return vec::load16_e4m3(bytes + 16 * k);
+    if constexpr (kind == PackedKind::f8_e5m2) return vec::load16_e5m2(bytes + 16 * k);
+    const std::uint8_t* const nibbles = bytes + 16 * (k / 2);
+    return k % 2 ? vec::lookup_high(table, nibbles) : vec::lookup_low(table, nibbles);
+}
+
+// Bytes of sixteen weights.
+template <PackedKind kind>
+inline constexpr std::int64_t value_bytes = kind == PackedKind::f32                               ? 64
+                                            : kind == PackedKind::bf16 || kind == PackedKind::f16 ? 32
+                                            : kind == PackedKind::table                           ? 8
+                                                                                                  : 16;
+
+// A float panel: scales of its tiles of inputs, if any, and its values.
+struct FloatPanel {
+    const float* scales;  // [tiles][16], or null
+    const std::byte* data;
+
+    FloatPanel(const PackedHeader& header, const std::byte* panel)
+        : scales(header.scale == ScaleKind::none ? nullptr : reinterpret_cast<const float*>(panel)),
+          data(panel + (scales ? (header.cols + header.group - 1) / header.group * 64 : 0)) {}
+};
+
+// Cuts inputs first … end - 1 where another scale begins: use(first, end, tile).
+template <class F>
+void each_scale(const PackedHeader& header, std::int64_t first, std::int64_t end, F&& use) {
+    while (first < end) {
+        const std::int64_t tile = first / header.group, stop = std::min(end, (tile + 1) * header.group);
+        use(first, stop, tile);
+        first = stop;
     }
 }
 
+// Inputs first … end - 1 of a panel as floats, into column + 0 … 15 of the tile.
+template <PackedKind kind>
+void unpack_floats(const PackedHeader& header, const std::byte* panel, std::int64_t first, std::int64_t end, int column,
+                   FloatTile& tile) {
+    const FloatPanel from(header, panel);
+    const vec::Table16 table = vec::load_table(header.table);
+    const std::int64_t bytes = (end - first) * value_bytes<kind>;
+    for (std::int64_t at = 0; at < bytes; at += 64) vec::prefetch(from.data + end * value_bytes<kind> + at);
+    each_scale(header, first, end, [&](std::int64_t begin, std::int64_t stop, std::int64_t t) {
+        if (!from.scales) {
+            for (std::int64_t k = begin; k < stop; ++k)
+                vec::store(tile.value[k - first] + column, load_weights<kind>(from.data, k, table));
+            return;
+        }
+        const vec::F32x16 scale = vec::load16(from.scales + 16 * t);
+        for (std::int64_t k = begin; k < stop; ++k)
+            vec::store(tile.value[k - first] + column, scale * load_weights<kind>(from.data, k, table));
+    });
+}
+
+// Few rows times four panels, weights straight from memory: the same sums in the same order as through a tile.
+template <PackedKind kind, int R>
+void multiply_stream(const PackedHeader& header, const std::byte* const* panel, const float* const* row, float* sums) {
+    constexpr std::int64_t ahead = 2048 / value_bytes<kind>;  // inputs
+    const FloatPanel from[all_panels] = {{header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
+    const vec::Table16 table = vec::load_table(header.table);
+    vec::F32x16 acc[R][all_panels];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < all_panels; ++p) acc[r][p] = vec::splat16(0.0f);
+    const auto add = [&](std::int64_t begin, std::int64_t end, auto scaled, std::int64_t t) {
+        for (std::int64_t k = begin; k < end; ++k)
+#pragma GCC unroll 4
+            for (int p = 0; p < all_panels; ++p) {
+                vec::prefetch(from[p].data + (k + ahead) * value_bytes<kind>);
+                vec::F32x16 weights = load_weights<kind>(from[p].data, k, table);
+                if constexpr (scaled) weights = vec::load16(from[p].scales + 16 * t) * weights;
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) acc[r][p] = vec::fma(vec::splat16(row[r][k]), weights, acc[r][p]);
+            }
+    };
+    each_scale(header, 0, header.cols, [&](std::int64_t begin, std::int64_t end, std::int64_t t) {
+        if (from[0].scales)
+            add(begin, end, std::true_type{}, t);
+        else
+            add(begin, end, std::false_type{}, t);
+    });
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < all_panels; ++p) vec::store(sums + r * group_columns + 16 * p, acc[r][p]);
+}
+
+template <PackedKind kind>
 void multiply_float(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                     RowList rows, std::int64_t count, float* sums) {
+    const PackedHeader& header = matrix.header();
+    if (count <= vec::stream_rows) {
+        with_rows(static_cast<int>(count), [&](auto fixed) {
+            constexpr int R = decltype(fixed)::value;
+            const float* row[R];
+            for (int r = 0; r < R; ++r) row[r] = opaque(inputs.x + rows[r] * inputs.cols);
+            if constexpr (R <= vec::stream_rows) multiply_stream<kind, R>(header, panel, row, sums);
+        });
+        return;
+    }
     auto& tile = *reinterpret_cast<FloatTile*>(thread_memory(3, sizeof(FloatTile)));
     for (std::int64_t first = 0; first < inputs.cols; first += 64) {
         const std::int64_t inner = std::min<std::int64_t>(64, inputs.cols - first);
-        for (int p = 0; p < panels; ++p) unpack_floats(matrix, panel[p], first, inner, 16 * p, tile);
+        for (int p = 0; p < panels; ++p) unpack_floats<kind>(header, panel[p], first, first + inner, 16 * p, tile);
         each_tile(count, [&](std::int64_t at, auto fixed) {
             constexpr int R = decltype(fixed)::value;
             const float* row[R];
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.x + rows[at + r] * inputs.cols + first);
-            constexpr int P = vec::tile_panels(R);
-            for (int p = 0; p < panels; p += P)
-                multiply_floats<R, P>(tile, inner, row, p, sums + at * group_columns);
+            constexpr int P = vec::float_tile_panels(R);
+            for (int p = 0; p < panels; p += P) multiply_floats<R, P>(tile, inner, row, p, sums + at * group_columns);
         });
+    }
+}
+
+using Multiply = void (*)(const PackedMatrix&, const std::byte* const*, int, const Inputs&, RowList, std::int64_t, float*);
+
+Multiply multiplier(PackedKind kind) {
+    switch (kind) {
+        case PackedKind::f32: return multiply_float<PackedKind::f32>;
+        case PackedKind::bf16: return multiply_float<PackedKind::bf16>;
+        case PackedKind::f16: return multiply_float<PackedKind::f16>;
+        case PackedKind::f8_e4m3: return multiply_float<PackedKind::f8_e4m3>;
+        case PackedKind::f8_e5m2: return multiply_float<PackedKind::f8_e5m2>;
+        case PackedKind::table: return multiply_float<PackedKind::table>;
+        default: return multiply_integer;
     }
 }
 
@@ -149,7 +241,7 @@ void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t firs
     for (int p = 0; p < all_panels; ++p) panel[p] = matrix.panel(expert, std::min(first_panel + p, last));
     std::memset(sums, 0, static_cast<std::size_t>(count * group_columns) * sizeof(float));
     const int step = vec::tile_panels(1), computed = (panels + step - 1) / step * step;
-    (matrix.integer() ? multiply_integer : multiply_float)(matrix, panel, computed, inputs, {rows, first}, count, sums);
+    multiplier(matrix.header().kind)(matrix, panel, computed, inputs, {rows, first}, count, sums);
 }
 
 }  // namespace penstock::PENSTOCK_ISA

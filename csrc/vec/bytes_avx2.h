@@ -6,6 +6,8 @@
 namespace penstock::PENSTOCK_ISA::vec {
 
 inline constexpr int tile_rows = 3;  // of activations: 12 sums, 2 weights, 1 activation in 16 registers
+inline constexpr int stream_rows = 1;  // of activations, whose sums with four panels fit in registers
+static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
 
 struct Bytes64 {

@@ -6,6 +6,8 @@
 namespace penstock::PENSTOCK_ISA::vec {
 
 inline constexpr int tile_rows = 6;  // of activations; rows and panels of a tile make 12 sums of integers and 12 of floats
+inline constexpr int stream_rows = 6;  // of activations, whose sums with four panels fit in registers
+static constexpr int float_tile_panels(int) { return 4; }
 static constexpr int tile_panels(int rows) { return rows > 3 ? 2 : 4; }
 
 struct Bytes64 {

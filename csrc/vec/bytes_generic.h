@@ -6,6 +6,8 @@
 namespace penstock::PENSTOCK_ISA::vec {
 
 inline constexpr int tile_rows = 3;
+inline constexpr int stream_rows = 2;  // of activations, whose sums with four panels fit in registers
+static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
 
 struct Bytes64 {
