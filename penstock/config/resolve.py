@@ -146,7 +146,9 @@ def _dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Deriv
     share = 4 * model.parameters / max(1, machine.memory_available)
     if share <= 0.25 or model.checkpoint_dtype == "float32":
         return "float32", f"exact, and its weights take {share:.0%} of the available memory"
-    return model.checkpoint_dtype, f"float32 weights would take {share:.0%} of available memory"
+    if machine.has_bf16:
+        return model.checkpoint_dtype, f"float32 weights would take {share:.0%} of the available memory"
+    return "float32", "this CPU has no bfloat16 instructions"
 
 
 def _kv_cache_dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:

@@ -38,7 +38,7 @@ def reasons(
 def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
     resolved = resolve(EngineOptions(), SMALL, MACHINE)
     open_names = {f.name for f in fields(resolved.options) if getattr(resolved.options, f.name) in (None, "auto")}
-    assert open_names <= {"kv_blocks", "max_chunk_tokens"}  # None is their own "no limit"
+    assert open_names <= {"kv_blocks", "max_chunk_tokens", "pack_cache", "quantize"}  # None is their own "no limit"
     for name, value, reason in resolved.reasons:
         assert getattr(resolved.options, name) == value
         assert len(reason) > 10
@@ -61,19 +61,29 @@ def test_defaults_on_a_cpu() -> None:
     ("model", "has_bf16", "device", "dtype", "why"),
     [
         (SMALL, True, "auto", "float32", "exact"),
-        (LARGE, True, "auto", "bfloat16", "the CPU computes in bfloat16"),
+        (LARGE, True, "auto", "bfloat16", "would take 124%"),
         (LARGE, False, "auto", "float32", "no bfloat16 instructions"),
-        (replace(LARGE, checkpoint_dtype="float16"), True, "auto", "float16", "would take 124%"),
-        (replace(LARGE, checkpoint_dtype="float32"), True, "auto", "float32", "--dtype bfloat16 would halve it"),
+        (replace(LARGE, checkpoint_dtype="float32"), True, "auto", "float32", "exact"),
         (SMALL, False, "cuda", "bfloat16", "what the checkpoint holds"),
     ],
 )
-def test_dtype(model: ModelFacts, has_bf16: bool, device: str, dtype: str, why: str) -> None:
-    machine = replace(MACHINE, has_bf16=has_bf16, cuda_devices=1, gpu_memory_available=40 * GIB)
+def test_dtype_without_the_native_library(model: ModelFacts, has_bf16: bool, device: str, dtype: str, why: str) -> None:
+    machine = replace(MACHINE, isas=(), has_bf16=has_bf16, cuda_devices=1, gpu_memory_available=40 * GIB)
     device = "cpu" if device == "auto" else device
     value, reason = reasons(EngineOptions(device=device), model, machine)["dtype"]
     assert value == dtype
     assert why in reason
+
+
+@pytest.mark.parametrize(
+    ("stored", "kv_type", "why"),
+    [("float32", "float32", "what the checkpoint holds"), ("bfloat16", "float16", "half of float32")],
+)
+def test_types_with_the_native_library(stored: str, kv_type: str, why: str) -> None:
+    chosen = reasons(EngineOptions(), replace(LARGE, checkpoint_dtype=stored))
+    assert chosen["dtype"] == ("float32", "activations; weights stay in memory as they are stored")
+    assert chosen["kv_cache_dtype"][0] == kv_type
+    assert why in chosen["kv_cache_dtype"][1]
 
 
 def test_cuda_is_taken_only_when_asked_for_and_refused_where_there_is_none() -> None:
@@ -87,7 +97,7 @@ def test_cuda_is_taken_only_when_asked_for_and_refused_where_there_is_none() -> 
 def test_kv_cache_size_rules() -> None:
     value, reason = reasons(EngineOptions())["kv_cache_memory"]
     assert "64 sequences of a quarter of 2048 tokens" in reason
-    assert 64 * 512 * 256 * 6 * 4 <= value < 1.1 * 64 * 512 * 256 * 6 * 4
+    assert 64 * 512 * 256 * 6 * 2 <= value < 1.1 * 64 * 512 * 256 * 6 * 2
     medium = replace(LARGE, context_length=32_768)
     value, reason = reasons(EngineOptions(dtype="bfloat16"), medium)["kv_cache_memory"]
     assert (value, reason) == (6 * GIB, "a quarter of the available memory")
