@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "code_stream.h"
 #include "tiles.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -60,6 +61,8 @@ void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel,
     const PackedHeader& header = matrix.header();
     auto& tile = *reinterpret_cast<CodeTile*>(thread_memory(3, sizeof(CodeTile)));
     const MultiplyTile multiply_rows = choose(header);
+    const bool has_min = header.minimum != MinKind::none;
+    const StreamCodes stream = choose_stream(header, count);
     const std::int64_t unit = header.group == 16 ? 16 : 32, groups_a_span = span_inputs / std::min(header.group, span_inputs);
     TileShape shape{0, header.zero, std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
     const std::int64_t units = (header.cols + unit_inputs - 1) / unit_inputs, spans = spans_of(header.cols);
@@ -67,14 +70,21 @@ void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel,
         shape.units = std::min<std::int64_t>(8, units - 8 * s);
         const SpanLayout layout = span_layout(header, shape.units);
         const std::int64_t groups = std::min(groups_a_span, (shape.units * unit_inputs + header.group - 1) / header.group);
+        const ActivationSpan* const activations = inputs.spans + s * inputs.tokens;
+        const ActivationSpan* row[stream_code_rows];
+        for (int r = 0; stream && r < count; ++r) row[r] = opaque(activations + rows[r]);
         for (int p = 0; p < panels; ++p) {
             const std::byte* const span = panel[p] + s * header.span_bytes;
-            unpack_codes(header, reinterpret_cast<const std::uint8_t*>(span), shape.units, group_columns * 4,
-                         tile.bytes[0][p]);
-            group_scales(matrix, layout, span, groups, 16 * p, tile.scales);
+            const auto* const codes = reinterpret_cast<const std::uint8_t*>(span);
             for (std::int64_t at = 0; at < header.span_bytes; at += 64) vec::prefetch(span + header.span_bytes + at);
+            group_scales(matrix, layout, span, groups, 16 * p, tile.scales);
+            if (stream)
+                stream(codes, header.lut, tile.scales.scale[0] + 16 * p, {shape.units, shape.zero, shape.group_shift, has_min},
+                       row, sums + 16 * p);
+            else
+                unpack_codes(header, codes, shape.units, group_columns * all_panels, tile.bytes[0][p]);
         }
-        multiply_rows(tile, shape, panels, inputs.spans + s * inputs.tokens, rows, count, sums);
+        if (!stream) multiply_rows(tile, shape, panels, activations, rows, count, sums);
     }
 }
 
