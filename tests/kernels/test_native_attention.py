@@ -1,0 +1,76 @@
+"""Native cache writes and attention against the torch reference, on every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels.cpu import native, ops
+from tests.kernels.test_paged_attention import ROWS, Built, Case, build, run
+
+ISAS = native.built_isas()
+TYPES = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "fp8": 0.2, "int8": 3e-2, "int4": 0.5}
+
+
+@pytest.fixture(params=ISAS)
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    reason = native.library().refusal(request.param)
+    if reason is not None:
+        pytest.skip(reason)
+    native.select_isa(request.param)
+    yield request.param
+    native.select_isa("auto")
+
+
+def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor:
+    """Writes the built keys and values to a native cache whose every other byte is 255, and attends."""
+    start, contexts, table, query_lens, context_lens = built.facts
+    blocks = built.key_cache.shape[0]
+    cache = ops.make_cache(kv_type, blocks, case.block_size, case.kv_heads, case.dim, case.value_dim)
+    cache.key.fill_(255)
+    cache.value.fill_(255)
+    for row, (queries, context) in enumerate(case.rows):
+        lowest = 0 if case.window is None else max(0, context - queries - case.window + 1)
+        place = torch.arange(lowest, context)
+        slot = table[row, place // case.block_size].long() * case.block_size + place % case.block_size
+        parts = (torch.zeros(context - lowest, case.heads * case.dim), built.keys[row][lowest:].flatten(1))
+        qkv = torch.cat((*parts, built.values[row][lowest:].flatten(1)), dim=1)
+        cos, sin = torch.ones(len(place), 2), torch.zeros(len(place), 2)
+        ops.rope_and_cache_write(qkv, cos, sin, slot, cache)
+    plan = ops.plan_attention(cache, start, contexts, table, query_lens, context_lens, case.window)
+    return ops.paged_attention(built.query, cache, plan, scale, built.sinks, case.soft_cap)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("window", [None, 1, 6, 1000])
+@pytest.mark.parametrize(("sinks", "soft_cap"), [(False, None), (True, None), (False, 1.5), (True, 1.5)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
+def test_equals_the_reference(isa, rows, window, sinks, soft_cap, heads, kv_heads):
+    case = Case(ROWS[rows], heads, kv_heads, window=window, sinks=sinks, soft_cap=soft_cap)
+    built = build(case)
+    torch.testing.assert_close(attend(case, built, "float32"), run(case, built), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_type", TYPES)
+def test_small_types_are_near_and_alike_on_all_instruction_sets(kv_type):
+    case = Case(ROWS["mixed"] + ((1, 300), (40, 500)), 8, 2, 64, 48, 16, sinks=True)
+    built = build(case)
+    results = []
+    for name in ISAS:
+        if native.library().refusal(name) is None:
+            native.select_isa(name)
+            results.append(attend(case, built, kv_type, scale=0.125))
+    native.select_isa("auto")
+    torch.testing.assert_close(results[0], run(case, built, 0.125), rtol=0.0, atol=TYPES[kv_type])
+    for other in results[1:]:
+        assert torch.equal(other, results[0])
+
+
+def test_a_latent_cache(isa):
+    """One KV head of unequal sizes, many query heads: a compressed vector, as latent attention keeps it."""
+    case = Case(((1, 40), (5, 21)), 16, 1, 576, 512, 16)
+    built = build(case)
+    torch.testing.assert_close(attend(case, built, "float32", 0.04), run(case, built, 0.04), rtol=2e-5, atol=2e-5)
