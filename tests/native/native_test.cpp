@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "encode.h"
 #include "philox.h"
 #include "sampler_row.h"
 #include "team.h"
@@ -85,6 +86,27 @@ RowSettings random_settings(std::mt19937_64& random, std::int64_t vocab) {
     return s;
 }
 
+// What is encoded decodes to finite values near the original, for ordinary, zero, huge and tiny rows.
+void encode_every_format(std::mt19937_64& random) {
+    for (int format = 0; format < static_cast<int>(BlockFormat::count); ++format) {
+        const auto kind = static_cast<BlockFormat>(format);
+        if (!has_encoder(kind)) continue;
+        const BlockLayout& layout = block_layout(kind);
+        for (const float size : {0.0f, 1e-30f, 0.02f, 1e4f})
+            for (const bool weighed : {false, true}) {
+                std::vector<float> values(static_cast<std::size_t>(3 * layout.elements)), weights(values.size());
+                for (auto& x : values) x = size * (static_cast<float>(random() % 2001) / 1000.0f - 1.0f);
+                for (auto& w : weights) w = static_cast<float>(random() % 100);
+                std::vector<std::uint8_t> data(static_cast<std::size_t>(3 * layout.bytes));
+                std::vector<float> out(values.size());
+                ops().encode(kind, values.data(), weighed ? weights.data() : nullptr, 3, data.data());
+                ops().dequantize(kind, data.data(), 3, out.data());
+                for (std::size_t i = 0; i < out.size(); ++i)
+                    require(std::fabs(out[i] - values[i]) <= 2.5f * size, "encoded values");
+            }
+    }
+}
+
 void sample_every_size(std::mt19937_64& random) {
     for (const std::int64_t vocab : {1, 2, 7, 8, 9, 31, 33, 1023, 1024, 1025, 5000}) {
         std::vector<float> logits(static_cast<std::size_t>(vocab));
@@ -135,6 +157,7 @@ int main() {
         if (select_isa(isa).refusal != Refusal::none) continue;
         std::mt19937_64 random(1);
         decode_every_format(random);
+        encode_every_format(random);
         sample_every_size(random);
         std::printf("%s passed\n", ops().isa);
     }
