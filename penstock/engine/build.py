@@ -31,7 +31,11 @@ log = logging.getLogger(__name__)
 
 WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
 
-DETERMINISM = (
+STRICT = (
+    "strict: tokens and log-probabilities depend only on the request and its seed, to the bit; not on batch, chunking, "
+    "prefix hits, preemption or threads"
+)
+ROUNDING = (
     "scheduling, cache and sampling are exact; torch's matrix products may round differently with the number of rows "
     "in a step, so that logits agree to float rounding and tokens except at ties within it"
 )
@@ -150,7 +154,7 @@ def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] =
         max_num_batched_tokens=concrete.max_num_batched_tokens,
         dtype=concrete.dtype,
         device=concrete.device,
-        determinism=DETERMINISM,
+        determinism=STRICT if packs_natively(prepared.kernels) else ROUNDING,
         settings=(*prepared.settings, *notes),
         memory=tuple(Decision(*row) for row in prepared.plan.table()),
         kernels=kernel_decisions(prepared.kernels),
