@@ -13,6 +13,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "machine_limits.h"
 #include "ops.h"
 #include "packed.h"
 
@@ -170,6 +171,16 @@ void bind_packed(nb::module_& m) {
             const auto& p = nb::cast<const PackedMatrix&>(self);
             return nb::ndarray<nb::numpy, const std::uint8_t>(p.data(), {static_cast<std::size_t>(p.bytes())}, self);
         });
+    m.def(
+        "measure_limit",
+        [](const std::string& what, std::int64_t bytes) {
+            constexpr const char* names[] = {"int8", "bf16", "fp32", "read"};
+            const auto* at = std::ranges::find(names, what);
+            require(at != std::end(names), "limit \"" + what + "\" is not one of int8, bf16, fp32, read.");
+            nb::gil_scoped_release release;
+            return measure_limit(static_cast<Limit>(at - std::begin(names)), bytes);
+        },
+        "what"_a, "bytes"_a = 1 << 30, "Operations (or bytes read) a second that all threads reach; 0: no such instruction.");
 }
 
 }  // namespace penstock

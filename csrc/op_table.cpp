@@ -27,6 +27,8 @@ void attention(const AttentionArgs& args, Worker& worker);
 void embedding(const EmbeddingArgs& args, Worker& worker);
 void linear(const LinearArgs& args, Worker& worker);
 void experts(const ExpertsArgs& args, Worker& worker);
+std::int64_t run_limit(Limit limit, std::int64_t rounds);
+std::uint64_t read_memory(const std::byte* from, std::int64_t bytes);
 
 extern const OpTable op_table;
 const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
@@ -48,6 +50,8 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        attention,
                        embedding,
                        linear,
-                       experts};
+                       experts,
+                       run_limit,
+                       read_memory};
 
 }  // namespace penstock::PENSTOCK_ISA

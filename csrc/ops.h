@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "canonical.h"
+#include "machine_limits.h"
 
 namespace penstock {
 
@@ -102,6 +103,9 @@ struct OpTable {
     void (*embedding)(const EmbeddingArgs& args, Worker& worker);
     void (*linear)(const LinearArgs& args, Worker& worker);
     void (*experts)(const ExpertsArgs& args, Worker& worker);
+    // Of machine_limits.h: operations done, and something of all bytes (a multiple of 256).
+    std::int64_t (*run_limit)(Limit limit, std::int64_t rounds);
+    std::uint64_t (*read_memory)(const std::byte* from, std::int64_t bytes);
 };
 
 }  // namespace penstock

@@ -1,4 +1,4 @@
-"""Native packings: values are the reference decode's bit for bit, products are near float64 and the same however computed."""
+"""Native packings: values are the reference decode bit for bit, products near float64 and the same however computed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def affine(bits: int, group: int, how: str, seed: int) -> Affine:
     return Affine(codes, bits, group, scales, zero, zeros, minimums, order)
 
 
-def codebook(table: np.ndarray, group: int, seed: int) -> Codebook:  # type: ignore[type-arg]
+def codebook(table: np.ndarray, group: int, seed: int) -> Codebook:
     rng, inputs = np.random.default_rng(seed), 320
     codes = rng.integers(0, 16, (ROWS, inputs), dtype=np.uint8)
     return Codebook(codes, table.astype(np.float32), group, rng.normal(size=(ROWS, inputs // group)).astype(np.float32))
@@ -119,7 +119,9 @@ def test_packed_values_and_products(matrix: Canonical) -> None:
         assert torch.equal(ops.linear(x[:5].contiguous(), weight), many[:5]), isa
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q3_k", "q2_k", "iq4_xs", "tq1_0", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q3_k", "q2_k", "iq4_xs", "tq1_0", "mxfp4", "nvfp4"]
+)
 def test_packed_blocks_are_about_as_large_as_stored(name: str) -> None:
     inputs = 4096
     stored = format_bytes(name, 64 * inputs)
@@ -147,7 +149,7 @@ def test_a_matrix_maps_back_from_its_bytes() -> None:
 def test_what_cannot_be_packed_is_refused_with_the_reason() -> None:
     matrix = affine(4, 32, "zero", 0)
     matrix.scales[3, 1] = np.nan
-    with pytest.raises(ValueError, match="nan.*finite"):
+    with pytest.raises(ValueError, match=r"nan.*finite"):
         packing.pack(matrix)
     matrix = affine(4, 32, "zero", 0)
     matrix.codes[2, 2] = 16
