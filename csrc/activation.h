@@ -10,8 +10,8 @@ namespace penstock::PENSTOCK_ISA {
 static inline vec::F32x16 erfc_positive(vec::F32x16 x) {
     using vec::splat16;
     const vec::F32x16 t = splat16(1.0f) / vec::fma(splat16(0.5f), x, splat16(1.0f));
-    constexpr float series[] = {0.17087277f, -0.82215223f, 1.48851587f,  -1.13520398f, 0.27886807f,
-                                -0.18628806f, 0.09678418f, 0.37409196f, 1.00002368f,  -1.26551223f};
+    constexpr float series[] = {0.17087277f,  -0.82215223f, 1.48851587f, -1.13520398f, 0.27886807f,
+                                -0.18628806f, 0.09678418f,  0.37409196f, 1.00002368f,  -1.26551223f};
     vec::F32x16 p = splat16(series[0]);
     for (int i = 1; i < 10; ++i) p = vec::fma(p, t, splat16(series[i]));
     return t * vec::exp(vec::fma(splat16(0.0f) - x, x, p));
@@ -33,7 +33,8 @@ static inline vec::F32x16 gelu_tanh(vec::F32x16 x) {
     return x * vec::sigmoid(splat16(1.5957691216057308f) * x * cubic);
 }
 
-// activation(gate) · up; for swigluoai g · sigmoid(alpha · g) · (u + 1), g = min(gate, limit), u = clamp(up, ±limit).
+// activation(gate) · up; for swigluoai g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit),
+// u = clamp(up, ±limit).
 template <Activation activation>
 static inline vec::F32x16 gated(vec::F32x16 gate, vec::F32x16 up, float alpha, float limit) {
     using vec::splat16;
@@ -51,22 +52,29 @@ static inline vec::F32x16 gated(vec::F32x16 gate, vec::F32x16 up, float alpha, f
 
 // out[i] = activation(gate[i]) · up[i] for i < count; out may be gate or up.
 template <Activation activation>
-static inline void gated_row(const float* gate, const float* up, std::int64_t count, float alpha, float limit, float* out) {
+static inline void gated_row(const float* gate, const float* up, std::int64_t count, float alpha, float limit,
+                             float* out) {
     std::int64_t at = 0;
     for (; at + 16 <= count; at += 16)
         vec::store(out + at, gated<activation>(vec::load16(gate + at), vec::load16(up + at), alpha, limit));
     if (const std::int64_t left = count - at; left > 0)
-        vec::store(out + at, gated<activation>(vec::load16(gate + at, left), vec::load16(up + at, left), alpha, limit), left);
+        vec::store(out + at, gated<activation>(vec::load16(gate + at, left), vec::load16(up + at, left), alpha, limit),
+                   left);
 }
 
 static inline void gated_row(Activation activation, const float* gate, const float* up, std::int64_t count, float alpha,
                              float limit, float* out) {
     switch (activation) {
-        case Activation::none: break;
-        case Activation::silu: return gated_row<Activation::silu>(gate, up, count, alpha, limit, out);
-        case Activation::gelu: return gated_row<Activation::gelu>(gate, up, count, alpha, limit, out);
-        case Activation::gelu_tanh: return gated_row<Activation::gelu_tanh>(gate, up, count, alpha, limit, out);
-        case Activation::swigluoai: return gated_row<Activation::swigluoai>(gate, up, count, alpha, limit, out);
+        case Activation::none:
+            break;
+        case Activation::silu:
+            return gated_row<Activation::silu>(gate, up, count, alpha, limit, out);
+        case Activation::gelu:
+            return gated_row<Activation::gelu>(gate, up, count, alpha, limit, out);
+        case Activation::gelu_tanh:
+            return gated_row<Activation::gelu_tanh>(gate, up, count, alpha, limit, out);
+        case Activation::swigluoai:
+            return gated_row<Activation::swigluoai>(gate, up, count, alpha, limit, out);
     }
 }
 

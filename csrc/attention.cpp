@@ -17,8 +17,8 @@ namespace {
 constexpr float no_score = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t value_columns = 64;  // columns of values converted at a time
 
-// A query of an item: which lanes it sees, and where its states go. Lanes are counted from the row's start; those beyond a
-// block's last token are skipped.
+// A query of an item: which lanes it sees, and where its states go. Lanes are counted from the row's start; those
+// beyond a block's last token are skipped.
 struct ItemQuery {
     std::int64_t token, first_lane, end_lane;
     std::int64_t state;  // -1: the item finishes it
@@ -68,7 +68,8 @@ struct Taking {
     float before, now;
 };
 
-void finish(const AttentionArgs& args, std::int64_t token, std::int64_t head, const float* sums, float greatest, float total) {
+void finish(const AttentionArgs& args, std::int64_t token, std::int64_t head, const float* sums, float greatest,
+            float total) {
     float factor = 1.0f;
     if (args.sinks) factor = Taking(greatest, total, args.sinks[head], 1.0f).before;
     const vec::F32x16 scale = vec::splat16(factor / total);
@@ -121,10 +122,12 @@ private:
             if (i == 0) table_ = args_.rows.block_table + unit.row * args_.rows.table_width;
             for (std::int64_t q = 0; q < unit.count; ++q) {
                 const std::int64_t state = unit.state < 0 ? -1 : unit.state + q * unit.states + part.state;
-                const std::int64_t low = lowest_seen(unit.position + q, args_.rows.window), end = lane_of(unit.position + q) + 1;
+                const std::int64_t low = lowest_seen(unit.position + q, args_.rows.window),
+                                   end = lane_of(unit.position + q) + 1;
                 for (std::int64_t h = 0; h < heads_; ++h)
                     query_of_row_[static_cast<std::size_t>(rows_++)] = static_cast<std::uint8_t>(num_queries_);
-                queries_[static_cast<std::size_t>(num_queries_++)] = {unit.token + q, lane_of(low), end, state, part.folds, 0, 0};
+                queries_[static_cast<std::size_t>(num_queries_++)] = {
+                    unit.token + q, lane_of(low), end, state, part.folds, 0, 0};
                 end_tile_ = std::max(end_tile_, std::min((end + kv_tile - 1) / kv_tile, item_.end * partition_tiles));
             }
         }
@@ -133,8 +136,12 @@ private:
     // All floats; queries are scaled as they are brought in.
     void take_memory() {
         const std::int64_t dim = layout_.key_dim, most = item_rows;
-        const std::int64_t sizes[] = {most * round_up(dim, 16), most * partition_lanes, most * columns_, most * 4,
-                                      vec::vector_block * kv_tile * round_up(dim, 2), partition_lanes * value_columns};
+        const std::int64_t sizes[] = {most * round_up(dim, 16),
+                                      most * partition_lanes,
+                                      most * columns_,
+                                      most * 4,
+                                      vec::vector_block * kv_tile * round_up(dim, 2),
+                                      partition_lanes * value_columns};
         std::int64_t total = 0;
         for (const std::int64_t size : sizes) total += round_up(size, 16);
         auto* at = reinterpret_cast<float*>(thread_memory(2, static_cast<std::size_t>(total) * sizeof(float)));
@@ -153,9 +160,7 @@ private:
         }
     }
 
-    const ItemQuery& query_of(std::int64_t row) const {
-        return queries_[query_of_row_[static_cast<std::size_t>(row)]];
-    }
+    const ItemQuery& query_of(std::int64_t row) const { return queries_[query_of_row_[static_cast<std::size_t>(row)]]; }
     std::int64_t lane_of(std::int64_t position) const {
         return tile_of(layout_, position) * kv_tile + position % layout_.block_size % kv_tile;
     }
@@ -252,7 +257,8 @@ private:
     // A partition's tiles, as the codes they hold.
     static std::array<const typename Stored::Code*, partition_tiles> stored(const std::byte* const* tiles) {
         std::array<const typename Stored::Code*, partition_tiles> out;
-        for (std::size_t t = 0; t < partition_tiles; ++t) out[t] = reinterpret_cast<const typename Stored::Code*>(tiles[t]);
+        for (std::size_t t = 0; t < partition_tiles; ++t)
+            out[t] = reinterpret_cast<const typename Stored::Code*>(tiles[t]);
         return out;
     }
 
@@ -339,8 +345,8 @@ private:
         for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
             if (block.from >= block.to) continue;
             const QueryBlock weights{scores_ + block.row * partition_lanes, partition_lanes, block.count};
-            sum_values(weights, block.from, block.to, values, count / 16, sums_ + block.row * columns_ + column, columns_,
-                       {before_ + block.row, now_ + block.row});
+            sum_values(weights, block.from, block.to, values, count / 16, sums_ + block.row * columns_ + column,
+                       columns_, {before_ + block.row, now_ + block.row});
         }
     }
 
@@ -368,8 +374,10 @@ private:
         for (std::int64_t r = 0; r < rows_; ++r) {
             const ItemQuery& query = query_of(r);
             if (!query.folds) continue;
-            if (query.state >= 0) keep_state(r, query.state);
-            else finish(args_, query.token, head_of(r), sums_ + r * columns_, greatest_[r], total_[r]);
+            if (query.state >= 0)
+                keep_state(r, query.state);
+            else
+                finish(args_, query.token, head_of(r), sums_ + r * columns_, greatest_[r], total_[r]);
         }
     }
 
@@ -429,16 +437,29 @@ void merge(const AttentionArgs& args, const SplitQuery& split, std::int64_t head
 
 void attention(const AttentionArgs& args, Worker& worker) {
     switch (args.layout.type) {
-        case KvType::f32: run_items<KvType::f32>(args, worker); break;
-        case KvType::bf16: run_items<KvType::bf16>(args, worker); break;
-        case KvType::f16: run_items<KvType::f16>(args, worker); break;
-        case KvType::f8_e4m3: run_items<KvType::f8_e4m3>(args, worker); break;
-        case KvType::i8: run_items<KvType::i8>(args, worker); break;
-        case KvType::i4: run_items<KvType::i4>(args, worker); break;
+        case KvType::f32:
+            run_items<KvType::f32>(args, worker);
+            break;
+        case KvType::bf16:
+            run_items<KvType::bf16>(args, worker);
+            break;
+        case KvType::f16:
+            run_items<KvType::f16>(args, worker);
+            break;
+        case KvType::f8_e4m3:
+            run_items<KvType::f8_e4m3>(args, worker);
+            break;
+        case KvType::i8:
+            run_items<KvType::i8>(args, worker);
+            break;
+        case KvType::i4:
+            run_items<KvType::i4>(args, worker);
+            break;
     }
     const auto& split = args.plan->split;
     worker.share(static_cast<std::int64_t>(split.size()) * args.heads, 4, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) merge(args, split[static_cast<std::size_t>(i / args.heads)], i % args.heads);
+        for (std::int64_t i = begin; i < end; ++i)
+            merge(args, split[static_cast<std::size_t>(i / args.heads)], i % args.heads);
     });
 }
 

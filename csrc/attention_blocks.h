@@ -58,7 +58,8 @@ struct KeyTiles {
 
 // Scores of a query block and `tiles` tiles of keys, [query][tile][16], rows `out_stride` floats apart.
 template <class Codes, int queries, int tiles>
-inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, float* out, std::int64_t out_stride) {
+inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, float* out,
+                        std::int64_t out_stride) {
     constexpr std::int64_t row_bytes = kv_tile * sizeof(typename Codes::Code);
     vec::F32x16 sum[queries][tiles];
 #pragma GCC unroll 8
@@ -85,7 +86,8 @@ inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Co
         for (int t = 0; t < tiles; ++t) vec::store(out + i * out_stride + t * kv_tile, sum[i][t]);
 }
 
-// Values of consecutive lanes of a partition: tile t's lane l lies at tile[t] + l * stride, lanes of a tile end at width[t].
+// Values of consecutive lanes of a partition: tile t's lane l lies at tile[t] + l * stride, lanes of a tile end at
+// width[t].
 template <class Codes>
 struct ValueTiles {
     const typename Codes::Code* const* tile;
@@ -151,9 +153,11 @@ inline void with_constant(std::int64_t count, F&& function) {
 }
 
 template <class Codes>
-inline void score_tiles(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, std::int64_t tiles, float* out,
-                        std::int64_t out_stride) {
-    const auto from = [&](std::int64_t t) { return KeyTiles<Codes>{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr}; };
+inline void score_tiles(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, std::int64_t tiles,
+                        float* out, std::int64_t out_stride) {
+    const auto from = [&](std::int64_t t) {
+        return KeyTiles<Codes>{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr};
+    };
     with_constant(q.count, [&](auto queries) {
         std::int64_t t = 0;
         for (; t + vec::vector_block <= tiles; t += vec::vector_block)
@@ -168,8 +172,8 @@ inline void sum_values(const QueryBlock& weights, std::int64_t from, std::int64_
     with_constant(weights.count, [&](auto queries) {
         std::int64_t x = 0;
         for (; x + vec::vector_block <= vectors; x += vec::vector_block)
-            value_block<Codes, queries.value, vec::vector_block>(weights, from, to, values, x * 16, out + x * 16, out_stride,
-                                                                 merging);
+            value_block<Codes, queries.value, vec::vector_block>(weights, from, to, values, x * 16, out + x * 16,
+                                                                 out_stride, merging);
         for (; x < vectors; ++x)
             value_block<Codes, queries.value, 1>(weights, from, to, values, x * 16, out + x * 16, out_stride, merging);
     });

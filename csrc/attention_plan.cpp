@@ -8,7 +8,8 @@ namespace {
 
 class Planner {
 public:
-    Planner(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan, std::int64_t threads)
+    Planner(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,
+            std::int64_t threads)
         : rows_(rows), layout_(layout), heads_(heads), threads_(threads), plan_(plan) {}
 
     void make() {
@@ -26,7 +27,9 @@ public:
         for (std::int64_t unit = short_units_; unit < count(plan_.units); ++unit)
             emit(&unit, &unit + 1, first_partition(plan_.units[at(unit)]), end_partition(plan_.units[at(unit)]));
         place_states();
-        const auto cost = [](const AttentionItem& item) { return (item.end - item.begin) * std::max<std::int64_t>(item.tokens, 2); };
+        const auto cost = [](const AttentionItem& item) {
+            return (item.end - item.begin) * std::max<std::int64_t>(item.tokens, 2);
+        };
         std::ranges::stable_sort(plan_.items, std::greater<>(), cost);
     }
 
@@ -53,7 +56,8 @@ private:
         const std::int64_t few = std::max<std::int64_t>(1, most_tokens_ / 2);
         const auto add = [&](std::int64_t row, std::int64_t done, std::int64_t queries) {
             const std::int64_t total = rows_.query_start[row + 1] - rows_.query_start[row];
-            plan_.units.push_back({row, rows_.query_start[row] + done, queries, rows_.context_len[row] - total + done, -1, 0});
+            plan_.units.push_back(
+                {row, rows_.query_start[row] + done, queries, rows_.context_len[row] - total + done, -1, 0});
         };
         const auto queries_of = [&](std::int64_t row) { return rows_.query_start[row + 1] - rows_.query_start[row]; };
         for (std::int64_t row = 0; row < rows_.rows; ++row)
@@ -96,7 +100,8 @@ private:
     // Whether both see partition `p` in full and in the same blocks, if they do so in all before it.
     bool agree(std::int64_t left, std::int64_t right, std::int64_t p) const {
         const Blocks a = full_blocks(left), b = full_blocks(right);
-        const std::int64_t begin = std::max(a.first, p * partition_tiles / tiles_per_block(layout_)), end = blocks_before(p + 1);
+        const std::int64_t begin = std::max(a.first, p * partition_tiles / tiles_per_block(layout_)),
+                           end = blocks_before(p + 1);
         return a.first == b.first && end <= a.end && end <= b.end &&
                std::equal(a.table + begin, a.table + end, b.table + begin);
     }
@@ -104,7 +109,8 @@ private:
     void group_short_units() {
         plan_.order.resize(at(short_units_));
         std::iota(plan_.order.begin(), plan_.order.end(), std::int64_t{0});
-        std::ranges::sort(plan_.order, [&](std::int64_t a, std::int64_t b) { return before(a, b) || (!before(b, a) && a < b); });
+        std::ranges::sort(plan_.order,
+                          [&](std::int64_t a, std::int64_t b) { return before(a, b) || (!before(b, a) && a < b); });
         const std::int64_t* const all = plan_.order.data();
         for (const std::int64_t* from = all; from < all + short_units_;) {
             const std::int64_t start = first_partition(plan_.units[at(*from)]);
@@ -146,7 +152,8 @@ private:
         }
     }
 
-    void add_item(const std::int64_t* from, const std::int64_t* to, std::int64_t tokens, std::int64_t begin, std::int64_t end) {
+    void add_item(const std::int64_t* from, const std::int64_t* to, std::int64_t tokens, std::int64_t begin,
+                  std::int64_t end) {
         plan_.items.push_back({count(plan_.parts), to - from, begin, end, tokens});
         for (; from < to; ++from) {
             QueryUnit& unit = plan_.units[at(*from)];
@@ -182,7 +189,8 @@ private:
 
 }  // namespace
 
-void attention_plan(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan, Worker& worker) {
+void attention_plan(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,
+                    Worker& worker) {
     worker.share(1, 1, [&](std::int64_t, std::int64_t) { Planner(rows, layout, heads, plan, worker.count()).make(); });
 }
 

@@ -1,8 +1,8 @@
 // How a step's attention is cut into pieces that threads take.
 //
-// A row's context is split into partitions of 16 tiles, counted from position 0 on whatever the step is. A query's scores
-// are exponentiated, summed and multiplied with the values within each partition, and the partitions are merged in
-// ascending order by one formula, so that the result is the same to the bit however the work is cut.
+// A row's context is split into partitions of 16 tiles, counted from position 0 on whatever the step is. A query's
+// scores are exponentiated, summed and multiplied with the values within each partition, and the partitions are merged
+// in ascending order by one formula, so that the result is the same to the bit however the work is cut.
 #pragma once
 
 #include <cstddef>
@@ -48,12 +48,12 @@ struct AttentionPlan {
     std::vector<AttentionItem> items;  // the longest first
     std::vector<AttentionPart> parts;
     std::vector<QueryUnit> units;
-    std::vector<SplitQuery> split;           // the queries of units that keep states
-    std::int64_t head_chunk = 1;             // query heads of a KV head that an item treats at a time
+    std::vector<SplitQuery> split;  // the queries of units that keep states
+    std::int64_t head_chunk = 1;    // query heads of a KV head that an item treats at a time
     std::int64_t head_chunks = 1;
 
-    std::int64_t state_floats = 0;            // one head's state: sums over values, then greatest score, sum of weights
-    std::unique_ptr<float[]> states;          // [states][heads][state_floats]
+    std::int64_t state_floats = 0;    // one head's state: sums over values, then greatest score, sum of weights
+    std::unique_ptr<float[]> states;  // [states][heads][state_floats]
     std::size_t room = 0;
 
     std::vector<std::int64_t> order;  // work space of attention_plan()
@@ -72,6 +72,7 @@ inline std::int64_t lowest_seen(std::int64_t position, std::int64_t window) {
 }
 
 // Made by one member of the team; `plan` keeps its memory between steps.
-void attention_plan(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan, Worker& worker);
+void attention_plan(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,
+                    Worker& worker);
 
 }  // namespace penstock

@@ -11,9 +11,9 @@ namespace penstock::PENSTOCK_ISA {
 // A head's elements and their codes, before they go to their places. Elements beyond the head are zero up to a multiple
 // of 32.
 struct KvEntry {
-    float* value;         // [room]
-    std::uint32_t* code;  // [room], one code each
-    float scale;          // of all elements (f8_e4m3, i8)
+    float* value;                  // [room]
+    std::uint32_t* code;           // [room], one code each
+    float scale;                   // of all elements (f8_e4m3, i8)
     std::uint16_t* group_scale;    // bfloat16, one for 32 elements (i4)
     std::uint16_t* group_minimum;  // the same
 };
@@ -46,8 +46,10 @@ static inline void encode_half(KvEntry& entry, std::int64_t count) {
     for (std::int64_t i = 0; i < count; i += 16) {
         std::uint16_t bits[16];
         const vec::F32x16 x = vec::load16(entry.value + i);
-        if constexpr (type == KvType::bf16) vec::store16_bf16(bits, x);
-        else vec::store16_f16(bits, vec::max(vec::splat16(-65504.0f), vec::min(vec::splat16(65504.0f), x)));
+        if constexpr (type == KvType::bf16)
+            vec::store16_bf16(bits, x);
+        else
+            vec::store16_f16(bits, vec::max(vec::splat16(-65504.0f), vec::min(vec::splat16(65504.0f), x)));
         for (int j = 0; j < 16; ++j) entry.code[i + j] = bits[j];
     }
 }
@@ -72,7 +74,8 @@ static inline void encode_i8(KvEntry& entry, std::int64_t count) {
         const vec::F32x16 x = vec::round(vec::load16(entry.value + i) * inverse);
         vec::store(lane, vec::max(x, vec::splat16(-127.0f)));  // NaN becomes -127, to be multiplied by a scale of NaN
         vec::store(lane, vec::min(vec::load16(lane), end));
-        for (int j = 0; j < 16; ++j) entry.code[i + j] = static_cast<std::uint32_t>(static_cast<std::int32_t>(lane[j])) & 0xff;
+        for (int j = 0; j < 16; ++j)
+            entry.code[i + j] = static_cast<std::uint32_t>(static_cast<std::int32_t>(lane[j])) & 0xff;
     }
 }
 
@@ -97,7 +100,8 @@ static inline void encode_i4(KvEntry& entry, std::int64_t count) {
         entry.group_minimum[g] = bf16_of(low);
         entry.group_scale[g] = bf16_of((high - low) / 15.0f + odd);
         const float minimum = float_of(std::uint32_t{entry.group_minimum[g]} << 16);
-        const float scale = float_of(std::uint32_t{entry.group_scale[g]} << 16), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+        const float scale = float_of(std::uint32_t{entry.group_scale[g]} << 16),
+                    inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
         for (std::int64_t i = 0; i < kv_group; ++i) {
             const float place = i < size ? (x[i] - minimum) * inverse + 0.5f : 0.0f;
             entry.code[g * kv_group + i] = place >= 15.0f ? 15 : place > 0.0f ? static_cast<std::uint32_t>(place) : 0;
@@ -112,11 +116,16 @@ static inline void encode_entry(KvType type, KvEntry& entry, std::int64_t count)
         case KvType::f32:
             for (std::int64_t i = 0; i < room; ++i) entry.code[i] = bits_of(entry.value[i]);
             return;
-        case KvType::bf16: return encode_half<KvType::bf16>(entry, room);
-        case KvType::f16: return encode_half<KvType::f16>(entry, room);
-        case KvType::f8_e4m3: return encode_e4m3(entry, room);
-        case KvType::i8: return encode_i8(entry, room);
-        case KvType::i4: return encode_i4(entry, count);
+        case KvType::bf16:
+            return encode_half<KvType::bf16>(entry, room);
+        case KvType::f16:
+            return encode_half<KvType::f16>(entry, room);
+        case KvType::f8_e4m3:
+            return encode_e4m3(entry, room);
+        case KvType::i8:
+            return encode_i8(entry, room);
+        case KvType::i4:
+            return encode_i4(entry, count);
     }
 }
 

@@ -5,7 +5,8 @@
 
 namespace penstock {
 
-KvLayout kv_layout(KvType type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim) {
+KvLayout kv_layout(KvType type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
+                   std::int64_t value_dim) {
     const auto positive = [](const char* name, std::int64_t value) {
         if (value < 1)
             throw std::invalid_argument(std::string(name) + " of a KV cache is " + std::to_string(value) +

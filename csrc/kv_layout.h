@@ -1,10 +1,10 @@
 // How one layer's keys and values lie in a block: a run for each KV head, a run being tiles of 16 tokens.
 //
-// A tile of keys is transposed, [key_dim][16 tokens], so that the scores of 16 keys are the lanes of a vector; a tile of
-// values is [16 tokens][value_dim], the dimension padded. After a tile's codes come what scales them, for 16 tokens at a
-// time: one float32 a token (f8_e4m3, i8), or for each 32 elements a bfloat16 scale and a bfloat16 minimum a token (i4,
-// whose codes 0 to 15 stand for minimum + scale · code). Two 4-bit keys share a byte as elements 2 i and 2 i + 1 of one
-// token, two values as elements i and i + 16 of 32.
+// A tile of keys is transposed, [key_dim][16 tokens], so that the scores of 16 keys are the lanes of a vector; a tile
+// of values is [16 tokens][value_dim], the dimension padded. After a tile's codes come what scales them, for 16 tokens
+// at a time: one float32 a token (f8_e4m3, i8), or for each 32 elements a bfloat16 scale and a bfloat16 minimum a token
+// (i4, whose codes 0 to 15 stand for minimum + scale · code). Two 4-bit keys share a byte as elements 2 i and 2 i + 1
+// of one token, two values as elements i and i + 16 of 32.
 #pragma once
 
 #include "model_ops.h"
@@ -15,7 +15,8 @@ constexpr std::int64_t kv_tile = 16;   // tokens
 constexpr std::int64_t kv_group = 32;  // i4 elements that share a scale and a minimum
 
 // Fills in the bytes of a block. Throws std::invalid_argument for sizes below 1.
-KvLayout kv_layout(KvType type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim, std::int64_t value_dim);
+KvLayout kv_layout(KvType type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
+                   std::int64_t value_dim);
 
 inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
@@ -24,12 +25,16 @@ inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 // Bytes of `count` codes.
 inline std::int64_t code_bytes(KvType type, std::int64_t count) {
     switch (type) {
-        case KvType::f32: return 4 * count;
+        case KvType::f32:
+            return 4 * count;
         case KvType::bf16:
-        case KvType::f16: return 2 * count;
+        case KvType::f16:
+            return 2 * count;
         case KvType::f8_e4m3:
-        case KvType::i8: return count;
-        case KvType::i4: return count / 2;
+        case KvType::i8:
+            return count;
+        case KvType::i4:
+            return count / 2;
     }
     return 0;
 }
@@ -43,7 +48,9 @@ inline std::int64_t scale_bytes(KvType type, std::int64_t dim) {
 inline bool has_token_scale(KvType type) { return type == KvType::f8_e4m3 || type == KvType::i8; }
 
 // Elements a token's key, or value, takes up in its tile.
-inline std::int64_t padded_key_dim(const KvLayout& l) { return l.type == KvType::i4 ? round_up(l.key_dim, 2) : l.key_dim; }
+inline std::int64_t padded_key_dim(const KvLayout& l) {
+    return l.type == KvType::i4 ? round_up(l.key_dim, 2) : l.key_dim;
+}
 inline std::int64_t padded_value_dim(const KvLayout& l) {
     return round_up(l.value_dim, l.type == KvType::i4 ? kv_group : kv_tile);
 }

@@ -27,14 +27,16 @@ static inline void convert_keys(const std::byte* tile, const KvLayout& layout, f
         }
     } else {
         const auto* const code = reinterpret_cast<const typename Codes<type>::Code*>(tile);
-        for (std::int64_t i = 0; i < layout.key_dim * kv_tile; i += 16) vec::store(out + i, Codes<type>::load(code + i));
+        for (std::int64_t i = 0; i < layout.key_dim * kv_tile; i += 16)
+            vec::store(out + i, Codes<type>::load(code + i));
     }
 }
 
-// Columns [column, column + count) of the first `tokens` tokens, rows `stride` floats apart; column is a multiple of 32.
+// Columns [column, column + count) of the first `tokens` tokens, rows `stride` floats apart; column is a multiple
+// of 32.
 template <KvType type>
-static inline void convert_values(const std::byte* tile, const KvLayout& layout, std::int64_t tokens, std::int64_t column,
-                                  std::int64_t count, float* out, std::int64_t stride) {
+static inline void convert_values(const std::byte* tile, const KvLayout& layout, std::int64_t tokens,
+                                  std::int64_t column, std::int64_t count, float* out, std::int64_t stride) {
     const std::int64_t columns = padded_value_dim(layout);
     for (std::int64_t token = 0; token < tokens; ++token, out += stride) {
         if constexpr (type == KvType::i4) {
@@ -49,7 +51,8 @@ static inline void convert_values(const std::byte* tile, const KvLayout& layout,
                 vec::store(out + i + 16, vec::fma(high, scale, minimum));
             }
         } else {
-            const auto* const code = reinterpret_cast<const typename Codes<type>::Code*>(tile) + token * columns + column;
+            const auto* const code =
+                reinterpret_cast<const typename Codes<type>::Code*>(tile) + token * columns + column;
             for (std::int64_t i = 0; i < count; i += 16) vec::store(out + i, Codes<type>::load(code + i));
         }
     }

@@ -44,9 +44,9 @@ void layer_norm_row(const LayerNormArgs& args, std::int64_t row) {
     const std::int64_t from = row * args.size;
     const float* const x = args.x + from;
     const float size = static_cast<float>(args.size);
-    const float mean = row_sum(args.size, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
-        return sum + vec::load_some(x + i, n);
-    }) / size;
+    const float mean = row_sum(args.size, [&](vec::F32x16 sum, std::int64_t i,
+                                              std::int64_t n) { return sum + vec::load_some(x + i, n); }) /
+                       size;
     const vec::F32x16 centre = vec::splat16(mean);
     const float squares = row_sum(args.size, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
         vec::F32x16 value = vec::load_some(x + i, n) - centre;

@@ -21,7 +21,8 @@ void gate_up(const GateUpArgs& args, Worker& worker) {
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
             const float* const gate = args.gate_up + t * 2 * args.size;
-            gated_row(args.activation, gate, gate + args.size, args.size, args.alpha, args.limit, args.out + t * args.size);
+            gated_row(args.activation, gate, gate + args.size, args.size, args.alpha, args.limit,
+                      args.out + t * args.size);
         }
     });
 }
@@ -30,7 +31,8 @@ void add(const AddArgs& args, Worker& worker) {
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t from = begin * args.size;
         each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
-            vec::store_some(args.out + from + i, vec::load_some(args.a + from + i, n) + vec::load_some(args.b + from + i, n), n);
+            vec::store_some(args.out + from + i,
+                            vec::load_some(args.a + from + i, n) + vec::load_some(args.b + from + i, n), n);
         });
     });
 }

@@ -49,7 +49,8 @@ void place_value(const std::uint32_t* code, std::int64_t dim, std::int64_t lane,
     for (std::int64_t d = 0; d < dim; ++d) to[d] = static_cast<T>(code[d]);
 }
 
-void place_scales(const KvLayout& layout, const KvEntry& entry, std::int64_t dim, std::int64_t lane, std::byte* scales) {
+void place_scales(const KvLayout& layout, const KvEntry& entry, std::int64_t dim, std::int64_t lane,
+                  std::byte* scales) {
     if (has_token_scale(layout.type)) reinterpret_cast<float*>(scales)[lane] = entry.scale;
     if (layout.type != KvType::i4) return;
     auto* const to = reinterpret_cast<std::uint16_t*>(scales);
@@ -63,11 +64,17 @@ void write_key(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std::b
     const std::int64_t dim = layout.key_dim;
     encode_entry(layout.type, entry, dim);
     switch (layout.type) {
-        case KvType::f32: place_key<std::uint32_t>(entry.code, dim, lane, tile); break;
+        case KvType::f32:
+            place_key<std::uint32_t>(entry.code, dim, lane, tile);
+            break;
         case KvType::bf16:
-        case KvType::f16: place_key<std::uint16_t>(entry.code, dim, lane, tile); break;
+        case KvType::f16:
+            place_key<std::uint16_t>(entry.code, dim, lane, tile);
+            break;
         case KvType::f8_e4m3:
-        case KvType::i8: place_key<std::uint8_t>(entry.code, dim, lane, tile); break;
+        case KvType::i8:
+            place_key<std::uint8_t>(entry.code, dim, lane, tile);
+            break;
         case KvType::i4:
             for (std::int64_t d = 0; d < dim; d += 2)
                 tile[d / 2 * kv_tile + lane] = static_cast<std::byte>(entry.code[d] | entry.code[d + 1] << 4);
@@ -79,11 +86,17 @@ void write_value(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std:
     const std::int64_t room = padded_value_dim(layout);
     encode_entry(layout.type, entry, layout.value_dim);
     switch (layout.type) {
-        case KvType::f32: place_value<std::uint32_t>(entry.code, room, lane, tile); break;
+        case KvType::f32:
+            place_value<std::uint32_t>(entry.code, room, lane, tile);
+            break;
         case KvType::bf16:
-        case KvType::f16: place_value<std::uint16_t>(entry.code, room, lane, tile); break;
+        case KvType::f16:
+            place_value<std::uint16_t>(entry.code, room, lane, tile);
+            break;
         case KvType::f8_e4m3:
-        case KvType::i8: place_value<std::uint8_t>(entry.code, room, lane, tile); break;
+        case KvType::i8:
+            place_value<std::uint8_t>(entry.code, room, lane, tile);
+            break;
         case KvType::i4:
             for (std::int64_t i = 0; i < room / 2; ++i) {
                 const std::uint32_t* const pair = entry.code + i / 16 * kv_group + i % 16;
@@ -154,7 +167,8 @@ void rope_write(const RopeWriteArgs& args, Worker& worker) {
         KvEntry entry = entry_memory(layout);
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t first = item / layout.heads * kv_tile, last = std::min(first + kv_tile, args.tokens);
-            for (std::int64_t token = first; token < last; ++token) write_token(args, token, item % layout.heads, entry);
+            for (std::int64_t token = first; token < last; ++token)
+                write_token(args, token, item % layout.heads, entry);
         }
     });
 }

@@ -1,5 +1,5 @@
-// Rotary writes and paged attention against the formulas in double, and bit for bit against themselves: however a step is
-// cut into chunks, whoever its rows are batched with, whether they share blocks, on however many threads.
+// Rotary writes and paged attention against the formulas in double, and bit for bit against themselves: however a step
+// is cut into chunks, whoever its rows are batched with, whether they share blocks, on however many threads.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -64,12 +64,18 @@ T read(const std::byte* from, std::int64_t index) {
 // Element `place` of a tile, as kv_layout.h describes tiles; `half` is the upper half of a byte that holds two.
 double element(KvType type, const std::byte* tile, std::int64_t place, bool half) {
     switch (type) {
-        case KvType::f32: return read<float>(tile, place);
-        case KvType::bf16: return bf16(read<std::uint16_t>(tile, place));
-        case KvType::f16: return small_float(read<std::uint16_t>(tile, place), 5, 10);
-        case KvType::f8_e4m3: return small_float(read<std::uint8_t>(tile, place), 4, 3);
-        case KvType::i8: return read<std::int8_t>(tile, place);
-        case KvType::i4: return read<std::uint8_t>(tile, place) >> (half ? 4 : 0) & 15;
+        case KvType::f32:
+            return read<float>(tile, place);
+        case KvType::bf16:
+            return bf16(read<std::uint16_t>(tile, place));
+        case KvType::f16:
+            return small_float(read<std::uint16_t>(tile, place), 5, 10);
+        case KvType::f8_e4m3:
+            return small_float(read<std::uint8_t>(tile, place), 4, 3);
+        case KvType::i8:
+            return read<std::int8_t>(tile, place);
+        case KvType::i4:
+            return read<std::uint8_t>(tile, place) >> (half ? 4 : 0) & 15;
     }
     return 0;
 }
@@ -77,7 +83,8 @@ double element(KvType type, const std::byte* tile, std::int64_t place, bool half
 double scaled(KvType type, double code, const std::byte* scales, std::int64_t d, std::int64_t lane) {
     if (type == KvType::f8_e4m3 || type == KvType::i8) return code * read<float>(scales, lane);
     if (type != KvType::i4) return code;
-    return bf16(read<std::uint16_t>(scales, d / 32 * 32 + lane)) * code + bf16(read<std::uint16_t>(scales, d / 32 * 32 + 16 + lane));
+    return bf16(read<std::uint16_t>(scales, d / 32 * 32 + lane)) * code +
+           bf16(read<std::uint16_t>(scales, d / 32 * 32 + 16 + lane));
 }
 
 struct Case {
@@ -103,18 +110,18 @@ struct Cache {
     std::int32_t next_block = 1;
 
     Cache(const Case& c, std::int64_t blocks, Random& random)
-        : shape(c), layout(kv_layout(c.type, c.block_size, c.kv_heads, c.dim, c.value_dim)),
+        : shape(c),
+          layout(kv_layout(c.type, c.block_size, c.kv_heads, c.dim, c.value_dim)),
           keys(at(blocks * layout.key_block_bytes), std::byte{0xff}),
           values(at(blocks * layout.value_block_bytes), std::byte{0xff}) {
         if (c.sinks) sinks = normals(random, c.heads);
     }
 
-    std::int64_t width() const {
-        return (shape.heads + shape.kv_heads) * shape.dim + shape.kv_heads * shape.value_dim;
-    }
+    std::int64_t width() const { return (shape.heads + shape.kv_heads) * shape.dim + shape.kv_heads * shape.value_dim; }
     double key(const Row& row, std::int64_t position, std::int64_t head, std::int64_t d) const {
         const std::int64_t offset = position % layout.block_size, lane = offset % 16;
-        const std::byte* const tile = keys.data() + row.blocks[at(position / layout.block_size)] * layout.key_block_bytes +
+        const std::byte* const tile = keys.data() +
+                                      row.blocks[at(position / layout.block_size)] * layout.key_block_bytes +
                                       (head * tiles_per_block(layout) + offset / 16) * key_tile_bytes(layout);
         const bool packed = shape.type == KvType::i4;
         const double code = element(shape.type, tile, (packed ? d / 2 : d) * 16 + lane, d % 2);
@@ -122,12 +129,14 @@ struct Cache {
     }
     double value(const Row& row, std::int64_t position, std::int64_t head, std::int64_t d) const {
         const std::int64_t offset = position % layout.block_size, lane = offset % 16;
-        const std::byte* const tile = values.data() + row.blocks[at(position / layout.block_size)] * layout.value_block_bytes +
+        const std::byte* const tile = values.data() +
+                                      row.blocks[at(position / layout.block_size)] * layout.value_block_bytes +
                                       (head * tiles_per_block(layout) + offset / 16) * value_tile_bytes(layout);
         const bool packed = shape.type == KvType::i4;
         const std::int64_t room = padded_value_dim(layout);
         const std::int64_t place = packed ? lane * room / 2 + d / 32 * 16 + d % 16 : lane * room + d;
-        return scaled(shape.type, element(shape.type, tile, place, d / 16 % 2), tile + value_code_bytes(layout), d, lane);
+        return scaled(shape.type, element(shape.type, tile, place, d / 16 % 2), tile + value_code_bytes(layout), d,
+                      lane);
     }
 };
 
@@ -135,10 +144,22 @@ struct Cache {
 Floats write(Cache& cache, const Row& row, std::int64_t begin, std::int64_t end) {
     std::vector<std::int64_t> slots;
     for (std::int64_t p = begin; p < end; ++p)
-        slots.push_back(row.blocks[at(p / cache.layout.block_size)] * cache.layout.block_size + p % cache.layout.block_size);
+        slots.push_back(row.blocks[at(p / cache.layout.block_size)] * cache.layout.block_size +
+                        p % cache.layout.block_size);
     Floats query(at((end - begin) * cache.shape.heads * cache.shape.dim));
-    const RopeWriteArgs args{row.qkv.data() + begin * cache.width(), nullptr, nullptr, 0, slots.data(), end - begin,
-                             cache.shape.heads, nullptr, 0.0f, cache.layout, cache.keys.data(), cache.values.data(), query.data()};
+    const RopeWriteArgs args{row.qkv.data() + begin * cache.width(),
+                             nullptr,
+                             nullptr,
+                             0,
+                             slots.data(),
+                             end - begin,
+                             cache.shape.heads,
+                             nullptr,
+                             0.0f,
+                             cache.layout,
+                             cache.keys.data(),
+                             cache.values.data(),
+                             query.data()};
     run_team([&](Worker& worker) { ops().rope_write(args, worker); });
     return query;
 }
@@ -150,7 +171,8 @@ void add_row(Cache& cache, std::int64_t context, Random& random, const Row* mate
     const std::int64_t shared = common / cache.layout.block_size;
     for (std::int64_t b = 0; b * cache.layout.block_size < context; ++b)
         row.blocks.push_back(b < shared ? mate->blocks[at(b)] : cache.next_block++);
-    require(cache.next_block * cache.layout.key_block_bytes <= static_cast<std::int64_t>(cache.keys.size()), "enough blocks");
+    require(cache.next_block * cache.layout.key_block_bytes <= static_cast<std::int64_t>(cache.keys.size()),
+            "enough blocks");
     write(cache, row, 0, context);
     cache.rows.push_back(std::move(row));
 }
@@ -166,7 +188,8 @@ Floats attend(const Cache& cache, const std::vector<Ask>& asks, AttentionPlan& p
     const Case& c = cache.shape;
     std::vector<std::int32_t> starts{0}, lengths, table;
     std::int64_t table_width = 1;
-    for (const Ask& ask : asks) table_width = std::max(table_width, static_cast<std::int64_t>(cache.rows[ask.row].blocks.size()));
+    for (const Ask& ask : asks)
+        table_width = std::max(table_width, static_cast<std::int64_t>(cache.rows[ask.row].blocks.size()));
     Floats query;
     for (const Ask& ask : asks) {
         const Row& row = cache.rows[ask.row];
@@ -180,10 +203,20 @@ Floats attend(const Cache& cache, const std::vector<Ask>& asks, AttentionPlan& p
             query.insert(query.end(), from, from + c.heads * c.dim);
         }
     }
-    const AttentionRows rows{starts.data(), lengths.data(), table.data(), table_width, static_cast<std::int64_t>(asks.size()), c.window};
+    const AttentionRows rows{
+        starts.data(), lengths.data(), table.data(), table_width, static_cast<std::int64_t>(asks.size()), c.window};
     Floats out(at(starts.back() * c.heads * c.value_dim), std::nanf(""));
-    const AttentionArgs args{query.data(), &plan, rows, cache.layout, cache.keys.data(), cache.values.data(), c.heads, 0.3f,
-                             c.sinks ? cache.sinks.data() : nullptr, c.cap, out.data()};
+    const AttentionArgs args{query.data(),
+                             &plan,
+                             rows,
+                             cache.layout,
+                             cache.keys.data(),
+                             cache.values.data(),
+                             c.heads,
+                             0.3f,
+                             c.sinks ? cache.sinks.data() : nullptr,
+                             c.cap,
+                             out.data()};
     run_team([&](Worker& worker) {
         ops().attention_plan(rows, cache.layout, c.heads, plan, worker);
         ops().attention(args, worker);
@@ -198,7 +231,8 @@ double exact(const Cache& cache, const Row& row, std::int64_t position, std::int
     for (std::int64_t p = lowest_seen(position, c.window); p <= position; ++p) {
         double score = 0.0;
         for (std::int64_t d = 0; d < c.dim; ++d)
-            score += static_cast<double>(row.qkv[at(position * cache.width() + head * c.dim + d)]) * cache.key(row, p, kv, d);
+            score += static_cast<double>(row.qkv[at(position * cache.width() + head * c.dim + d)]) *
+                     cache.key(row, p, kv, d);
         score *= 0.3;
         if (c.cap > 0) score = c.cap * std::tanh(score / c.cap);
         total += std::exp(score);
@@ -214,11 +248,13 @@ void compare_exact(const Cache& cache, const std::vector<Ask>& asks, const Float
     for (const Ask& ask : asks)
         for (std::int64_t p = ask.begin; p < ask.end; ++p, ++token)
             for (std::int64_t h = 0; h < c.heads; ++h) {
-                const std::int64_t column = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(c.value_dim));
+                const std::int64_t column =
+                    static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(c.value_dim));
                 const double want = exact(cache, cache.rows[ask.row], p, h, column);
                 const double have = got[at((token * c.heads + h) * c.value_dim + column)];
                 if (std::fabs(want - have) > 2e-5 * (1 + std::fabs(want))) {
-                    std::fprintf(stderr, "position %d head %d: %.8f, not %.8f\n", static_cast<int>(p), static_cast<int>(h), have, want);
+                    std::fprintf(stderr, "position %d head %d: %.8f, not %.8f\n", static_cast<int>(p),
+                                 static_cast<int>(h), have, want);
                     require(false, "attention as the formula gives it");
                 }
             }
@@ -227,7 +263,8 @@ void compare_exact(const Cache& cache, const std::vector<Ask>& asks, const Float
 bool same(const float* a, const float* b, std::int64_t count) { return std::memcmp(a, b, at(count) * 4) == 0; }
 
 // Each query alone, rows in chunks, and other thread counts give the same bits.
-void compare_cuts(const Cache& cache, const std::vector<Ask>& asks, const Floats& whole, AttentionPlan& plan, Random& random) {
+void compare_cuts(const Cache& cache, const std::vector<Ask>& asks, const Floats& whole, AttentionPlan& plan,
+                  Random& random) {
     const std::int64_t width = cache.shape.heads * cache.shape.value_dim;
     for (const int threads : {1, 2, 5}) {
         set_num_threads(threads);
@@ -235,9 +272,11 @@ void compare_cuts(const Cache& cache, const std::vector<Ask>& asks, const Floats
         std::int64_t token = 0;
         for (const Ask& ask : asks) {
             for (std::int64_t p = ask.begin; p < ask.end;) {
-                const std::int64_t end = std::min<std::int64_t>(ask.end, p + 1 + static_cast<std::int64_t>(random() % 30));
+                const std::int64_t end =
+                    std::min<std::int64_t>(ask.end, p + 1 + static_cast<std::int64_t>(random() % 30));
                 const Floats part = attend(cache, {{ask.row, p, end}}, plan);
-                require(same(part.data(), whole.data() + token * width, (end - p) * width), "the same bits in any chunks");
+                require(same(part.data(), whole.data() + token * width, (end - p) * width),
+                        "the same bits in any chunks");
                 token += end - p;
                 p = end;
             }
@@ -250,8 +289,8 @@ void ragged(const Case& c, Random& random, bool cuts) {
     Cache cache(c, 16 + 3200 / c.block_size, random);
     AttentionPlan plan;
     for (const std::int64_t context : {1, 16, 17, 33, 300, 90, 5, 257, 700}) add_row(cache, context, random);
-    const std::vector<Ask> asks{{0, 0, 1}, {1, 15, 16}, {2, 16, 17}, {3, 0, 33}, {4, 299, 300},
-                                {5, 20, 90}, {6, 2, 5}, {7, 250, 257}, {8, 699, 700}, {4, 40, 41}};
+    const std::vector<Ask> asks{{0, 0, 1},   {1, 15, 16}, {2, 16, 17},   {3, 0, 33},    {4, 299, 300},
+                                {5, 20, 90}, {6, 2, 5},   {7, 250, 257}, {8, 699, 700}, {4, 40, 41}};
     const Floats got = attend(cache, asks, plan);
     compare_exact(cache, asks, got, random);
     if (cuts) compare_cuts(cache, asks, got, plan, random);
@@ -282,7 +321,8 @@ void shared_prefix(const Case& c, Random& random) {
         const Floats a = attend(apart, asks, plan), b = attend(shared, asks, plan);
         require(a == b, "the same bits whether blocks are shared or not");
         if (c.window == 0) {
-            const auto common_items = std::ranges::count_if(plan.items, [](const AttentionItem& item) { return item.parts > 1; });
+            const auto common_items =
+                std::ranges::count_if(plan.items, [](const AttentionItem& item) { return item.parts > 1; });
             require(common_items > 0, "a shared block is treated once");
         }
     }
@@ -302,10 +342,12 @@ void precision(Random& random) {
                 for (std::int64_t d = 0; d < c.dim; ++d) {
                     const float* const x = row.qkv.data() + p * cache.width();
                     const double key = x[(c.heads + h) * c.dim + d];
-                    require(std::fabs(cache.key(row, p, h, d) - key) <= allowed[type] * 5, "a key near the one written");
+                    require(std::fabs(cache.key(row, p, h, d) - key) <= allowed[type] * 5,
+                            "a key near the one written");
                     if (d >= c.value_dim) continue;
                     const double value = x[(c.heads + c.kv_heads) * c.dim + h * c.value_dim + d];
-                    require(std::fabs(cache.value(row, p, h, d) - value) <= allowed[type] * 5, "a value near the one written");
+                    require(std::fabs(cache.value(row, p, h, d) - value) <= allowed[type] * 5,
+                            "a value near the one written");
                 }
     }
 }
@@ -317,7 +359,8 @@ void rotation(Random& random) {
         const std::int64_t width = (heads + kv_heads) * dim + kv_heads * value_dim;
         const Floats qkv = normals(random, tokens * width), norm = normals(random, (heads + kv_heads) * dim);
         Floats frequencies(at(half)), cos(at(tokens * 2 * half)), sin(cos), query(at(tokens * heads * dim));
-        for (std::int64_t i = 0; i < half; ++i) frequencies[at(i)] = static_cast<float>(std::pow(10000.0, -double(i) / double(half)));
+        for (std::int64_t i = 0; i < half; ++i)
+            frequencies[at(i)] = static_cast<float>(std::pow(10000.0, -double(i) / double(half)));
         std::vector<std::int64_t> positions, slots;
         for (std::int64_t t = 0; t < tokens; ++t) {
             positions.push_back(t * 37);
@@ -326,9 +369,11 @@ void rotation(Random& random) {
         const KvLayout layout = kv_layout(KvType::f32, 16, kv_heads, dim, value_dim);
         std::vector<std::byte> keys(at(3 * layout.key_block_bytes)), values(at(3 * layout.value_block_bytes));
         run_team([&](Worker& worker) {
-            ops().rope_tables({positions.data(), frequencies.data(), tokens, half, 1.5f, cos.data(), sin.data()}, worker);
-            ops().rope_write({qkv.data(), cos.data(), sin.data(), 2 * half, slots.data(), tokens, heads, norm.data(), 1e-6f, layout,
-                              keys.data(), values.data(), query.data()}, worker);
+            ops().rope_tables({positions.data(), frequencies.data(), tokens, half, 1.5f, cos.data(), sin.data()},
+                              worker);
+            ops().rope_write({qkv.data(), cos.data(), sin.data(), 2 * half, slots.data(), tokens, heads, norm.data(),
+                              1e-6f, layout, keys.data(), values.data(), query.data()},
+                             worker);
         });
         for (std::int64_t t = 0; t < tokens; ++t)
             for (std::int64_t h = 0; h < heads + kv_heads; ++h) {
@@ -348,7 +393,8 @@ void rotation(Random& random) {
                     const std::int64_t slot = slots[at(t)];
                     const float have = h < heads ? query[at((t * heads + h) * dim + d)]
                                                  : read<float>(keys.data() + slot / 16 * layout.key_block_bytes +
-                                                               (h - heads) * key_tile_bytes(layout), d * 16 + slot % 16);
+                                                                   (h - heads) * key_tile_bytes(layout),
+                                                               d * 16 + slot % 16);
                     require(std::fabs(want - have) < 2e-5 * (1 + std::fabs(want)), "rotated as the formula says");
                 }
             }
@@ -363,8 +409,17 @@ std::vector<Case> cases() {
         out.push_back({.type = t, .heads = 8, .kv_heads = 1, .dim = 32, .value_dim = 32, .cap = 2.0f});
     }
     out.push_back({.type = KvType::f32, .heads = 3, .kv_heads = 3, .dim = 8, .value_dim = 80, .block_size = 4});
-    out.push_back({.type = KvType::i8, .heads = 5, .kv_heads = 2, .dim = 17, .value_dim = 8, .block_size = 12, .window = 1});
-    out.push_back({.type = KvType::f16, .heads = 2, .kv_heads = 1, .dim = 8, .value_dim = 8, .block_size = 40, .window = 300, .sinks = true, .cap = 3.0f});
+    out.push_back(
+        {.type = KvType::i8, .heads = 5, .kv_heads = 2, .dim = 17, .value_dim = 8, .block_size = 12, .window = 1});
+    out.push_back({.type = KvType::f16,
+                   .heads = 2,
+                   .kv_heads = 1,
+                   .dim = 8,
+                   .value_dim = 8,
+                   .block_size = 40,
+                   .window = 300,
+                   .sinks = true,
+                   .cap = 3.0f});
     out.push_back({.type = KvType::bf16, .heads = 1, .kv_heads = 2, .dim = 9, .value_dim = 9, .block_size = 512});
     return out;
 }
@@ -382,8 +437,22 @@ int main() {
         ragged({.type = KvType::bf16, .heads = 90, .kv_heads = 1, .dim = 96, .value_dim = 64}, random, false);
         for (const KvType type : {KvType::f32, KvType::f16, KvType::i8, KvType::i4})
             for (const std::int64_t window : {0, 700}) {
-                shared_prefix({.type = type, .heads = 4, .kv_heads = 2, .dim = 16, .value_dim = 16, .window = window, .sinks = true}, random);
-                shared_prefix({.type = type, .heads = 20, .kv_heads = 1, .dim = 8, .value_dim = 8, .block_size = 8, .window = window}, random);
+                shared_prefix({.type = type,
+                               .heads = 4,
+                               .kv_heads = 2,
+                               .dim = 16,
+                               .value_dim = 16,
+                               .window = window,
+                               .sinks = true},
+                              random);
+                shared_prefix({.type = type,
+                               .heads = 20,
+                               .kv_heads = 1,
+                               .dim = 8,
+                               .value_dim = 8,
+                               .block_size = 8,
+                               .window = window},
+                              random);
             }
         std::printf("%s passed\n", ops().isa);
     }

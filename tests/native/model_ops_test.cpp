@@ -72,14 +72,17 @@ void norms(Random& random, std::int64_t tokens, std::int64_t size) {
 
 double gated(Activation activation, double g, double u, double alpha, double limit) {
     switch (activation) {
-        case Activation::silu: return g / (1 + std::exp(-g)) * u;
-        case Activation::gelu: return g * 0.5 * std::erfc(-g / std::sqrt(2.0)) * u;
+        case Activation::silu:
+            return g / (1 + std::exp(-g)) * u;
+        case Activation::gelu:
+            return g * 0.5 * std::erfc(-g / std::sqrt(2.0)) * u;
         case Activation::gelu_tanh:
             return g * 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
         case Activation::swigluoai:
             g = std::min(g, limit);
             return g / (1 + std::exp(-alpha * g)) * (std::clamp(u, -limit, limit) + 1);
-        case Activation::none: break;
+        case Activation::none:
+            break;
     }
     return 0;
 }
@@ -93,8 +96,11 @@ void activations(Random& random, std::int64_t tokens, std::int64_t size) {
             for (std::int64_t i = 0; i < size; ++i) {
                 const float gate = x[at(t * 2 * size + i)], up = x[at(t * 2 * size + size + i)];
                 // far to the left the tanh form cancels in any precision; it is then near zero
-                if (gate > -5) near(gated(activation, gate, up, 1.702f, 7.0), out[at(t * size + i)], "a gated activation", 2e-5);
-                else require(std::fabs(gated(activation, gate, up, 1.702f, 7.0) - out[at(t * size + i)]) < 1e-4, "its left end");
+                if (gate > -5)
+                    near(gated(activation, gate, up, 1.702f, 7.0), out[at(t * size + i)], "a gated activation", 2e-5);
+                else
+                    require(std::fabs(gated(activation, gate, up, 1.702f, 7.0) - out[at(t * size + i)]) < 1e-4,
+                            "its left end");
             }
     }
 }
@@ -111,7 +117,8 @@ void pointwise(Random& random, std::int64_t tokens, std::int64_t size) {
         near(20 * std::tanh(a[i] / 20.0), capped[i], "a soft cap", 1e-6);
     }
     for (std::int64_t r = 0; r < 3; ++r)
-        for (std::int64_t i = 0; i < size; ++i) require(taken[at(r * size + i)] == a[at(index[r] * size + i)], "a row taken");
+        for (std::int64_t i = 0; i < size; ++i)
+            require(taken[at(r * size + i)] == a[at(index[r] * size + i)], "a row taken");
 }
 
 void routing(Random& random, std::int64_t tokens, std::int64_t experts, std::int64_t top_k) {
@@ -120,14 +127,16 @@ void routing(Random& random, std::int64_t tokens, std::int64_t experts, std::int
     std::vector<std::int64_t> ids(weights.size()), order(at(experts));
     for (const bool renormalize : {false, true})
         for (const auto how : {Routing::softmax_topk, Routing::topk_softmax}) {
-            run(ops().route_experts, {logits.data(), tokens, experts, top_k, how, renormalize, weights.data(), ids.data()});
+            run(ops().route_experts,
+                {logits.data(), tokens, experts, top_k, how, renormalize, weights.data(), ids.data()});
             for (std::int64_t t = 0; t < tokens; ++t) {
                 const float* const row = logits.data() + t * experts;
                 std::iota(order.begin(), order.end(), 0);
                 std::ranges::stable_sort(order, std::greater<>(), [&](std::int64_t e) { return row[e]; });
                 const bool chosen_only = how == Routing::topk_softmax || renormalize;
                 double total = 0;
-                for (std::int64_t e = 0; e < (chosen_only ? top_k : experts); ++e) total += std::exp(double(row[order[at(e)]]));
+                for (std::int64_t e = 0; e < (chosen_only ? top_k : experts); ++e)
+                    total += std::exp(double(row[order[at(e)]]));
                 for (std::int64_t k = 0; k < top_k; ++k) {
                     require(ids[at(t * top_k + k)] == order[at(k)], "the largest logits, of equals the first");
                     near(std::exp(double(row[order[at(k)]])) / total, weights[at(t * top_k + k)], "an expert's weight");
