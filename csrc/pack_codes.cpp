@@ -189,6 +189,27 @@ ScaleKind smallest_kind(std::initializer_list<ScaleKind> allowed, const float* v
     return ScaleKind::f32;
 }
 
+float nearest_e4m3(float value) {
+    const float size = std::fabs(value), step = std::ldexp(1.0f, std::max(std::ilogb(size), -6) - 3);
+    return std::copysign(std::min(448.0f, std::nearbyint(size / step) * step), value);
+}
+
+// The number whose products with e4m3 numbers these all are, rounded once (NVFP4's scale of a whole tensor), or 0.
+float common_factor(const float* values, int64_t count) {
+    const float most = *std::max_element(values, values + count);
+    const auto explains = [&](float factor) {
+        return std::isnormal(factor) && std::all_of(values, values + count, [&](float value) {
+            return value == 0 || nearest_e4m3(value / factor) * factor == value;
+        });
+    };
+    for (int code = 0x7e; code > 0 && most > 0; --code) {
+        const float guess = most / e4m3_to_float(static_cast<uint8_t>(code));
+        for (const float factor : {guess, std::nextafter(guess, 0.0f), std::nextafter(guess, INFINITY)})
+            if (explains(factor)) return factor;
+    }
+    return 0;
+}
+
 // A group the kernels know that divides `group`.
 int64_t usable_group(int64_t group, int64_t cols) {
     if (group <= 0 || cols % group)
@@ -310,11 +331,19 @@ Packed pack_integer_codebook(const CodebookSource& s, const int* values, float s
     h.factor = step;
     set_lut(h, values, 16);
     h.scale = smallest_kind({ScaleKind::e8m0, ScaleKind::e4m3, ScaleKind::f16, ScaleKind::bf16}, s.scales, groups, "scale");
+    const float common = h.scale == ScaleKind::f32 ? common_factor(s.scales, groups) : 0.0f;
+    if (common > 0) {
+        h.scale = ScaleKind::e4m3;
+        h.factor = common * step;
+    }
+    const auto stored = [&](float scale) { return common > 0 ? nearest_e4m3(scale / common) : scale; };
     return pack(h, nullptr, [&](int64_t row, int64_t span, int64_t count, RowSpan& out) {
         std::copy_n(s.codes + row * s.cols + span * span_inputs, count, out.codes);
         for (int64_t i = 0; i < count; ++i)
             if (out.codes[i] > 15) refuse("a code of row " + std::to_string(row) + " is not below 16.");
-        each_group(h, s.group, span, count, [&](int64_t g, int64_t from) { out.scale[g] = s.scales[row * a_row + from]; });
+        each_group(h, s.group, span, count, [&](int64_t g, int64_t from) {
+            out.scale[g] = stored(s.scales[row * a_row + from]);
+        });
     });
 }
 

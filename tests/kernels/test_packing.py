@@ -59,6 +59,13 @@ def codebook(table: np.ndarray, group: int, seed: int) -> Codebook:
     return Codebook(codes, table.astype(np.float32), group, rng.normal(size=(ROWS, inputs // group)).astype(np.float32))
 
 
+def nvfp4(seed: int) -> Codebook:
+    """Scales of 8 bits times one number for the tensor."""
+    matrix = codebook(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]), 16, seed)
+    codes = torch.from_numpy(matrix.scales).abs().to(torch.float8_e4m3fn).float() * torch.tensor(0.0123456)
+    return Codebook(matrix.codes, matrix.table, 16, codes.numpy())
+
+
 def plain(kind: str, tile: tuple[int, int] | None, seed: int) -> Plain:
     rng, inputs = np.random.default_rng(seed), 130
     values = rng.normal(size=(ROWS, inputs)).astype(np.float32)
@@ -85,6 +92,7 @@ def matrices() -> Iterator[tuple[str, Canonical]]:
     for group in (16, 32, 64):
         yield f"nf4 {group}", codebook(NF4, group, group)
         yield f"whole codebook {group}", codebook(np.arange(-8.0, 8.0) / 2, group, group)
+    yield "nvfp4 of a tensor", nvfp4(3)
     for kind in ("f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"):
         for tile in (None, (1, 130), (ROWS, 130), (32, 48)):
             yield f"{kind} {tile}", plain(kind, tile, 1)
@@ -128,6 +136,10 @@ def test_packed_blocks_are_about_as_large_as_stored(name: str) -> None:
     packed = packing.pack(Blocks(name, (64, inputs), np.zeros(stored, dtype=np.uint8)))
     assert packed.file_bytes == stored
     assert packed.nbytes <= 1.1 * stored
+
+
+def test_scales_of_nvfp4_stay_a_byte() -> None:
+    assert "group 16, e4m3 scales" in packing.pack(nvfp4(1)).kind
 
 
 def test_a_matrix_maps_back_from_its_bytes() -> None:
