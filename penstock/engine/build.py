@@ -14,14 +14,13 @@ from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.kernels.cpu import native
 from penstock.kernels.cpu.ops import PACKING
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import make_executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.memory_plan import MemoryPlan, format_bytes
-from penstock.runtime.prepare import Prepared, kernel_decisions, packs_natively, plan_again, prepare
+from penstock.runtime.prepare import Prepared, kernel_decisions, packs_natively, plan_again, prepare, settle_compute
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
@@ -57,11 +56,7 @@ def build_engine(
     concrete, plan = prepared.options, prepared.plan
     for what, size, remark in plan.table():
         log.info("%-12s %12s  %s", what, size, remark)
-    if concrete.threads:
-        torch.set_num_threads(concrete.threads)
-    if native.available():
-        native.select_isa(concrete.isa)
-        native.set_num_threads(concrete.threads or 1)
+    settle_compute(concrete)
     device = torch.device(concrete.device)
     model = prepared.model
     cache, kept = packed_file(prepared)

@@ -101,6 +101,15 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
 
 
+def settle_compute(options: EngineOptions) -> None:
+    """Gives torch and the native library, which are this process's, the threads and the instruction set."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if native.available():
+        native.select_isa(options.isa)
+        native.set_num_threads(options.threads or 1)
+
+
 PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
 
 

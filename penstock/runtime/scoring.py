@@ -16,12 +16,12 @@ from penstock.config.options import EngineOptions
 from penstock.core.protocol import NewRow, RowSpan
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import KernelSet
-from penstock.kernels.cpu import native
 from penstock.models.registry import Model, build_model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import make_executor
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.prepare import Prepared, prepare
+from penstock.runtime.kv_probe import choose_kv_types
+from penstock.runtime.prepare import Prepared, prepare, settle_compute
 from penstock.weights.loader import load_weights
 
 Progress = Callable[[int, int], None]
@@ -117,11 +117,7 @@ class Scorer:
         }
         prepared = prepare(replace(options, **single, enable_prefix_caching=False))
         concrete = prepared.options
-        if concrete.threads:
-            torch.set_num_threads(concrete.threads)
-        if native.available():
-            native.select_isa(concrete.isa)
-            native.set_num_threads(concrete.threads or 1)
+        settle_compute(concrete)
         used = prepared.kernels if kernels is None else kernels(prepared)
         self.model: Model = prepared.model
         if kernels is not None:
@@ -131,7 +127,8 @@ class Scorer:
         load_weights(self.model, prepared.checkpoint, dtype=self.model.dtype, **loading)
         self.prepared = prepared
         counts = [blocks] * len(prepared.groups)
-        layout: dict[str, Any] = {"kv_type": concrete.kv_cache_dtype, "device": concrete.device}
+        types = choose_kv_types(self.model, prepared.groups, concrete.kv_cache_dtype, size).of_layer
+        layout: dict[str, Any] = {"kv_types": types, "device": concrete.device}
         self._memory = KVMemory(used, self.model.cache_specs, prepared.groups, counts, size, **layout)
         self._blocks = tuple(tuple(range(1, blocks)) for _ in counts)
         self._builder = BatchBuilder(len(counts), 1, blocks, size, torch.device(concrete.device))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
 from penstock.kernels.api import KernelSet, resolve_kernels
+from penstock.kernels.cache import KvCache
 from penstock.kernels.reference import dense
 from penstock.kernels.registry import KernelContext
 
@@ -174,9 +174,7 @@ def test_grouped_experts(dtype: torch.dtype, bias: bool, tokens: int, prefer_ref
     weights, ids = ops.route_experts(rand(tokens, experts - 1, seed=5), top_k, "softmax_topk", True)  # one is never hit
     gates, ups = (half.reshape(-1, width) for half in gate_up.chunk(2, dim=1))
     packed = ops.pack_experts([gates, ups], experts), ops.pack_experts([down.reshape(-1, inner)], experts)
-    out = ops.grouped_experts(
-        x, weights, ids, *packed, "silu", gate_up_bias, down_bias
-    )
+    out = ops.grouped_experts(x, weights, ids, *packed, "silu", gate_up_bias, down_bias)
     exact = torch.zeros(tokens, width, dtype=torch.float64)
     for token in range(tokens):
         for weight, expert in zip(weights[token], ids[token].tolist(), strict=True):

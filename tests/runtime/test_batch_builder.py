@@ -10,9 +10,9 @@ import torch
 from penstock.core.cache_spec import CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind, NewRow, RowSpan, last_sample
 from penstock.core.sampling import SamplingParams
-from penstock.runtime.batch_builder import BatchBuilder
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
+from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.kv_memory import KVMemory
 
 CPU = torch.device("cpu")
