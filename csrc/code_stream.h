@@ -7,6 +7,7 @@
 namespace penstock::PENSTOCK_ISA {
 
 inline constexpr int stream_code_rows = 4;
+inline constexpr std::int64_t code_bytes_ahead = 4096;  // of the memory being read
 
 struct SpanShape {
     std::int64_t units;  // of 32 inputs
@@ -25,6 +26,8 @@ void stream_codes(const std::uint8_t* codes, const std::uint8_t* lut, const floa
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) kept[r] = vec::load16(sums + r * group_columns);
     for (std::int64_t u = 0; u < shape.units; ++u, codes += 64 * bits) {
+#pragma GCC unroll 8
+        for (int i = 0; i < bits; ++i) vec::prefetch(codes + code_bytes_ahead + 64 * i);
         vec::I32x16 acc[R][parts];
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r)

@@ -56,13 +56,35 @@ MultiplyTile choose(const PackedHeader& header) {
     return has_min ? multiply_tile<32, true, false> : multiply_tile<32, false, false>;
 }
 
+// Few rows: panel after panel, so that memory is read in one sweep.
+void stream_panels(const PackedMatrix& matrix, StreamCodes stream, const std::byte* const* panel, int panels,
+                   const Inputs& inputs, RowList rows, std::int64_t count, float* sums) {
+    const PackedHeader& header = matrix.header();
+    SpanScales scales;
+    const std::int64_t unit = header.group == 16 ? 16 : 32, units = (header.cols + unit_inputs - 1) / unit_inputs;
+    SpanShape shape{0, header.zero, std::countr_zero(static_cast<std::uint64_t>(header.group / unit)),
+                    header.minimum != MinKind::none};
+    for (int p = 0; p < panels; ++p)
+        for (std::int64_t first = 0; first < units; first += 8) {
+            const std::int64_t s = first / 8;
+            shape.units = std::min<std::int64_t>(8, units - first);
+            const SpanLayout layout = span_layout(header, shape.units);
+            const std::byte* const span = panel[p] + s * header.span_bytes;
+            for (std::int64_t at = layout.scales; at < layout.bytes; at += 64) vec::prefetch(span + code_bytes_ahead + at);
+            const ActivationSpan* row[stream_code_rows];
+            for (int r = 0; r < count; ++r) row[r] = opaque(inputs.spans + s * inputs.tokens + rows[r]);
+            group_scales(matrix, layout, span, (shape.units * unit_inputs + header.group - 1) / header.group, 0, scales);
+            stream(reinterpret_cast<const std::uint8_t*>(span), header.lut, scales.scale[0], shape, row, sums + 16 * p);
+        }
+}
+
 void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                       RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
+    if (const StreamCodes stream = choose_stream(header, count))
+        return stream_panels(matrix, stream, panel, panels, inputs, rows, count, sums);
     auto& tile = *reinterpret_cast<CodeTile*>(thread_memory(3, sizeof(CodeTile)));
     const MultiplyTile multiply_rows = choose(header);
-    const bool has_min = header.minimum != MinKind::none;
-    const StreamCodes stream = choose_stream(header, count);
     const std::int64_t unit = header.group == 16 ? 16 : 32, groups_a_span = span_inputs / std::min(header.group, span_inputs);
     TileShape shape{0, header.zero, std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
     const std::int64_t units = (header.cols + unit_inputs - 1) / unit_inputs, spans = spans_of(header.cols);
@@ -71,20 +93,14 @@ void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel,
         const SpanLayout layout = span_layout(header, shape.units);
         const std::int64_t groups = std::min(groups_a_span, (shape.units * unit_inputs + header.group - 1) / header.group);
         const ActivationSpan* const activations = inputs.spans + s * inputs.tokens;
-        const ActivationSpan* row[stream_code_rows];
-        for (int r = 0; stream && r < count; ++r) row[r] = opaque(activations + rows[r]);
         for (int p = 0; p < panels; ++p) {
             const std::byte* const span = panel[p] + s * header.span_bytes;
             const auto* const codes = reinterpret_cast<const std::uint8_t*>(span);
             for (std::int64_t at = 0; at < header.span_bytes; at += 64) vec::prefetch(span + header.span_bytes + at);
             group_scales(matrix, layout, span, groups, 16 * p, tile.scales);
-            if (stream)
-                stream(codes, header.lut, tile.scales.scale[0] + 16 * p, {shape.units, shape.zero, shape.group_shift, has_min},
-                       row, sums + 16 * p);
-            else
-                unpack_codes(header, codes, shape.units, group_columns * all_panels, tile.bytes[0][p]);
+            unpack_codes(header, codes, shape.units, group_columns * all_panels, tile.bytes[0][p]);
         }
-        if (!stream) multiply_rows(tile, shape, panels, activations, rows, count, sums);
+        multiply_rows(tile, shape, panels, activations, rows, count, sums);
     }
 }
 
