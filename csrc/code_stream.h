@@ -7,7 +7,7 @@
 namespace penstock::PENSTOCK_ISA {
 
 inline constexpr int stream_code_rows = 4;
-inline constexpr std::int64_t code_bytes_ahead = 4096;  // of the memory being read
+inline constexpr std::int64_t code_bytes_ahead = 6144;  // of the memory being read; the best of 1 to 12 KiB
 
 struct SpanShape {
     std::int64_t units;  // of 32 inputs
