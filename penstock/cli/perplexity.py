@@ -85,10 +85,10 @@ def _print(figures: dict[str, Any]) -> None:
 
     rows = [("perplexity", value(figures), f"{figures['tokens']:,} tokens in {figures['windows']} stretches")]
     if "divergence" in figures:
-        d = figures["divergence"]
+        d, ratio = figures["divergence"], figures["perplexity_ratio"]
         rows += [
             ("perplexity of the other", value(figures["against"]), figures["against"]["model"]),
-            ("ratio", f"{figures['perplexity_ratio']:.5f}", ""),
+            ("ratio", f"{ratio:.5f} ± {ratio * d['log_ratio_error']:.5f}", ""),
             ("KL divergence, mean", f"{d['mean']:.6f} ± {d['standard_error']:.6f}", "nats a token"),
             ("KL divergence, median", f"{d['median']:.6f}", ""),
             ("KL divergence, 99 %", f"{d['percentile_99']:.6f}", ""),

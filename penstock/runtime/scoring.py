@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -85,6 +85,17 @@ def strided_windows(tokens: Sequence[int], context: int, stride: int) -> list[Wi
     return windows
 
 
+class Predictor(Protocol):
+    """What predicts the tokens of a text."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits a token."""
+
+    def logits(self, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields (logits [n, vocab] float32, the tokens [n] they predict) of a stretch, valid until the next."""
+
+
 class Scorer:
     """A loaded model with room for one stretch of text; `close` frees it."""
 
@@ -127,12 +138,17 @@ class Scorer:
         load_weights(self.model, prepared.checkpoint, dtype=self.model.dtype, **loading)
         self.prepared = prepared
         counts = [blocks] * len(prepared.groups)
-        types = choose_kv_types(self.model, prepared.groups, concrete.kv_cache_dtype, size).of_layer
-        layout: dict[str, Any] = {"kv_types": types, "device": concrete.device}
+        self.kv_types = choose_kv_types(self.model, prepared.groups, concrete.kv_cache_dtype, size)
+        layout: dict[str, Any] = {"kv_types": self.kv_types.of_layer, "device": concrete.device}
         self._memory = KVMemory(used, self.model.cache_specs, prepared.groups, counts, size, **layout)
         self._blocks = tuple(tuple(range(1, blocks)) for _ in counts)
         self._builder = BatchBuilder(len(counts), 1, blocks, size, torch.device(concrete.device))
         self._executor = make_executor(self.model, self._memory.caches, context, _LOGIT_ROWS)
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits a token."""
+        return self.model.vocab_size
 
     @torch.inference_mode()
     def logits(self, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
@@ -188,6 +204,8 @@ class Divergence:
     Attributes:
         mean, standard_error, median, percentile_99, maximum: of KL(reference ‖ model), nats.
         same_top: share of tokens where both hold the same token for the most probable.
+        log_ratio_error: standard error of the logarithm of the perplexities' ratio; far below that of either
+            perplexity, because both models read the same tokens.
         mean_probability_change, rms_probability_change: of the probability of the true token, model less reference.
     """
 
@@ -197,6 +215,7 @@ class Divergence:
     percentile_99: float
     maximum: float
     same_top: float
+    log_ratio_error: float
     mean_probability_change: float
     rms_probability_change: float
 
@@ -213,7 +232,7 @@ def _perplexity(nlls: list[Tensor]) -> Perplexity:
     return Perplexity(len(values), float(values.mean()), spread / math.sqrt(len(values)))
 
 
-def perplexity(scorer: Scorer, windows: Sequence[Window], progress: Progress | None = None) -> Perplexity:
+def perplexity(scorer: Predictor, windows: Sequence[Window], progress: Progress | None = None) -> Perplexity:
     """Scores a text.
 
     Args:
@@ -233,7 +252,7 @@ def perplexity(scorer: Scorer, windows: Sequence[Window], progress: Progress | N
 
 
 def compare(
-    scorer: Scorer, reference: Scorer, windows: Sequence[Window], progress: Progress | None = None
+    scorer: Predictor, reference: Predictor, windows: Sequence[Window], progress: Progress | None = None
 ) -> tuple[Perplexity, Perplexity, Divergence]:
     """Scores a text under a model and a reference.
 
@@ -243,9 +262,9 @@ def compare(
     Raises:
         ConfigError: the two have different vocabularies, or logits are not finite.
     """
-    if scorer.model.vocab_size != reference.model.vocab_size:
+    if scorer.vocab_size != reference.vocab_size:
         raise ConfigError(
-            f"the models have {scorer.model.vocab_size} and {reference.model.vocab_size} tokens; "
+            f"the models have {scorer.vocab_size} and {reference.vocab_size} tokens; "
             "only models of one vocabulary can be compared."
         )
     own: list[Tensor] = []
@@ -266,6 +285,7 @@ def compare(
 
 def _divergence(own: list[Tensor], theirs: list[Tensor], divergences: list[Tensor], same: int) -> Divergence:
     kl = torch.cat(divergences).numpy()
+    difference = (torch.cat(own) - torch.cat(theirs)).numpy()
     change = torch.cat(own).neg().exp().numpy() - torch.cat(theirs).neg().exp().numpy()
     return Divergence(
         mean=float(kl.mean()),
@@ -274,6 +294,7 @@ def _divergence(own: list[Tensor], theirs: list[Tensor], divergences: list[Tenso
         percentile_99=float(np.percentile(kl, 99)),
         maximum=float(kl.max()),
         same_top=same / len(kl),
+        log_ratio_error=float(difference.std() / math.sqrt(len(kl))),
         mean_probability_change=float(change.mean()),
         rms_probability_change=float(np.sqrt((change**2).mean())),
     )
