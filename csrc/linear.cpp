@@ -115,7 +115,7 @@ void linear(const LinearArgs& args, Worker& worker) {
     const std::int64_t blocks = (args.tokens + task_rows - 1) / task_rows;
     job.task_rows = blocks ? ((args.tokens + blocks - 1) / blocks + 5) / 6 * 6 : 0;
     // Few rows are bound by memory: neighbouring tasks together, whose panels lie one after the other, read it best.
-    const std::int64_t tasks_each = args.tokens <= 4 ? std::max<std::int64_t>(1, job.tasks / (8 * worker.count())) : 1;
+    const std::int64_t tasks_each = args.tokens <= 64 ? std::max<std::int64_t>(1, job.tasks / (8 * worker.count())) : 1;
     worker.share(job.tasks * blocks, tasks_each, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) run_task(job, i % job.tasks, i / job.tasks * job.task_rows);
     });

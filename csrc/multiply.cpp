@@ -30,20 +30,36 @@ void each_tile(std::int64_t count, F&& use) {
     }
 }
 
+// The panels' next spans, asked for a few lines at a time between products: asked for at once they would fill the
+// processor's queues, and it would wait for memory instead of computing meanwhile.
+struct Ahead {
+    const std::byte* next[all_panels];
+    std::int64_t bytes, at, step;  // of each panel
+
+    void ask() {
+        const std::int64_t end = std::min(at + step, bytes);
+        for (; at < end; at += 64)
+            for (const std::byte* panel : next) vec::prefetch(panel + at);
+    }
+};
+
 template <int unit, bool has_min, bool wide>
 void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, const ActivationSpan* spans, RowList rows,
-                   std::int64_t count, float* sums) {
+                   std::int64_t count, float* sums, Ahead& ahead) {
     each_tile(count, [&](std::int64_t at, auto fixed) {
         constexpr int R = decltype(fixed)::value;
         const ActivationSpan* row[R];
         for (int r = 0; r < R; ++r) row[r] = opaque(spans + rows[at + r]);
         constexpr int P = vec::tile_panels(R);
-        for (int p = 0; p < panels; p += P)
+        for (int p = 0; p < panels; p += P) {
+            ahead.ask();
             multiply_codes<R, P, unit, has_min, wide>(tile, shape, row, p, sums + at * group_columns);
+        }
     });
 }
 
-using MultiplyTile = void (*)(const CodeTile&, const TileShape&, int, const ActivationSpan*, RowList, std::int64_t, float*);
+using MultiplyTile = void (*)(const CodeTile&, const TileShape&, int, const ActivationSpan*, RowList, std::int64_t, float*,
+                             Ahead&);
 
 MultiplyTile choose(const PackedHeader& header) {
     const bool has_min = header.minimum != MinKind::none;
@@ -85,6 +101,9 @@ void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel,
         return stream_panels(matrix, stream, panel, panels, inputs, rows, count, sums);
     auto& tile = *reinterpret_cast<CodeTile*>(thread_memory(3, sizeof(CodeTile)));
     const MultiplyTile multiply_rows = choose(header);
+    const std::int64_t products = (count + vec::tile_rows - 1) / vec::tile_rows * ((panels + 1) / 2);
+    Ahead ahead{{}, header.span_bytes, 0, (header.span_bytes / products + 63) / 64 * 64};
+    std::fill_n(ahead.next, all_panels, panel[0]);
     const std::int64_t unit = header.group == 16 ? 16 : 32, groups_a_span = span_inputs / std::min(header.group, span_inputs);
     TileShape shape{0, header.zero, std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
     const std::int64_t units = (header.cols + unit_inputs - 1) / unit_inputs, spans = spans_of(header.cols);
@@ -96,11 +115,13 @@ void multiply_integer(const PackedMatrix& matrix, const std::byte* const* panel,
         for (int p = 0; p < panels; ++p) {
             const std::byte* const span = panel[p] + s * header.span_bytes;
             const auto* const codes = reinterpret_cast<const std::uint8_t*>(span);
-            for (std::int64_t at = 0; at < header.span_bytes; at += 64) vec::prefetch(span + header.span_bytes + at);
+            // After the last span come the next columns.
+            ahead.next[p] = s + 1 < spans ? span + header.span_bytes : panel[p] + all_panels * header.panel_bytes;
             group_scales(matrix, layout, span, groups, 16 * p, tile.scales);
             unpack_codes(header, codes, shape.units, group_columns * all_panels, tile.bytes[0][p]);
         }
-        multiply_rows(tile, shape, panels, activations, rows, count, sums);
+        ahead.at = 0;
+        multiply_rows(tile, shape, panels, activations, rows, count, sums, ahead);
     }
 }
 
