@@ -166,7 +166,7 @@ def _isa(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived
 
 
 def _threads(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    if options.device == "cpu" and model.parameters < SMALL_MODEL_PARAMETERS:
+    if options.device == "cpu" and not machine.isas and model.parameters < SMALL_MODEL_PARAMETERS:
         return 1, "a model under 50M parameters gains little from more, and the other cores are free for its clients"
     return machine.cores, "cores this process may use (affinity and control-group quota)"
 

@@ -50,8 +50,10 @@ def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
 
 def test_defaults_on_a_cpu() -> None:
     options = resolve(EngineOptions(), SMALL, MACHINE).options
-    assert (options.device, options.dtype, options.isa, options.threads) == ("cpu", "float32", "avx512", 1)
-    assert resolve(EngineOptions(), LARGE, MACHINE).options.threads == 6
+    assert (options.device, options.dtype, options.isa, options.threads) == ("cpu", "float32", "avx512", 6)
+    without_library = replace(MACHINE, isas=())
+    assert resolve(EngineOptions(), SMALL, without_library).options.threads == 1
+    assert resolve(EngineOptions(), LARGE, without_library).options.threads == 6
     assert (options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len) == (64, 2048, 2048)
     assert options.served_model_name == "tiny"
     assert resolve(EngineOptions(), LARGE, MACHINE).options.max_num_batched_tokens == 512
