@@ -142,15 +142,18 @@ void experts(const ExpertsArgs& args, Worker& worker) {
     const Inputs gate = inputs_of(*args.gate, args.x, args.tokens, b.gate_inputs, worker);
     const bool alike = b.up_inputs == b.gate_inputs;
     const Inputs up = alike ? gate : inputs_of(*args.up, args.x, args.tokens, b.up_inputs, worker);
-    const std::int64_t blocks = *b.groups.num_blocks;
+    // Not *num_blocks: a member that comes late would read it after later ops have written over it.
+    const std::int64_t slots = args.tokens * args.top_k;
+    const std::int64_t most_blocks = slots / task_rows + std::min(slots, args.gate->experts());
     const auto each_task = [&](std::int64_t width, auto&& run) {
         const std::int64_t tasks = (width + task_columns - 1) / task_columns;
-        worker.share(blocks * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+        worker.share(most_blocks * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+            end = std::min(end, *b.groups.num_blocks * tasks);
             for (std::int64_t i = begin; i < end; ++i) run(b.groups.blocks[i / tasks], i % tasks);
         });
     };
     each_task(args.gate->rows(), [&](const Block& block, std::int64_t task) { run_gate_up(args, b, gate, up, block, task); });
-    const Inputs hidden = inputs_of(*args.down, b.hidden, args.tokens * args.top_k, b.down_inputs, worker);
+    const Inputs hidden = inputs_of(*args.down, b.hidden, slots, b.down_inputs, worker);
     each_task(args.down->rows(), [&](const Block& block, std::int64_t task) { run_down(args, b, hidden, block, task); });
     worker.share(args.tokens, 4, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) combine(args, b.outputs, t);
