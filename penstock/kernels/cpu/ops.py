@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,8 +229,18 @@ def make_cache(
     device: str = "cpu",
 ) -> KvCache:
     layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim)
-    key = torch.zeros(num_blocks, layout.key_block_bytes, dtype=torch.uint8)
-    return KvCache(key, torch.zeros(num_blocks, layout.value_block_bytes, dtype=torch.uint8), layout)
+    key = _zero_pages(num_blocks, layout.key_block_bytes)
+    return KvCache(key, _zero_pages(num_blocks, layout.value_block_bytes), layout)
+
+
+def _zero_pages(num_blocks: int, block_bytes: int) -> Tensor:
+    """[num_blocks, block_bytes] uint8 of zeros, in huge pages if there are; untouched ones take no memory."""
+    kind = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    memory = mmap.mmap(-1, max(1, num_blocks * block_bytes), **kind)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)[: num_blocks * block_bytes].view(num_blocks, block_bytes)
 
 
 def cache_block_bytes(kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int) -> int:
