@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -75,6 +76,7 @@ def build_engine(
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         plan = plan_again(prepared, kv.of_layer)
+        prepared = replace(prepared, plan=plan)
     scheduler_options = _scheduler_options(concrete, plan)
     memory = KVMemory(
         kernels,
@@ -94,6 +96,8 @@ def build_engine(
     engine = Engine(Scheduler(scheduler_options, groups), runner)
     mode, _, detail = executor.describe.partition(": ")
     notes.append(Decision("step", mode, detail))
+    for note in notes:
+        log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
     return engine, engine_info(prepared, model.vocab_size, notes)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.config.errors import CheckpointError
+from penstock.config.errors import CheckpointError, ConfigError
 from penstock.kernels.api import Matrix
 from penstock.kernels.canonical import Canonical, Plain, concatenate, take_rows
 from penstock.kernels.plain import plain_matrix
@@ -116,13 +116,24 @@ def load_weights(
             weight.fill((reader.whole(weight, found, torch.float32 if weight.keep_float32 else dtype).to(device),))
         elif cache is None or not cache.restore(weight):
             parts = reader.matrices(weight, found, dtype)
-            weight.fill([part.to(device) if isinstance(part, Tensor) else part for part in parts])
+            _pack(weight, found, [part.to(device) if isinstance(part, Tensor) else part for part in parts])
             if cache is not None:
                 cache.keep(weight)
         else:
             reader.skip(found)
     if cache is not None:
         cache.finish()
+
+
+def _pack(weight: Weight, sources: Sequence[_Source], parts: Sequence[Matrix]) -> None:
+    try:
+        weight.fill(parts)
+    except ValueError as error:
+        names = list(dict.fromkeys(name for source in sources for name in source.stored.values()))
+        raise CheckpointError(
+            f"the weights of {_listed(names)} cannot be used: {str(error).rstrip('.')}. "
+            "Download the model again, or take another quantisation of it."
+        ) from error
 
 
 def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict[str, str]:
@@ -234,10 +245,16 @@ class _Reader:
         else:
             self._meter.count(_size(source, self._checkpoint))
         if self._quantize is not None and isinstance(stored, Plain) and weight.on_request != "kept":
-            stored = quantize_matrix(_request(self._quantize, weight), decode_canonical(stored))
+            stored = self._quantized(_request(self._quantize, weight), source, stored)
         if weight.packable is not None and weight.packable(stored) is None:
             return stored
         return canonical_tensor(stored, dtype)
+
+    def _quantized(self, format: str, source: _Source, matrix: Plain) -> Canonical:
+        try:
+            return quantize_matrix(format, decode_canonical(matrix))
+        except ConfigError as error:
+            raise CheckpointError(f"{source.key} cannot be quantised to {format}: {error}") from error
 
     def _canonical(self, source: _Source) -> Canonical | None:
         shape = source.part.shape

@@ -1,13 +1,20 @@
 """Packed weights kept in a file, so that the next start maps them instead of reading and packing the checkpoint.
 
-Layout: one page of 4,096 bytes with an eight-byte magic, the offset and length of the index and its SHA-256; the data
-of the matrices, each on a page of its own; the index (JSON). A file is written beside its final name and renamed when
-complete. The data's CRC-32 are checked where the file was written before the system last started; within one run of the
-system a complete file cannot differ from what was written to it. Deleting a file is always safe.
+Layout: one page of 4,096 bytes with an eight-byte magic, the offset and length of the index, its SHA-256, and the run
+of the system in which the data are known to be good; the data of the matrices, each on a page of its own; the index
+(JSON). A file is written under a name of its own, locked, and renamed when complete; what writers that died left is
+removed by the next one. The data's CRC-32 are checked once in every run of the system that did not write them; within
+one run a complete file cannot differ from what was written to it.
+
+Deleting or replacing a file is always safe, also while it is mapped. Cutting or overwriting it in place is not: the
+system ends a process with SIGBUS that reads a mapped page which is no longer there. Its size is checked when it is
+opened; nothing but a copy of the weights could guard against what comes later.
 """
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
 import logging
@@ -16,8 +23,10 @@ import os
 import re
 import shutil
 import struct
+import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,9 +38,10 @@ from penstock.weights.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"PNSTPK01"
+MAGIC = b"PNSTPK02"
 PAGE = 4096
-_HEAD = struct.Struct("<8sQQ32s")
+_HEAD = struct.Struct("<8sQQ32s36s")
+_BOOT_AT = _HEAD.size - 36
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -48,7 +58,7 @@ def file_name(checkpoint: Checkpoint, name: str) -> str:
 def fingerprint(checkpoint: Checkpoint, packing: str) -> str:
     """What packed weights depend on: the checkpoint's files (name, size, time of change) and how they are packed."""
     path = checkpoint.path
-    files = sorted(path.iterdir()) if path.is_dir() else sorted(path.parent.glob("*.gguf"))
+    files = sorted(path.iterdir()) if path.is_dir() else _parts(path)
     facts: list[object] = [packing, str(path.resolve())]
     for file in files:
         if file.suffix in (".safetensors", ".gguf", ".json"):
@@ -57,17 +67,24 @@ def fingerprint(checkpoint: Checkpoint, packing: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
+def _parts(file: Path) -> list[Path]:
+    """The files of a model in one file, or split over several."""
+    pattern = re.sub(r"-\d{5}-of-(\d{5})\.", r"-[0-9][0-9][0-9][0-9][0-9]-of-\1.", glob.escape(file.name))
+    return sorted(file.parent.glob(pattern))
+
+
 def free_bytes(folder: Path) -> int:
     """Free space where `folder` is, or will be."""
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return shutil.disk_usage(there).free
 
 
-def _boot_id() -> str:
+def _boot_id() -> bytes:
+    """Names this run of the system; of zeros where it has no name."""
     try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
+        return _BOOT_ID.read_bytes().strip().ljust(36, b"\0")
     except OSError:
-        return ""
+        return bytes(36)
 
 
 class PackCache:
@@ -92,7 +109,7 @@ class PackCache:
     def _read_index(self, identity: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         if len(self._map) < PAGE:
             raise PackCacheError(f"it is truncated to {len(self._map)} bytes")
-        magic, offset, length, digest = _HEAD.unpack_from(self._map)
+        magic, offset, length, digest, boot = _HEAD.unpack_from(self._map)
         if magic != MAGIC:
             raise PackCacheError("it is of another version")
         if offset + length != len(self._map):
@@ -103,9 +120,12 @@ class PackCache:
         index = json.loads(text)
         if index["identity"] != identity:
             raise PackCacheError("the model's files, or how they are packed, have changed since it was written")
-        if not index["boot"] or index["boot"] != _boot_id():
-            self._check_data(index["weights"])
         weights: Mapping[str, Sequence[Mapping[str, Any]]] = index["weights"]
+        now = _boot_id()
+        if boot != now or not any(boot):
+            self._check_data(weights)
+            with suppress(OSError), self.path.open("r+b") as file:  # not to check again; needless where not allowed
+                os.pwrite(file.fileno(), now, _BOOT_AT)
         return weights
 
     def _check_data(self, weights: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -132,13 +152,25 @@ class PackWriter:
     """Writes a cache file, matrix by matrix; it appears under its name when `finish` is called."""
 
     def __init__(self, path: Path, identity: str) -> None:
+        """Begins a file, and removes those of `path` that others began and did not live to finish.
+
+        Raises:
+            OSError: the folder cannot be made or written to.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+            with suppress(OSError), left.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while its writer lives
+                left.unlink()
         self._path = path
         self._identity = identity
-        self._partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        self._data: BinaryIO = self._partial.open("wb")
-        self._data.seek(PAGE)
+        number, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
+        self._partial = Path(name)
+        self._data: BinaryIO = os.fdopen(number, "wb")
         self._weights: dict[str, list[dict[str, Any]]] = {}
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._data, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._data.seek(PAGE)
 
     def put(self, key: str, matrices: Sequence[tuple[bytes, memoryview]]) -> None:
         """Appends the (header, data) of a weight's matrices.
@@ -161,17 +193,19 @@ class PackWriter:
             OSError: the disk is full, or the file system does not let it.
         """
         offset = self._data.tell()
-        text = json.dumps({"identity": self._identity, "boot": _boot_id(), "weights": self._weights}).encode()
+        text = json.dumps({"identity": self._identity, "weights": self._weights}).encode()
         self._data.write(text)
         self._data.seek(0)
-        self._data.write(_HEAD.pack(MAGIC, offset, len(text), hashlib.sha256(text).digest()))
-        self._data.close()
+        self._data.write(_HEAD.pack(MAGIC, offset, len(text), hashlib.sha256(text).digest(), _boot_id()))
+        self._data.flush()
         os.replace(self._partial, self._path)
+        self._data.close()
 
     def discard(self) -> None:
         """Forgets what was written; does nothing after `finish`."""
-        self._data.close()
         self._partial.unlink(missing_ok=True)
+        with suppress(OSError):  # what is left in its buffer does not fit either
+            self._data.close()
 
 
 class PackedFile:
