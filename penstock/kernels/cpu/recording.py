@@ -51,7 +51,13 @@ def _refuse(name: str) -> Any:
     return operator
 
 
-for _name in ("add", "sub", "mul", "truediv", "neg", "matmul", "getitem", "radd", "rmul", "iadd", "imul"):
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OPERATORS = (
+    *(prefix + name for prefix in ("", "r", "i") for name in _ARITHMETIC),
+    *("neg", "pos", "abs", "invert", "getitem", "setitem", "contains", "lt", "le", "gt", "ge", "eq", "ne"),
+    *("bool", "len", "iter", "int", "float", "index"),  # what they tell would be taken for true of every step
+)
+for _name in _OPERATORS:
     setattr(Handle, f"__{_name}__", _refuse(_name))
 
 
