@@ -67,12 +67,12 @@ def test_linear(dtype: torch.dtype, prefer_reference: bool, tokens: int, inputs:
     assert torch.equal(residual, kept)
 
 
-def test_packed_linear_rows_do_not_depend_on_the_batch():
-    ops = resolve_kernels(KernelContext("cpu", "float32"))
-    if not any(choice.op == "linear" and "oneDNN" in choice.chosen.name for choice in ops.choices):
-        pytest.skip("this torch has no oneDNN")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_linear_rows_do_not_depend_on_the_batch(dtype: torch.dtype):
+    ops = resolve_kernels(KernelContext("cpu", str(dtype).removeprefix("torch.")))
+    assert "reference" not in next(choice for choice in ops.choices if choice.op == "linear").chosen.name
     for inputs, outputs in ((64, 200), (512, 64), (2048, 256)):
-        x, weight = rand(65, inputs), ops.pack_linear([rand(outputs, inputs, seed=1)])
+        x, weight = rand(65, inputs, dtype=dtype), ops.pack_linear([rand(outputs, inputs, dtype=dtype, seed=1)])
         whole = ops.linear(x, weight)
         for rows in (1, 2, 3, 8, 17, 64):
             assert torch.equal(ops.linear(x[:rows], weight), whole[:rows])
