@@ -8,8 +8,15 @@
 #include <span>
 
 #include "attention_blocks.h"
+#include "attention_dots.h"
 #include "attention_plan.h"
 #include "kv_tiles.h"
+
+#ifdef PENSTOCK_BASE_ISA
+namespace penstock::PENSTOCK_BASE_ISA {
+void attention(const AttentionArgs& args, Worker& worker);
+}
+#endif
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -112,6 +119,7 @@ public:
 
 private:
     static constexpr bool scaled = type == KvType::f8_e4m3 || type == KvType::i8;
+    static constexpr bool dots = bf16_dots && type == KvType::bf16;  // queries and weights are bfloat16 as well
     using Stored = Codes<type == KvType::i4 ? KvType::f32 : type>;
     using Converted = Codes<KvType::f32>;
 
@@ -155,9 +163,29 @@ private:
         now_ = before_ + most;
         for (std::int64_t r = 0; r < rows_; ++r) {
             const float* const from = args_.query + (query_of(r).token * args_.heads + head_of(r)) * dim;
-            for (std::int64_t d = 0; d < dim; ++d) query_[r * dim + d] = from[d] * args_.scale;
+            if constexpr (dots)
+                take_pairs(from, r);
+            else
+                for (std::int64_t d = 0; d < dim; ++d) query_[r * dim + d] = from[d] * args_.scale;
             reset(r);
         }
+    }
+
+    // A query as bfloat16, and a zero where it lacks the second of a pair.
+    void take_pairs(const float* from, std::int64_t row) {
+        const std::int64_t dim = layout_.key_dim, padded = padded_key_dim(layout_);
+        std::uint16_t* const to = query_pairs() + row * padded;
+        const vec::F32x16 scale = vec::splat16(args_.scale);
+        for (std::int64_t d = 0; d < dim; d += 16) {
+            std::uint16_t bits[16];
+            vec::store16_bf16(bits, vec::load_some(from + d, std::min<std::int64_t>(16, dim - d)) * scale);
+            std::copy_n(bits, std::min<std::int64_t>(16, padded - d), to + d);
+        }
+    }
+    std::uint16_t* query_pairs() const { return reinterpret_cast<std::uint16_t*>(query_); }
+    // A row's weights as bfloat16 take the place of the first half of its scores.
+    std::uint16_t* weight_pairs(std::int64_t row) const {
+        return reinterpret_cast<std::uint16_t*>(scores_ + row * partition_lanes);
     }
 
     const ItemQuery& query_of(std::int64_t row) const { return queries_[query_of_row_[static_cast<std::size_t>(row)]]; }
@@ -178,7 +206,7 @@ private:
             const std::int64_t row = rows_ * b / num_blocks_;
             blocks_[static_cast<std::size_t>(b)] = {row, rows_ * (b + 1) / num_blocks_ - row, 0, 0};
         }
-        converts_ = type == KvType::i4 || (type != KvType::f32 && num_blocks_ > 1);
+        converts_ = !dots && (type == KvType::i4 || (type != KvType::f32 && num_blocks_ > 1));
     }
 
     // Which of a partition's lanes each query and block sees, and its tiles.
@@ -244,7 +272,12 @@ private:
                 const std::int64_t to = std::min(end, (block.to + kv_tile - 1) / kv_tile);
                 if (from >= to) continue;
                 float* const out = scores_ + block.row * partition_lanes + from * kv_tile;
-                if (converts_)
+                if constexpr (dots) {
+                    const std::int64_t dim = padded_key_dim(layout_);
+                    score_pairs({query_pairs() + block.row * dim, dim, block.count}, dim,
+                                {keys.data() + from, &block == blocks_.data() ? value_tile_ + from : nullptr},
+                                to - from, out, partition_lanes);
+                } else if (converts_)
                     score_tiles<Converted>(query_block(block), layout_.key_dim, {converted + (from - group), nullptr},
                                            to - from, out, partition_lanes);
                 else
@@ -276,9 +309,11 @@ private:
         before_[row] = 1.0f;
         now_[row] = 0.0f;
         const bool sees = query.from < query.to;
-        for (std::int64_t t = block.from / kv_tile; t * kv_tile < block.to; ++t)
-            if (!sees || t < begin || t >= end) vec::store(scores + t * kv_tile, vec::splat16(0.0f));
-        if (!sees) return;
+        const auto blank = [&] {
+            for (std::int64_t t = block.from / kv_tile; t * kv_tile < block.to; ++t)
+                if (!sees || t < begin || t >= end) store_weight(row, t, vec::splat16(0.0f));
+        };
+        if (!sees) return blank();
         vec::F32x16 most = vec::splat16(no_score);
         for (std::int64_t t = begin; t < end; ++t) {
             const vec::F32x16 score = final_score(vec::load16(scores + t * kv_tile), t, query);
@@ -290,16 +325,32 @@ private:
         vec::F32x16 total = vec::splat16(0.0f);
         for (std::int64_t t = begin; t < end; ++t) {
             vec::F32x16 weight = vec::exp(vec::load16(scores + t * kv_tile) - top);
+            if constexpr (dots) {
+                total = total + store_weight(row, t, weight);
+                continue;
+            }
             total = total + weight;
             if constexpr (scaled) {
                 const float* const scales = token_scales(value_tile_[t], value_codes_);
                 weight = masked(weight * vec::load16(scales), t, query, 0.0f);
             }
-            vec::store(scores + t * kv_tile, weight);
+            store_weight(row, t, weight);
         }
+        blank();  // at last, because weights of bfloat16 lie where other tiles' scores lay
         const Taking taking(greatest_[row], total_[row], greatest, vec::sum(total));
         before_[row] = taking.before;
         now_[row] = taking.now;
+    }
+
+    // Returns the weight as it is stored.
+    vec::F32x16 store_weight(std::int64_t row, std::int64_t tile, vec::F32x16 weight) {
+        if constexpr (dots) {
+            std::uint16_t* const to = weight_pairs(row) + tile * kv_tile;
+            vec::store16_bf16(to, weight);
+            return vec::load16_bf16(to);
+        }
+        vec::store(scores_ + row * partition_lanes + tile * kv_tile, weight);
+        return weight;
     }
 
     vec::F32x16 final_score(vec::F32x16 score, std::int64_t tile, const ItemQuery& query) const {
@@ -322,6 +373,7 @@ private:
     }
 
     void sum() {
+        if constexpr (dots) return sum_dots();
         if (!converts_) {
             const auto tiles = stored(value_tile_);
             const std::int64_t lines = (key_tile_bytes(layout_) + 64 * kv_tile - 1) / (64 * kv_tile);
@@ -338,6 +390,21 @@ private:
             }
             sum_columns(ValueTiles<Converted>{converted, value_columns, width_, nullptr, 0}, column, count);
         }
+    }
+
+    // All blocks take some columns before any takes the next, so that those are read from the nearest cache.
+    void sum_dots() {
+        const auto tiles = stored(value_tile_);
+        const std::int64_t lines = (key_tile_bytes(layout_) + 64 * kv_tile - 1) / (64 * kv_tile);
+        for (std::int64_t column = 0; column < columns_; column += value_columns)
+            for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
+                if (block.from >= block.to) continue;
+                const std::byte* const* const ahead = &block == blocks_.data() ? next_key_tile_ : nullptr;
+                sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
+                          {tiles.data(), columns_, width_, ahead, lines}, column,
+                          std::min(value_columns, columns_ - column) / 16, sums_ + block.row * columns_ + column,
+                          columns_, {before_ + block.row, now_ + block.row});
+            }
     }
 
     template <class C>
@@ -436,6 +503,10 @@ void merge(const AttentionArgs& args, const SplitQuery& split, std::int64_t head
 }  // namespace
 
 void attention(const AttentionArgs& args, Worker& worker) {
+#ifdef PENSTOCK_BASE_ISA
+    if (args.layout.type != KvType::bf16) return PENSTOCK_BASE_ISA::attention(args, worker);
+    run_items<KvType::bf16>(args, worker);
+#else
     switch (args.layout.type) {
         case KvType::f32:
             run_items<KvType::f32>(args, worker);
@@ -456,6 +527,7 @@ void attention(const AttentionArgs& args, Worker& worker) {
             run_items<KvType::i4>(args, worker);
             break;
     }
+#endif
     const auto& split = args.plan->split;
     worker.share(static_cast<std::int64_t>(split.size()) * args.heads, 4, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i)

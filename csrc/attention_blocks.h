@@ -9,31 +9,44 @@
 
 namespace penstock::PENSTOCK_ISA {
 
+// Where `paired`, element d of a tile's keys, or a lane's values, is one of a pair (kv_layout.h).
 template <KvType type>
 struct Codes;
 template <>
 struct Codes<KvType::f32> {
     using Code = float;
+    static constexpr bool paired = false;
+    template <bool>
     static vec::F32x16 load(const Code* from) { return vec::load16(from); }
 };
 template <>
 struct Codes<KvType::bf16> {
     using Code = std::uint16_t;
-    static vec::F32x16 load(const Code* from) { return vec::load16_bf16(from); }
+    static constexpr bool paired = true;
+    template <bool second>
+    static vec::F32x16 load(const Code* from) {
+        return vec::load16_bf16_pairs<second>(from);
+    }
 };
 template <>
 struct Codes<KvType::f16> {
     using Code = std::uint16_t;
+    static constexpr bool paired = false;
+    template <bool>
     static vec::F32x16 load(const Code* from) { return vec::load16_f16(from); }
 };
 template <>
 struct Codes<KvType::f8_e4m3> {
     using Code = std::uint8_t;
+    static constexpr bool paired = false;
+    template <bool>
     static vec::F32x16 load(const Code* from) { return vec::load16_e4m3(from); }
 };
 template <>
 struct Codes<KvType::i8> {
     using Code = std::int8_t;
+    static constexpr bool paired = false;
+    template <bool>
     static vec::F32x16 load(const Code* from) { return vec::load16_i8(from); }
 };
 
@@ -41,6 +54,23 @@ struct Codes<KvType::i8> {
 static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
 static inline void prefetch(const std::byte* from, std::int64_t bytes) {
     for (std::int64_t i = 0; i < bytes; i += 64) prefetch(from + i);
+}
+
+// Calls step(i, whether i is the second of a pair) for [from, to) in ascending order.
+template <class Codes, class F>
+inline void in_pairs(std::int64_t from, std::int64_t to, F&& step) {
+    constexpr std::false_type even;
+    if constexpr (Codes::paired) {
+        constexpr std::true_type odd;
+        if (from % 2 != 0 && from < to) step(from++, odd);
+        for (; from + 1 < to; from += 2) {
+            step(from, even);
+            step(from + 1, odd);
+        }
+        if (from < to) step(from, even);
+    } else {
+        for (; from < to; ++from) step(from, even);
+    }
 }
 
 // Queries of a block: rows `stride` floats apart.
@@ -66,10 +96,11 @@ inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Co
     for (int i = 0; i < queries; ++i)
 #pragma GCC unroll 8
         for (int t = 0; t < tiles; ++t) sum[i][t] = vec::splat16(0.0f);
-    for (std::int64_t d = 0; d < dim; ++d) {
+    in_pairs<Codes>(0, dim, [&](std::int64_t d, auto second) __attribute__((always_inline)) {
+        const std::int64_t at = second ? d - 1 : d;
         vec::F32x16 k[tiles];
 #pragma GCC unroll 8
-        for (int t = 0; t < tiles; ++t) k[t] = Codes::load(keys.tile[t] + d * kv_tile);
+        for (int t = 0; t < tiles; ++t) k[t] = Codes::template load<second.value>(keys.tile[t] + at * kv_tile);
         if (keys.ahead && d * row_bytes % 64 == 0)
 #pragma GCC unroll 8
             for (int t = 0; t < tiles; ++t) prefetch(keys.ahead[t] + d * row_bytes);
@@ -79,7 +110,7 @@ inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Co
 #pragma GCC unroll 8
             for (int t = 0; t < tiles; ++t) sum[i][t] = vec::fma(x, k[t], sum[i][t]);
         }
-    }
+    });
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i)
 #pragma GCC unroll 8
@@ -115,22 +146,25 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
     for (std::int64_t t = from / kv_tile; t * kv_tile < to; ++t) {
         const std::int64_t begin = t * kv_tile;
         const std::int64_t last = begin + (to - begin < values.width[t] ? to - begin : values.width[t]);
-        const auto* const tile = values.tile[t] + column - begin * values.stride;
+        const auto* const tile = values.tile[t] + (Codes::paired ? 2 : 1) * column - begin * values.stride;
         const std::byte* const ahead = values.ahead && column == 0 ? values.ahead[t] : nullptr;
-        for (std::int64_t lane = from > begin ? from : begin; lane < last; ++lane) {
+        in_pairs<Codes>(from > begin ? from : begin, last, [&](std::int64_t lane, auto second) __attribute__((
+                                                               always_inline)) {
             if (ahead)
                 for (std::int64_t i = 0; i < values.ahead_lines; ++i)
                     prefetch(ahead + ((lane - begin) * values.ahead_lines + i) * 64);
+            const auto* const at = tile + (second ? lane - 1 : lane) * values.stride;
             vec::F32x16 v[vectors];
 #pragma GCC unroll 8
-            for (int x = 0; x < vectors; ++x) v[x] = Codes::load(tile + lane * values.stride + 16 * x);
+            for (int x = 0; x < vectors; ++x)
+                v[x] = Codes::template load<second.value>(at + (Codes::paired ? 32 : 16) * x);
 #pragma GCC unroll 8
             for (int i = 0; i < queries; ++i) {
                 const vec::F32x16 w = vec::splat16(weights.at[i * weights.stride + lane]);
 #pragma GCC unroll 8
                 for (int x = 0; x < vectors; ++x) sum[i][x] = vec::fma(w, v[x], sum[i][x]);
             }
-        }
+        });
     }
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i) {

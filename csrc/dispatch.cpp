@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 namespace penstock {
 
@@ -15,6 +16,11 @@ extern const OpTable op_table;
 #endif
 #ifdef PENSTOCK_HAVE_AVX512
 namespace avx512 {
+extern const OpTable op_table;
+}
+#endif
+#ifdef PENSTOCK_HAVE_AVX512_BF16
+namespace avx512_bf16 {
 extern const OpTable op_table;
 }
 #endif
@@ -37,14 +43,33 @@ constexpr const OpTable* avx512_table = &avx512::op_table;
 #else
 constexpr const OpTable* avx512_table = nullptr;
 #endif
+#ifdef PENSTOCK_HAVE_AVX512_BF16
+constexpr const OpTable* avx512_bf16_table = &avx512_bf16::op_table;
+#else
+constexpr const OpTable* avx512_bf16_table = nullptr;
+#endif
 
-const std::vector<Isa>& isas() {
-    static const std::vector<Isa> all{
+bool has(std::string_view name, std::span<const Feature> features) {
+    return std::ranges::any_of(features, [&](const Feature& f) { return f.name == name && f.usable; });
+}
+
+std::vector<Isa> ordered_isas() {
+    std::vector<Isa> out{
         {"generic", &generic::op_table, {}},
         {"avx2", avx2_table, {"avx2", "fma", "f16c"}},
         {"avx512", avx512_table, {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}},
+        {"avx512_bf16",
+         avx512_bf16_table,
+         {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}},
         {"amx", nullptr, {"avx512f", "avx512bw", "avx512dq", "avx512vl", "amx_tile", "amx_int8", "amx_bf16"}},
     };
+    // Processors with AMX compute bfloat16 pairs in vector registers at half the rate of float32 products.
+    if (has("amx_tile", cpu_features())) std::swap(out[2], out[3]);
+    return out;
+}
+
+const std::vector<Isa>& isas() {
+    static const std::vector<Isa> all = ordered_isas();
     return all;
 }
 
@@ -57,8 +82,7 @@ std::string join(const std::vector<std::string_view>& names) {
 std::vector<std::string_view> missing(const Isa& isa, std::span<const Feature> features) {
     std::vector<std::string_view> out;
     for (const auto need : isa.needs)
-        if (std::ranges::none_of(features, [&](const Feature& f) { return f.name == need && f.usable; }))
-            out.push_back(need);
+        if (!has(need, features)) out.push_back(need);
     return out;
 }
 

@@ -11,7 +11,8 @@
 
 namespace penstock {
 
-// Names of all instruction sets that exist here or elsewhere, worst first; and of those in this binary.
+// Names of all instruction sets that exist here or elsewhere, the worst for this machine first; and of those in this
+// binary.
 std::vector<std::string_view> known_isas();
 std::vector<std::string_view> built_isas();
 

@@ -5,6 +5,9 @@
 // at a time: one float32 a token (f8_e4m3, i8), or for each 32 elements a bfloat16 scale and a bfloat16 minimum a token
 // (i4, whose codes 0 to 15 stand for minimum + scale · code). Two 4-bit keys share a byte as elements 2 i and 2 i + 1
 // of one token, two values as elements i and i + 16 of 32.
+//
+// Two bfloat16 that a dot product takes together lie side by side: keys are [key_dim / 2][16 tokens][2], an odd
+// dimension padded by zeros, and values [8 pairs of tokens][value_dim][2]. A tile always has room for 16 tokens.
 #pragma once
 
 #include "model_ops.h"
@@ -49,7 +52,7 @@ inline bool has_token_scale(KvType type) { return type == KvType::f8_e4m3 || typ
 
 // Elements a token's key, or value, takes up in its tile.
 inline std::int64_t padded_key_dim(const KvLayout& l) {
-    return l.type == KvType::i4 ? round_up(l.key_dim, 2) : l.key_dim;
+    return l.type == KvType::i4 || l.type == KvType::bf16 ? round_up(l.key_dim, 2) : l.key_dim;
 }
 inline std::int64_t padded_value_dim(const KvLayout& l) {
     return round_up(l.value_dim, l.type == KvType::i4 ? kv_group : kv_tile);

@@ -27,8 +27,10 @@ static inline void convert_keys(const std::byte* tile, const KvLayout& layout, f
         }
     } else {
         const auto* const code = reinterpret_cast<const typename Codes<type>::Code*>(tile);
-        for (std::int64_t i = 0; i < layout.key_dim * kv_tile; i += 16)
-            vec::store(out + i, Codes<type>::load(code + i));
+        in_pairs<Codes<type>>(0, layout.key_dim, [&](std::int64_t d, auto second) {
+            const auto* const at = code + (second ? d - 1 : d) * kv_tile;
+            vec::store(out + d * kv_tile, Codes<type>::template load<second.value>(at));
+        });
     }
 }
 
@@ -38,7 +40,9 @@ template <KvType type>
 static inline void convert_values(const std::byte* tile, const KvLayout& layout, std::int64_t tokens,
                                   std::int64_t column, std::int64_t count, float* out, std::int64_t stride) {
     const std::int64_t columns = padded_value_dim(layout);
-    for (std::int64_t token = 0; token < tokens; ++token, out += stride) {
+    using Stored = Codes<type == KvType::i4 ? KvType::f32 : type>;
+    in_pairs<Stored>(0, tokens, [&](std::int64_t token, auto second) {
+        float* const to = out + token * stride;
         if constexpr (type == KvType::i4) {
             const auto* const code = reinterpret_cast<const std::uint8_t*>(tile) + token * columns / 2;
             for (std::int64_t i = 0; i < count; i += kv_group) {
@@ -47,15 +51,17 @@ static inline void convert_values(const std::byte* tile, const KvLayout& layout,
                 const vec::F32x16 scale = vec::splat16_bf16(scales[0]), minimum = vec::splat16_bf16(scales[kv_tile]);
                 vec::F32x16 low, high;
                 vec::load16_nibbles(code + (column + i) / 2, low, high);
-                vec::store(out + i, vec::fma(low, scale, minimum));
-                vec::store(out + i + 16, vec::fma(high, scale, minimum));
+                vec::store(to + i, vec::fma(low, scale, minimum));
+                vec::store(to + i + 16, vec::fma(high, scale, minimum));
             }
         } else {
-            const auto* const code =
-                reinterpret_cast<const typename Codes<type>::Code*>(tile) + token * columns + column;
-            for (std::int64_t i = 0; i < count; i += 16) vec::store(out + i, Codes<type>::load(code + i));
+            constexpr std::int64_t each = Stored::paired ? 2 : 1;
+            const auto* const code = reinterpret_cast<const typename Stored::Code*>(tile) +
+                                     (second ? token - 1 : token) * columns + each * column;
+            for (std::int64_t i = 0; i < count; i += 16)
+                vec::store(to + i, Stored::template load<second.value>(code + each * i));
         }
-    }
+    });
 }
 
 }  // namespace penstock::PENSTOCK_ISA

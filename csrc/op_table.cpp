@@ -1,11 +1,15 @@
-// The ops of this instruction set, in one table.
+// The ops of this instruction set, in one table; all but attention are those of PENSTOCK_BASE_ISA, if that is defined.
 #include "attention_plan.h"
 #include "ops.h"
 
 #define PENSTOCK_TEXT_OF(x) #x
 #define PENSTOCK_TEXT(x) PENSTOCK_TEXT_OF(x)
 
-namespace penstock::PENSTOCK_ISA {
+#ifndef PENSTOCK_BASE_ISA
+#define PENSTOCK_BASE_ISA PENSTOCK_ISA
+#endif
+
+namespace penstock::PENSTOCK_BASE_ISA {
 
 SampledRow sample_row(const RowView& row, std::int64_t vocab, const Scratch& scratch);
 RowError logprobs_row(const float* logits, std::int64_t vocab, std::int64_t target, std::int64_t top,
@@ -23,35 +27,41 @@ void soft_cap(const SoftCapArgs& args, Worker& worker);
 void take_rows(const TakeRowsArgs& args, Worker& worker);
 void rope_tables(const RopeTablesArgs& args, Worker& worker);
 void rope_write(const RopeWriteArgs& args, Worker& worker);
-void attention(const AttentionArgs& args, Worker& worker);
 void embedding(const EmbeddingArgs& args, Worker& worker);
 void linear(const LinearArgs& args, Worker& worker);
 void experts(const ExpertsArgs& args, Worker& worker);
 std::int64_t run_limit(Limit limit, std::int64_t rounds);
 std::uint64_t read_memory(const std::byte* from, std::int64_t bytes);
 
+}  // namespace penstock::PENSTOCK_BASE_ISA
+
+namespace penstock::PENSTOCK_ISA {
+
+namespace base = PENSTOCK_BASE_ISA;
+void attention(const AttentionArgs& args, Worker& worker);
+
 extern const OpTable op_table;
 const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
-                       sample_row,
-                       logprobs_row,
-                       dequantize,
-                       decode_codes,
-                       encode,
-                       rms_norm,
-                       layer_norm,
-                       gate_up,
-                       route_experts,
-                       add,
-                       soft_cap,
-                       take_rows,
-                       rope_tables,
-                       rope_write,
+                       base::sample_row,
+                       base::logprobs_row,
+                       base::dequantize,
+                       base::decode_codes,
+                       base::encode,
+                       base::rms_norm,
+                       base::layer_norm,
+                       base::gate_up,
+                       base::route_experts,
+                       base::add,
+                       base::soft_cap,
+                       base::take_rows,
+                       base::rope_tables,
+                       base::rope_write,
                        attention_plan,
                        attention,
-                       embedding,
-                       linear,
-                       experts,
-                       run_limit,
-                       read_memory};
+                       base::embedding,
+                       base::linear,
+                       base::experts,
+                       base::run_limit,
+                       base::read_memory};
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -49,6 +49,16 @@ void place_value(const std::uint32_t* code, std::int64_t dim, std::int64_t lane,
     for (std::int64_t d = 0; d < dim; ++d) to[d] = static_cast<T>(code[d]);
 }
 
+// Keys and values of bfloat16, in pairs of elements and of tokens.
+void place_key_pairs(const std::uint32_t* code, std::int64_t dim, std::int64_t lane, std::byte* tile) {
+    auto* const to = reinterpret_cast<std::uint32_t*>(tile) + lane;
+    for (std::int64_t d = 0; d < dim; d += 2) to[d / 2 * kv_tile] = code[d] | code[d + 1] << 16;
+}
+void place_value_pairs(const std::uint32_t* code, std::int64_t dim, std::int64_t lane, std::byte* tile) {
+    auto* const to = reinterpret_cast<std::uint16_t*>(tile) + lane / 2 * 2 * dim + lane % 2;
+    for (std::int64_t d = 0; d < dim; ++d) to[2 * d] = static_cast<std::uint16_t>(code[d]);
+}
+
 void place_scales(const KvLayout& layout, const KvEntry& entry, std::int64_t dim, std::int64_t lane,
                   std::byte* scales) {
     if (has_token_scale(layout.type)) reinterpret_cast<float*>(scales)[lane] = entry.scale;
@@ -68,6 +78,8 @@ void write_key(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std::b
             place_key<std::uint32_t>(entry.code, dim, lane, tile);
             break;
         case KvType::bf16:
+            place_key_pairs(entry.code, dim, lane, tile);
+            break;
         case KvType::f16:
             place_key<std::uint16_t>(entry.code, dim, lane, tile);
             break;
@@ -90,6 +102,8 @@ void write_value(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std:
             place_value<std::uint32_t>(entry.code, room, lane, tile);
             break;
         case KvType::bf16:
+            place_value_pairs(entry.code, room, lane, tile);
+            break;
         case KvType::f16:
             place_value<std::uint16_t>(entry.code, room, lane, tile);
             break;

@@ -67,6 +67,16 @@ static inline F32x16 load16_bf16(const std::uint16_t* from) {
     };
     return {half(from), half(from + 8)};
 }
+// Sixteen pairs' first values, or second ones.
+template <bool second>
+static inline F32x16 load16_bf16_pairs(const std::uint16_t* from) {
+    const auto half = [](const std::uint16_t* at) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+        return _mm256_castsi256_ps(second ? _mm256_and_si256(bits, _mm256_set1_epi32(-0x10000))
+                                          : _mm256_slli_epi32(bits, 16));
+    };
+    return {half(from), half(from + 16)};
+}
 static inline F32x16 load16_f16(const std::uint16_t* from) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 8)))};

@@ -45,6 +45,13 @@ static inline F32x16 load16_bf16(const std::uint16_t* from) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
+// Sixteen pairs' first values, or second ones.
+template <bool second>
+static inline F32x16 load16_bf16_pairs(const std::uint16_t* from) {
+    const __m512i bits = _mm512_loadu_si512(from);
+    return {_mm512_castsi512_ps(second ? _mm512_and_si512(bits, _mm512_set1_epi32(-0x10000))
+                                       : _mm512_slli_epi32(bits, 16))};
+}
 static inline F32x16 load16_f16(const std::uint16_t* from) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
 }

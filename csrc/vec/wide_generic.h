@@ -103,6 +103,11 @@ static inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
 static inline F32x16 load16_bf16(const std::uint16_t* from) {
     return map16([=](int i) { return from_bits(static_cast<std::uint32_t>(from[i]) << 16); });
 }
+// Sixteen pairs' first values, or second ones.
+template <bool second>
+static inline F32x16 load16_bf16_pairs(const std::uint16_t* from) {
+    return map16([=](int i) { return from_bits(static_cast<std::uint32_t>(from[2 * i + second]) << 16); });
+}
 static inline F32x16 load16_f16(const std::uint16_t* from) {
     return map16([=](int i) { return half_to_float(from[i]); });
 }

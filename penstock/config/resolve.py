@@ -17,7 +17,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", *DTYPE_BYTES)
 KV_CACHE_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 KV_ELEMENT_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # scales not counted
-ISAS = ("auto", "generic", "avx2", "avx512", "amx")
+ISAS = ("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx")
 POLICIES = ("fcfs", "priority")
 SMALL_MODEL_PARAMETERS = 50_000_000
 

@@ -120,7 +120,7 @@ def test_sliding_layers_count_their_window_only() -> None:
     [
         ({"device": "tpu"}, "--device is 'tpu'; allowed: auto, cpu, cuda"),
         ({"dtype": "int8"}, "--dtype is 'int8'; allowed: auto, float32, bfloat16, float16"),
-        ({"isa": "sse9"}, "--isa is 'sse9'; allowed: auto, generic, avx2, avx512, amx"),
+        ({"isa": "sse9"}, "--isa is 'sse9'; allowed: auto, generic, avx2, avx512, avx512_bf16, amx"),
         ({"isa": "amx"}, "--isa is 'amx'; allowed: auto, avx512, avx2, generic on this machine"),
         ({"policy": "lifo"}, "--policy is 'lifo'; allowed: fcfs, priority"),
         ({"threads": 0}, "--threads is 0; allowed: an integer from 1 to 1024"),

@@ -1,4 +1,7 @@
-"""Native cache writes and attention against the torch reference, on every instruction set."""
+"""Native cache writes and attention against the torch reference, on every instruction set.
+
+All sets give the same bits, except that avx512_bf16 multiplies a bfloat16 cache with queries and weights of that type.
+"""
 
 from __future__ import annotations
 
@@ -58,15 +61,18 @@ def test_equals_the_reference(isa, rows, window, sinks, soft_cap, heads, kv_head
 def test_small_types_are_near_and_alike_on_all_instruction_sets(kv_type):
     case = Case(ROWS["mixed"] + ((1, 300), (40, 500)), 8, 2, 64, 48, 16, sinks=True)
     built = build(case)
-    results = []
+    results, rounded = [], []
     for name in ISAS:
         if native.library().refusal(name) is None:
             native.select_isa(name)
-            results.append(attend(case, built, kv_type, scale=0.125))
+            alone = (name, kv_type) == ("avx512_bf16", "bfloat16")
+            (rounded if alone else results).append(attend(case, built, kv_type, scale=0.125))
     native.select_isa("auto")
     torch.testing.assert_close(results[0], run(case, built, 0.125), rtol=0.0, atol=TYPES[kv_type])
     for other in results[1:]:
         assert torch.equal(other, results[0])
+    for other in rounded:
+        torch.testing.assert_close(other, results[0], rtol=0.0, atol=1e-2)
 
 
 def test_a_latent_cache(isa):

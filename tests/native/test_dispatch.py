@@ -52,14 +52,25 @@ def test_the_best_possible_set_is_chosen() -> None:
 
 def test_refusals_differ() -> None:
     library = native.library()
-    assert "not one of auto, generic, avx2, avx512, amx" in library.refusal("sse9")
+    known = library.refusal("sse9")
+    assert all(name in known for name in ("not one of auto, generic, avx2, avx512", "avx512_bf16", "amx"))
     assert "this build" in library.refusal("amx", dict.fromkeys((*AVX512, "amx_tile"), True))
     lacking = library.refusal("avx2", {"avx2": True, "fma": False})
     assert "lacks fma, f16c" in lacking
     assert "Choose auto" in lacking
     assert library.refusal("avx512", dict.fromkeys(AVX512, True)) is None
     assert library.refusal("avx512", dict.fromkeys(AVX512[:3], True)).count("avx512") == 6
+    assert library.refusal("avx512_bf16", dict.fromkeys((*AVX512, "avx512_bf16"), True)) is None
+    assert "lacks avx512_bf16" in library.refusal("avx512_bf16", dict.fromkeys(AVX512, True))
     assert library.refusal("generic", {}) is None
+
+
+def test_pairs_of_bfloat16_are_preferred_without_amx() -> None:
+    names = native.built_isas()
+    if "avx512_bf16" not in names:
+        pytest.skip("built for another processor")
+    preferred = names.index("avx512_bf16") > names.index("avx512")
+    assert preferred is not native.cpu_features()["amx_tile"]
 
 
 @pytest.mark.parametrize("name", ["amx", "sse9", "", "AVX2"])
