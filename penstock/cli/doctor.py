@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import __version__
-from penstock.config.environment import read_environment
+from penstock.config.environment import cache_folder, read_environment
 from penstock.config.errors import CheckpointError
 from penstock.config.options import ServerOptions
 
@@ -27,14 +27,33 @@ def doctor(
     isa: Annotated[
         str | None, typer.Option("--isa", help="Force an instruction set, as in the other commands. Default: the best.")
     ] = None,
+    formats: Annotated[
+        bool, typer.Option("--formats", help="Instead, list the weight formats and what becomes of each in memory.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what this machine offers and what Penstock makes of it."""
-    found = examine(dtype, isa or read_environment().isa)
+    found = {"formats": examine_formats()} if formats else examine(dtype, isa or read_environment().isa)
     if as_json:
         typer.echo(json.dumps(found))
+    elif formats:
+        _print_formats(found["formats"])
     else:
         _print(found)
+
+
+def examine_formats() -> list[dict[str, Any]]:
+    """Every weight format: its packing, and how many bytes it takes for each in the file.
+
+    Raises:
+        ConfigError: the native library, which packs them, cannot be loaded.
+    """
+    from penstock.quant.residency import residencies
+
+    return [
+        {"format": r.format, "runs": r.runs, "resident_per_file_byte": round(r.ratio, 3), "packing": r.packed}
+        for r in residencies()
+    ]
 
 
 def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
@@ -67,7 +86,12 @@ def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
             "features": native.cpu_features(),
             "bfloat16": machine.has_bf16,
         },
-        "memory": {"total_bytes": machine.memory_total, "available_bytes": machine.memory_available},
+        "memory": {
+            "total_bytes": machine.memory_total,
+            "available_bytes": machine.memory_available,
+            "huge_pages": huge_pages(),
+        },
+        "pack_cache": pack_cache_state(read_environment().pack_cache),
         "native_library": {
             "loaded": native.available(),
             "why_not": native.unavailable_reason(),
@@ -93,6 +117,57 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     except OSError:
         match = None
     return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def huge_pages() -> dict[str, Any]:
+    """Whether weights get huge pages: one is packed, and what the system says of it is read."""
+    import numpy as np
+
+    from penstock.kernels.canonical import Plain
+    from penstock.kernels.cpu import native, packing
+
+    if not native.available():
+        return {"had": False, "why_not": "the native library, which asks for them, is not loaded"}
+    rows = 4096  # 16 MiB
+    matrix = packing.pack(Plain("f32", (rows, 1024), np.zeros(rows * 4096, dtype=np.uint8)))
+    if not matrix.huge_pages:
+        return {"had": False, "why_not": "the system knows no transparent huge pages for this process"}
+    had = _huge_kilobytes(matrix.data.ctypes.data)
+    if had:
+        return {"had": True}
+    setting = _first_line(Path("/sys/kernel/mm/transparent_hugepage/enabled"))
+    return {"had": False, "why_not": f"asked for and not given; transparent_hugepage/enabled is {setting!r}"}
+
+
+def _huge_kilobytes(address: int, smaps: Path = Path("/proc/self/smaps")) -> int:
+    """Kilobytes in huge pages of the mapping that holds an address."""
+    inside = False
+    try:
+        for line in smaps.read_text(encoding="utf-8").splitlines():
+            area = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+            if area:
+                inside = int(area[1], 16) <= address < int(area[2], 16)
+            elif inside and line.startswith("AnonHugePages:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "not there"
+
+
+def pack_cache_state(setting: str) -> dict[str, Any]:
+    """Where files of packed weights are kept, how many, and what they take; `setting` is as in EngineOptions."""
+    if setting == "off":
+        return {"folder": None, "files": 0, "bytes": 0}
+    folder = cache_folder() / "packed" if setting == "auto" else Path(setting).expanduser()
+    files = sorted(folder.glob("*.packed")) if folder.is_dir() else []
+    return {"folder": str(folder), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
 
 
 def _bundled_model() -> dict[str, Any]:
@@ -124,12 +199,16 @@ def _print(found: dict[str, Any]) -> None:
     lacking = [name for name, there in cpu["features"].items() if not there]
     library = f"loaded, uses {native['in_use']} (built for {', '.join(native['built_for'])})"
     model, port = found["bundled_model"], found["port"]
+    pages, cache = memory["huge_pages"], found["pack_cache"]
+    kept = f"{cache['files']} files, {format_bytes(cache['bytes'])}, in {cache['folder']}; safe to delete"
     rows = (
         ("penstock", f"{found['penstock']} on Python {found['python']} ({sys.executable})"),
         ("system", found["system"]),
         ("processor", f"{cpu['name']}, {cpu['cores_usable']} cores usable"),
         ("features", f"{', '.join(usable) or 'unknown'}" + (f"; not: {', '.join(lacking)}" if lacking else "")),
         ("memory", f"{format_bytes(memory['available_bytes'])} available of {format_bytes(memory['total_bytes'])}"),
+        ("huge pages", "given for weights" if pages["had"] else f"not given: {pages['why_not']}"),
+        ("packed weights", kept if cache["folder"] else "switched off"),
         ("native library", library if native["loaded"] else f"missing: {native['why_not']}"),
         ("torch", f"{found['torch']['version']}, {found['torch']['cuda_devices']} GPUs"),
         ("bundled model", f"present at {model['path']}" if model["present"] else f"missing: {model['why_not']}"),
@@ -142,4 +221,17 @@ def _print(found: dict[str, Any]) -> None:
         f"Kernels for {kernels['dtype']} on {kernels['device']}",
         ("op", "implementation", "why not a better one"),
         [(op["op"], op["implementation"], op["reason"]) for op in kernels["ops"]],
+    )
+
+
+def _print_formats(formats: list[dict[str, Any]]) -> None:
+    from penstock.cli.terminal import print_table
+
+    print_table(
+        "Weight formats; those that take more than 1.1 times their bytes in the file count as converted",
+        ("format", "", "memory / file", "packing"),
+        [
+            (f["format"], "run" if f["runs"] else "converted", f"{f['resident_per_file_byte']:.2f}", f["packing"])
+            for f in formats
+        ],
     )

@@ -1,0 +1,43 @@
+"""The table of what weight formats become in memory is what packing does."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.kernels.cpu import native
+from penstock.quant.formats import FORMATS
+from penstock.quant.methods import METHODS
+from penstock.quant.residency import LARGEST_RATIO, Residency, residencies
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
+CONVERTED = (  # lattice codebooks, fractional zero points of few bits, widths that differ by group, and what is decoded
+    *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"),
+    *("hqq 1 bits, group 64", "hqq 2 bits, group 64", "hqq 4 bits, group 64"),
+    *("exl2 3 and 4 bits", "aqlm 1x16", "exl3 4 bits"),
+)
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, Residency]:
+    return {row.format: row for row in residencies()}
+
+
+def test_every_format_that_loads_is_in_it(table: dict[str, Residency]) -> None:
+    blocks = {name for name, stored in FORMATS.items() if stored.block_size > 1}
+    assert blocks | {"f32", "f16", "bf16", "f8_e4m3", "f8_e5m2"} <= set(table)
+    alike = {"auto-round": "gptq, auto-round", "fbgemm_fp8": "fp8", "metal": "mlx"}
+    for method in METHODS:
+        assert any(name.startswith(alike.get(method, method)) for name in table), method
+
+
+def test_what_takes_more_than_a_tenth_more_is_converted(table: dict[str, Residency]) -> None:
+    """Formats may leave this list as kernels come, and none may enter it unseen."""
+    assert {name for name, row in table.items() if not row.runs} <= set(CONVERTED)
+    for row in table.values():
+        assert row.runs == (row.ratio <= LARGEST_RATIO)
+        assert 0.85 < row.ratio < 10
+        assert row.packed
+
+
+def test_plain_floats_take_exactly_what_they_take_in_the_file(table: dict[str, Residency]) -> None:
+    assert [table[name].ratio for name in ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")] == [1.0] * 5
