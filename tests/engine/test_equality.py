@@ -278,7 +278,7 @@ def test_experts_and_windows_are_alike_in_any_company(family: str, kv_type: str,
     tiny.save(family, tmp_path)
     prompt = tuple(tiny.prompt(43))
     truth: dict[bool, Answer] = {}
-    for chunk, threads, depth in ((512, 1, 0), (1, 2, 0), (7, 1, 1)):
+    for chunk, threads, depth in ((512, 1, 0), (1, 2, 0), (7, 3, 1)):
         engine, info = make_engine(
             tmp_path, chunk, depth, kv_cache_dtype=kv_type, threads=threads, max_model_len=100, block_size=4
         )
