@@ -38,6 +38,7 @@ class EngineInfo:
         settings: every derived setting and why.
         memory: where it goes: what, how much, and a remark.
         kernels: per op, the implementation in use and why better ones were refused.
+        numbers: what values are kept in: weights and each KV cache type in use.
     """
 
     model: str
@@ -55,6 +56,7 @@ class EngineInfo:
     settings: tuple[Decision, ...] = ()
     memory: tuple[Decision, ...] = ()
     kernels: tuple[Decision, ...] = ()
+    numbers: str = ""
 
 
 class Outputs(Protocol):

@@ -98,7 +98,8 @@ def build_engine(
     notes.append(Decision("step", mode, detail))
     for note in notes:
         log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
-    return engine, engine_info(prepared, model.vocab_size, notes)
+    numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv.of_layer)}"
+    return engine, replace(engine_info(prepared, model.vocab_size, notes), numbers=numbers)
 
 
 def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:

@@ -93,5 +93,6 @@ def test_the_log_and_the_settings_say_how_steps_run(folder: Path, caplog: pytest
     assert "native ops in an arena of" in settings["step"].reason
     assert settings["KV cache types"].value == "int8"
     assert settings["packed weights"].value == "not kept"
+    assert info.numbers == "weights as stored, KV cache int8 int8 int8"
     for name in ("step", "KV cache types", "packed weights"):
         assert any(line.startswith(f"{name} ") and settings[name].value in line for line in caplog.messages), name

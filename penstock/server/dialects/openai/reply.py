@@ -213,5 +213,5 @@ class Reply:
 def fingerprint(frontend: Frontend) -> str:
     """Names what answers depend on besides the request: build, model and arithmetic."""
     info = frontend.info
-    facts = (frontend.served_name, info.architecture, info.dtype, info.device, info.determinism)
+    facts = (frontend.served_name, info.architecture, info.dtype, info.device, info.determinism, info.numbers)
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
