@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kernels.cpu import native
+from penstock.kernels.cpu import native, ops, packing
 from penstock.kernels.registry import Implementation, KernelContext
 
 
@@ -20,15 +20,11 @@ def _refuse(context: KernelContext) -> str | None:
 def _refuse_model(context: KernelContext) -> str | None:
     if context.dtype != "float32":
         return f"computes in float32 (weights stay as stored), not {context.dtype}"
-    return _refuse(context) or (None if hasattr(native.library(), "Program") else "this build has no programs")
+    return _refuse(context)
 
 
 def implementations() -> tuple[Implementation, ...]:
     """Every op the native library implements; each refuses where the library cannot be loaded."""
-    if not (native.available() and hasattr(native.library(), "Program")):
-        return (Implementation("sampling", f"native ({native.isa()})", native.NativeSampling, _refuse),)
-    from penstock.kernels.cpu import ops
-
     name = f"native ({native.isa()})"
     model: dict[str, Callable[..., Any]] = {
         "embedding": ops.embedding,
@@ -36,7 +32,7 @@ def implementations() -> tuple[Implementation, ...]:
         "layer_norm": ops.layer_norm,
         "rope_tables": ops.rope_tables,
         "rope_and_cache_write": ops.rope_and_cache_write,
-        "packable": ops.packable,
+        "packable": packing.packable,
         "pack_table": ops.pack_linear,
         "pack_linear": ops.pack_linear,
         "linear": ops.linear,

@@ -60,10 +60,6 @@ class Plan:
     tables: tuple[Tensor, Tensor, Tensor] | None  # query_start, context_len, block_table
 
 
-def packable(matrix: Canonical) -> str | None:
-    return packing.packable(matrix)
-
-
 def pack_linear(parts: Sequence[Canonical]) -> Packed:
     return Packed(tuple(packing.pack(part) for part in parts))
 

@@ -10,7 +10,6 @@ from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook
 from penstock.kernels.cpu import native
 from penstock.kernels.plain import plain_matrix
 
-MAX_BITS = 8
 SMALLEST_GROUP = 16
 
 
