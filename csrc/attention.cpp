@@ -11,6 +11,7 @@
 #include "attention_dots.h"
 #include "attention_plan.h"
 #include "kv_tiles.h"
+#include "latent_tiles.h"
 
 #ifdef PENSTOCK_BASE_ISA
 namespace penstock::PENSTOCK_BASE_ISA {
@@ -206,7 +207,7 @@ private:
             const std::int64_t row = rows_ * b / num_blocks_;
             blocks_[static_cast<std::size_t>(b)] = {row, rows_ * (b + 1) / num_blocks_ - row, 0, 0};
         }
-        converts_ = !dots && (type == KvType::i4 || (type != KvType::f32 && num_blocks_ > 1));
+        converts_ = !dots && (type == KvType::i4 || (type != KvType::f32 && (num_blocks_ > 1 || layout_.latent)));
     }
 
     // Which of a partition's lanes each query and block sees, and its tiles.
@@ -241,7 +242,8 @@ private:
         for (std::int64_t t = tile_from_; t < tile_to_; ++t, walk.step(), next.step()) {
             const std::int64_t block = table_[walk.block], tile = kv_head_ * walk.per_block + walk.inner;
             key_tile_[t] = args_.keys + block * layout_.key_block_bytes + tile * key_bytes;
-            value_tile_[t] = args_.values + block * layout_.value_block_bytes + tile * value_bytes;
+            value_tile_[t] = layout_.latent ? key_tile_[t]
+                                            : args_.values + block * layout_.value_block_bytes + tile * value_bytes;
             width_[t] = std::min(kv_tile, layout_.block_size - walk.inner * kv_tile);
             next_key_tile_[t] = key_tile_[t];
             if (first + partition_tiles + t < end_tile_)
@@ -264,7 +266,10 @@ private:
                 for (std::int64_t t = begin; t < end; ++t) {
                     prefetch(value_tile_[t], value_tile_bytes(layout_));
                     float* const to = keys_ + (t - group) * kv_tile * round_up(layout_.key_dim, 2);
-                    convert_keys<type>(key_tile_[t], layout_, to);
+                    if (layout_.latent)
+                        convert_latent_keys<type>(key_tile_[t], layout_, to);
+                    else
+                        convert_keys<type>(key_tile_[t], layout_, to);
                     converted[t - group] = to;
                 }
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
@@ -330,7 +335,7 @@ private:
                 continue;
             }
             total = total + weight;
-            if constexpr (scaled) {
+            if (scaled && !layout_.latent) {
                 const float* const scales = token_scales(value_tile_[t], value_codes_);
                 weight = masked(weight * vec::load16(scales), t, query, 0.0f);
             }
@@ -354,7 +359,7 @@ private:
     }
 
     vec::F32x16 final_score(vec::F32x16 score, std::int64_t tile, const ItemQuery& query) const {
-        if constexpr (scaled) score = score * vec::load16(token_scales(key_tile_[tile], key_codes_));
+        if (scaled && !layout_.latent) score = score * vec::load16(token_scales(key_tile_[tile], key_codes_));
         if (args_.soft_cap > 0.0f) {
             const vec::F32x16 cap = vec::splat16(args_.soft_cap);
             score = cap * vec::tanh(score / cap);
@@ -374,7 +379,7 @@ private:
 
     void sum() {
         if constexpr (dots) return sum_dots();
-        if (!converts_) {
+        if (!converts_ && !layout_.latent) {
             const auto tiles = stored(value_tile_);
             const std::int64_t lines = (key_tile_bytes(layout_) + 64 * kv_tile - 1) / (64 * kv_tile);
             return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_, next_key_tile_, lines}, 0, columns_);
@@ -385,7 +390,10 @@ private:
             for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
                 if (column == 0) prefetch(next_key_tile_[t], key_tile_bytes(layout_));
                 float* const to = values_ + t * kv_tile * value_columns;
-                convert_values<type>(value_tile_[t], layout_, width_[t], column, count, to, value_columns);
+                if (layout_.latent)
+                    convert_latent_values<type>(value_tile_[t], layout_, column, count, to, value_columns);
+                else
+                    convert_values<type>(value_tile_[t], layout_, width_[t], column, count, to, value_columns);
                 converted[t] = to;
             }
             sum_columns(ValueTiles<Converted>{converted, value_columns, width_, nullptr, 0}, column, count);
@@ -394,6 +402,7 @@ private:
 
     // All blocks take some columns before any takes the next, so that those are read from the nearest cache.
     void sum_dots() {
+        if (layout_.latent) return sum_latent_dots();
         const auto tiles = stored(value_tile_);
         const std::int64_t lines = (key_tile_bytes(layout_) + 64 * kv_tile - 1) / (64 * kv_tile);
         for (std::int64_t column = 0; column < columns_; column += value_columns)
@@ -405,6 +414,24 @@ private:
                           std::min(value_columns, columns_ - column) / 16, sums_ + block.row * columns_ + column,
                           columns_, {before_ + block.row, now_ + block.row});
             }
+    }
+
+    void sum_latent_dots() {
+        for (std::int64_t column = 0; column < columns_; column += value_columns) {
+            const std::int64_t count = std::min(value_columns, columns_ - column);
+            const std::uint16_t* pairs[partition_tiles];
+            for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
+                if (column == 0) prefetch(next_key_tile_[t], key_tile_bytes(layout_));
+                auto* const to = reinterpret_cast<std::uint16_t*>(values_) + t * kv_tile * value_columns;
+                latent_value_pairs(value_tile_[t], layout_, column, count, to, value_columns);
+                pairs[t] = to;
+            }
+            for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_)))
+                if (block.from < block.to)
+                    sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
+                              {pairs, value_columns, width_, nullptr, 0}, 0, count / 16,
+                              sums_ + block.row * columns_ + column, columns_, {before_ + block.row, now_ + block.row});
+        }
     }
 
     template <class C>

@@ -196,6 +196,39 @@ void rope_write(Program& p, Value qkv, Value cos, Value sin, std::int64_t rotary
            nullptr});
 }
 
+// The rotary tables of an op; none where `rotary_dim` is 0.
+struct BoundRotation {
+    Value cos, sin;
+    std::int64_t size;
+    bool interleaved;
+    Rotation at(const Frame& f) const { return {f.at<float>(cos), f.at<float>(sin), size, interleaved}; }
+};
+
+void latent_write(Program& p, Value x, Value norm, float eps, Value cos, Value sin, std::int64_t rotary_dim,
+                  bool interleaved, std::size_t group, const KvBuffers& kv) {
+    const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
+    p.add({"latent_write", [=, layout = kv.layout, keys = kv.keys](const Frame& f, Worker& w) {
+               ops().latent_write({f.at<float>(x), f.at<float>(norm), eps, rotation.at(f), f.step.groups[group].slot,
+                                   f.step.tokens, layout, f.at<std::byte>(keys)},
+                                  w);
+           },
+           {x, norm, cos, sin},
+           {},
+           nullptr});
+}
+
+void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Value sin, std::int64_t rotary_dim,
+                 bool interleaved, Value out) {
+    const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
+    p.add({"head_linear", [=, &weight](const Frame& f, Worker& w) {
+               ops().head_linear({f.at<float>(x), &weight, f.step.tokens, rotation.at(f), f.at<float>(out), f.scratch()},
+                                 w);
+           },
+           {x, cos, sin},
+           {out},
+           [=, &weight](std::int64_t rows) { return head_linear_scratch(weight, rotary_dim > 0, rows); }});
+}
+
 AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window) {
     const Step::Group& tables = f.step.groups[group];
     return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows, window};
@@ -226,10 +259,10 @@ void attention(Program& p, Value query, int plan, std::size_t group, std::int64_
 }
 
 KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
-                     std::int64_t value_dim) {
+                     std::int64_t value_dim, bool latent) {
     static constexpr const char* names[] = {"float32", "bfloat16", "float16", "fp8", "int8", "int4"};
     for (int i = 0; i < 6; ++i)
-        if (type == names[i]) return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim);
+        if (type == names[i]) return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim, latent);
     throw nb::value_error(("KV type \"" + type + "\" is not one of float32, bfloat16, float16, fp8, int8, int4.").c_str());
 }
 
@@ -238,11 +271,13 @@ KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int6
 void bind_program(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<KvLayout>(m, "KvLayout", "How keys and values lie in a block.")
-        .def(nb::new_(&make_layout), "type"_a, "block_size"_a, "heads"_a, "key_dim"_a, "value_dim"_a)
+        .def(nb::new_(&make_layout), "type"_a, "block_size"_a, "heads"_a, "key_dim"_a, "value_dim"_a,
+             "latent"_a = false)
         .def_ro("block_size", &KvLayout::block_size)
         .def_ro("heads", &KvLayout::heads)
         .def_ro("key_dim", &KvLayout::key_dim)
         .def_ro("value_dim", &KvLayout::value_dim)
+        .def_ro("latent", &KvLayout::latent)
         .def_ro("key_block_bytes", &KvLayout::key_block_bytes)
         .def_ro("value_block_bytes", &KvLayout::value_block_bytes);
     nb::class_<KvBuffers>(m, "KvBuffers").def("__init__", [](KvBuffers* self, const KvLayout& layout, Value keys, Value values) {
@@ -271,6 +306,8 @@ void bind_program(nb::module_& m) {
         .def("take_rows", &take_rows)
         .def("rope_tables", &rope_tables)
         .def("rope_write", &rope_write)
+        .def("latent_write", &latent_write)
+        .def("head_linear", &head_linear)
         .def("plan_attention", &plan_attention)
         .def("attention", &attention)
         .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)

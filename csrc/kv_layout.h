@@ -8,6 +8,9 @@
 //
 // Two bfloat16 that a dot product takes together lie side by side: keys are [key_dim / 2][16 tokens][2], an odd
 // dimension padded by zeros, and values [8 pairs of tokens][value_dim][2]. A tile always has room for 16 tokens.
+//
+// A latent cache keeps keys only, whose first value_dim elements are the values; where codes have a float32 scale, those
+// elements have one a token and the other elements another.
 #pragma once
 
 #include "model_ops.h"
@@ -17,9 +20,10 @@ namespace penstock {
 constexpr std::int64_t kv_tile = 16;   // tokens
 constexpr std::int64_t kv_group = 32;  // i4 elements that share a scale and a minimum
 
-// Fills in the bytes of a block. Throws std::invalid_argument for sizes below 1.
+// Fills in the bytes of a block. Throws std::invalid_argument for sizes below 1, and for a latent cache whose value size is
+// no multiple of 16 or is above the key size.
 KvLayout kv_layout(KvType type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
-                   std::int64_t value_dim);
+                   std::int64_t value_dim, bool latent = false);
 
 inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
@@ -60,10 +64,11 @@ inline std::int64_t padded_value_dim(const KvLayout& l) {
 inline std::int64_t key_code_bytes(const KvLayout& l) { return code_bytes(l.type, padded_key_dim(l) * kv_tile); }
 inline std::int64_t value_code_bytes(const KvLayout& l) { return code_bytes(l.type, padded_value_dim(l) * kv_tile); }
 inline std::int64_t key_tile_bytes(const KvLayout& l) {
-    return round_up(key_code_bytes(l) + scale_bytes(l.type, l.key_dim), 64);
+    const std::int64_t scales = l.latent && has_token_scale(l.type) ? 2 : 1;
+    return round_up(key_code_bytes(l) + scales * scale_bytes(l.type, l.key_dim), 64);
 }
 inline std::int64_t value_tile_bytes(const KvLayout& l) {
-    return round_up(value_code_bytes(l) + scale_bytes(l.type, l.value_dim), 64);
+    return l.latent ? 0 : round_up(value_code_bytes(l) + scale_bytes(l.type, l.value_dim), 64);
 }
 inline std::int64_t tiles_per_block(const KvLayout& l) { return (l.block_size + kv_tile - 1) / kv_tile; }
 

@@ -28,6 +28,11 @@ std::int64_t linear_scratch(const PackedMatrix* const* parts, int num_parts, std
     return (ordered + plain) * quantised(*parts[0], tokens);
 }
 
+std::int64_t head_linear_scratch(const PackedMatrix& weight, bool rotates, std::int64_t tokens) {
+    const std::int64_t rows = tokens * weight.experts();
+    return (rotates ? whole(rows * weight.cols() * 4) : 0) + (weight.integer() ? quantised(weight, rows) : 0);
+}
+
 ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
                              std::int64_t tokens, std::int64_t top_k) {
     const std::int64_t slots = tokens * top_k;

@@ -133,6 +133,7 @@ struct KvLayout {
     KvType type;
     std::int64_t block_size, heads, key_dim, value_dim;
     std::int64_t key_block_bytes, value_block_bytes;  // multiples of 64, filled in by kv_layout()
+    bool latent = false;  // a value is the first value_dim elements of its key; there are no others
 };
 
 struct RopeWriteArgs {
@@ -148,6 +149,36 @@ struct RopeWriteArgs {
     std::byte* keys;
     std::byte* values;
     float* query;  // [T, H, D]
+};
+
+// The rotation of consecutive elements of a vector by the tables of its token.
+struct Rotation {
+    const float* cos;  // [T, size]
+    const float* sin;
+    std::int64_t size;
+    bool interleaved;  // pairs lie side by side; the rotated vector has their first elements, then their second ones
+};
+
+// A token's entry of a latent cache is norm(x's first value_dim elements) and its others, rotated.
+struct LatentWriteArgs {
+    const float* x;      // [T, key_dim]
+    const float* norm;   // [value_dim]
+    float eps;
+    Rotation rotation;   // of size key_dim - value_dim
+    const std::int64_t* slot;
+    std::int64_t tokens;
+    KvLayout layout;
+    std::byte* keys;
+};
+
+// One product a head: out[t, h] = W[h] · x[t, h], then the rotated rest of x[t, h].
+struct HeadLinearArgs {
+    const float* x;  // [T, H, K + rotated]
+    const PackedMatrix* weight;  // of H experts, [H · N, K]
+    std::int64_t tokens;
+    Rotation rotation;  // of size 0 for none
+    float* out;          // [T, H, N + rotated]
+    std::byte* scratch;  // head_linear_scratch() bytes
 };
 
 // The rows of a step, as attention cuts them into tasks: made once a step and cache group, by attention_plan().

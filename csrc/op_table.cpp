@@ -27,6 +27,8 @@ void soft_cap(const SoftCapArgs& args, Worker& worker);
 void take_rows(const TakeRowsArgs& args, Worker& worker);
 void rope_tables(const RopeTablesArgs& args, Worker& worker);
 void rope_write(const RopeWriteArgs& args, Worker& worker);
+void latent_write(const LatentWriteArgs& args, Worker& worker);
+void head_linear(const HeadLinearArgs& args, Worker& worker);
 void embedding(const EmbeddingArgs& args, Worker& worker);
 void linear(const LinearArgs& args, Worker& worker);
 void experts(const ExpertsArgs& args, Worker& worker);
@@ -58,6 +60,8 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        base::rope_write,
                        attention_plan,
                        attention,
+                       base::latent_write,
+                       base::head_linear,
                        base::embedding,
                        base::linear,
                        base::experts,

@@ -67,7 +67,9 @@ struct AttentionRows;
 struct EmbeddingArgs;
 struct ExpertsArgs;
 struct GateUpArgs;
+struct HeadLinearArgs;
 struct KvLayout;
+struct LatentWriteArgs;
 struct LayerNormArgs;
 struct LinearArgs;
 struct RmsNormArgs;
@@ -100,6 +102,8 @@ struct OpTable {
     void (*attention_plan)(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,
                            Worker& worker);
     void (*attention)(const AttentionArgs& args, Worker& worker);
+    void (*latent_write)(const LatentWriteArgs& args, Worker& worker);
+    void (*head_linear)(const HeadLinearArgs& args, Worker& worker);
     void (*embedding)(const EmbeddingArgs& args, Worker& worker);
     void (*linear)(const LinearArgs& args, Worker& worker);
     void (*experts)(const ExpertsArgs& args, Worker& worker);

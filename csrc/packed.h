@@ -136,6 +136,7 @@ void unpack_row(const PackedMatrix& matrix, std::int64_t row, float* out);
 
 // Bytes of scratch that linear() needs for at most `tokens` tokens, and experts() for tokens of top_k experts each.
 std::int64_t linear_scratch(const PackedMatrix* const* parts, int num_parts, std::int64_t tokens);
+std::int64_t head_linear_scratch(const PackedMatrix& weight, bool rotates, std::int64_t tokens);
 std::int64_t experts_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
                              std::int64_t tokens, std::int64_t top_k);
 
@@ -144,6 +145,7 @@ std::int64_t experts_scratch(const PackedMatrix& gate, const PackedMatrix& up, c
 //                                                   number of parts, or one part whose first half of rows is gates and
 //                                                   a multiple of 16; at most 16 parts
 //     void experts(const ExpertsArgs&, Worker&);
+//     void head_linear(const HeadLinearArgs&, Worker&);
 //     void embedding(const EmbeddingArgs&, Worker&);
 
 }  // namespace penstock

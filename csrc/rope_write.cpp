@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kv_encode.h"
+#include "rotate.h"
 #include "row_chunk.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -22,19 +23,6 @@ void take_head(const float* x, const float* scales, std::int64_t dim, float eps,
     const vec::F32x16 factor = vec::splat16(1.0f / std::sqrt(vec::sum(squares) / static_cast<float>(dim) + eps));
     for (std::int64_t i = 0; i < dim; i += 16)
         vec::store(out + i, vec::load16(out + i) * factor * vec::load_some(scales + i, part(i)));
-}
-
-// x · cos + (x turned by half) · sin, in place, over the first 2 · half elements.
-void rotate(float* x, const float* cos, const float* sin, std::int64_t half) {
-    for (std::int64_t i = 0; i < half; i += 16) {
-        const std::int64_t n = std::min<std::int64_t>(16, half - i);
-        const vec::F32x16 a = vec::load_some(x + i, n), b = vec::load_some(x + half + i, n);
-        const vec::F32x16 first = vec::fma(b, vec::load_some(sin + i, n), a * vec::load_some(cos + i, n));
-        const vec::F32x16 second =
-            vec::fma(a, vec::load_some(sin + half + i, n), b * vec::load_some(cos + half + i, n));
-        vec::store_some(x + i, first, n);
-        vec::store_some(x + half + i, second, n);
-    }
 }
 
 template <class T>
@@ -72,7 +60,16 @@ void place_scales(const KvLayout& layout, const KvEntry& entry, std::int64_t dim
 
 void write_key(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std::byte* tile) {
     const std::int64_t dim = layout.key_dim;
-    encode_entry(layout.type, entry, dim);
+    if (layout.latent && has_token_scale(layout.type)) {
+        KvEntry rotated = entry;
+        rotated.value += layout.value_dim;
+        rotated.code += layout.value_dim;
+        encode_entry(layout.type, rotated, dim - layout.value_dim);
+        encode_entry(layout.type, entry, layout.value_dim);
+        reinterpret_cast<float*>(tile + key_code_bytes(layout))[kv_tile + lane] = rotated.scale;
+    } else {
+        encode_entry(layout.type, entry, dim);
+    }
     switch (layout.type) {
         case KvType::f32:
             place_key<std::uint32_t>(entry.code, dim, lane, tile);
@@ -118,6 +115,18 @@ void write_value(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std:
             }
     }
     place_scales(layout, entry, layout.value_dim, lane, tile + value_code_bytes(layout));
+}
+
+void write_latent(const LatentWriteArgs& args, std::int64_t token, KvEntry& entry) {
+    const KvLayout& layout = args.layout;
+    const std::int64_t dim = layout.key_dim, latent = layout.value_dim;
+    const float* const x = args.x + token * dim;
+    std::fill_n(entry.value + latent, round_up(dim, kv_group) + kv_group - latent, 0.0f);
+    take_head(x, args.norm, latent, args.eps, entry.value);
+    take_rotated(x + latent, args.rotation, token, entry.value + latent);
+    const std::int64_t block = args.slot[token] / layout.block_size, offset = args.slot[token] % layout.block_size;
+    write_key(layout, entry, offset % kv_tile,
+              args.keys + block * layout.key_block_bytes + offset / kv_tile * key_tile_bytes(layout));
 }
 
 // All of a token that concerns one KV head.
@@ -169,6 +178,16 @@ void rope_tables(const RopeTablesArgs& args, Worker& worker) {
                 sin[args.half + i] = s;
             }
         }
+    });
+}
+
+// An item is up to 16 tokens, which mostly fall into one tile.
+void latent_write(const LatentWriteArgs& args, Worker& worker) {
+    const std::int64_t spans = (args.tokens + kv_tile - 1) / kv_tile, span = std::min(args.tokens, kv_tile);
+    worker.share(spans, row_chunk(span * args.layout.key_dim), [&](std::int64_t begin, std::int64_t end) {
+        KvEntry entry = entry_memory(args.layout);
+        for (std::int64_t token = begin * kv_tile; token < std::min(end * kv_tile, args.tokens); ++token)
+            write_latent(args, token, entry);
     });
 }
 

@@ -156,4 +156,43 @@ static inline float most(F32x16 a) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+static inline void transpose(__m256 (&row)[8]) {
+    __m256 a[8], b[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        row[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        row[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
+// Lane j of row i becomes lane i of row j.
+static inline void transpose(F32x16 (&row)[16]) {
+    __m256 quarter[4][8];  // upper left, upper right, lower left, lower right
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        quarter[0][i] = row[i].low;
+        quarter[1][i] = row[i].high;
+        quarter[2][i] = row[i + 8].low;
+        quarter[3][i] = row[i + 8].high;
+    }
+#pragma GCC unroll 4
+    for (auto& part : quarter) transpose(part);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        row[i] = {quarter[0][i], quarter[2][i]};
+        row[i + 8] = {quarter[1][i], quarter[3][i]};
+    }
+}
+
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -106,4 +106,31 @@ static inline float most(F32x16 a) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+// Lane j of row i becomes lane i of row j.
+static inline void transpose(F32x16 (&row)[16]) {
+    __m512 a[16], b[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_ps(row[i].v, row[i + 1].v);
+        a[i + 1] = _mm512_unpackhi_ps(row[i].v, row[i + 1].v);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {  // b[i + c]: column 4 l + c of rows i to i + 3, in 128-bit lane l
+        b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        const __m512 even_top = _mm512_shuffle_f32x4(b[c], b[c + 4], 0x88), odd_top = _mm512_shuffle_f32x4(b[c], b[c + 4], 0xdd);
+        const __m512 even_low = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0x88),
+                     odd_low = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0xdd);
+        row[c].v = _mm512_shuffle_f32x4(even_top, even_low, 0x88);
+        row[c + 4].v = _mm512_shuffle_f32x4(odd_top, odd_low, 0x88);
+        row[c + 8].v = _mm512_shuffle_f32x4(even_top, even_low, 0xdd);
+        row[c + 12].v = _mm512_shuffle_f32x4(odd_top, odd_low, 0xdd);
+    }
+}
+
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -17,6 +17,18 @@ static inline Bf16x32 load_pairs(const std::uint16_t* from, bool first, bool sec
     const std::uint32_t bits = (first ? 0xffffu : 0u) | (second ? 0xffff0000u : 0u);
     return {_mm512_and_si512(_mm512_loadu_si512(from), _mm512_set1_epi32(static_cast<int>(bits)))};
 }
+// Sixteen pairs as they are, to be moved only.
+static inline F32x16 load_bits(const std::uint16_t* from) { return {_mm512_loadu_ps(from)}; }
+// a0 b0 a1 b1 … of the bfloat16 of a and b: 64 of them, or the first 32.
+static inline void store_pairs(std::uint16_t* to, F32x16 a, F32x16 b, bool all) {
+    const __m512i x = _mm512_castps_si512(a.v), y = _mm512_castps_si512(b.v);
+    const __m512i even = _mm512_mask_blend_epi16(0xaaaaaaaa, x, _mm512_slli_epi32(y, 16));  // of elements 0, 2, …
+    const __m512i odd = _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(x, 16), y);
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi32(even, low, odd));
+    if (all) _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi32(even, high, odd));
+}
 // One pair in all lanes.
 static inline Bf16x32 splat_pair(const std::uint16_t* from) {
     int bits;

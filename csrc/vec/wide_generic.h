@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace penstock::PENSTOCK_ISA::vec {
 
@@ -156,6 +157,12 @@ static inline float most(F32x16 a) {
     for (int half = 8; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) a.lane[i] = a.lane[i] > a.lane[i + half] ? a.lane[i] : a.lane[i + half];
     return a.lane[0];
+}
+
+// Lane j of row i becomes lane i of row j.
+static inline void transpose(F32x16 (&row)[16]) {
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < i; ++j) std::swap(row[i].lane[j], row[j].lane[i]);
 }
 
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -25,7 +25,7 @@ class CacheSpec:
         kind: what is kept.
         num_kv_heads: KV heads.
         key_dim: elements of one head's key.
-        value_dim: elements of one head's value.
+        value_dim: elements of one head's value; of a LATENT cache, the first of the key, kept once.
         window: for SLIDING, how many positions (the current one included) a query sees; else None.
     """
 
@@ -40,8 +40,13 @@ class CacheSpec:
             raise ValueError(f"window is {self.window} for a {self.kind.value} cache; only sliding caches have one")
 
     @property
+    def latent(self) -> bool:
+        """Whether values are the beginnings of the keys."""
+        return self.kind is CacheKind.LATENT
+
+    @property
     def elements_per_token(self) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim)
+        return self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
 
 
 @dataclass(frozen=True, slots=True)

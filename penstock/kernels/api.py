@@ -83,6 +83,45 @@ class RopeAndCacheWrite(Protocol):
         """
 
 
+class LatentCacheWrite(Protocol):
+    """Writes a latent cache's entries: latents normalised, key parts rotated (DeepSeek-V2, arXiv:2405.04434)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        slot: Tensor,
+        cache: KvCache,
+        interleaved: bool = False,
+    ) -> None:
+        """Writes norm(x[:, :C]) and the rotated rest of each token as one key, whose first C elements are its value.
+
+        Args:
+            x: [T, C + P].
+            norm: [C] float32 scale of an RMS norm; `eps` is added to the mean square.
+            cos, sin: [T, 1, P] float32 as in RopeAndCacheWrite.
+            slot: [T] int64, flat cache slot of each token.
+            cache: a latent one from `make_cache`, written in place.
+            interleaved: rotated pairs lie side by side in x; they are written as two halves.
+        """
+
+
+class HeadLinear(Protocol):
+    """One matrix a head: brings queries into the space of latents and attended latents out of it."""
+
+    def __call__(
+        self, x: Tensor, weight: Any, cos: Tensor | None = None, sin: Tensor | None = None, interleaved: bool = False
+    ) -> Tensor:
+        """x [T, H · (K + P)], weight [H, M, K] from `pack_heads` → [T, H · (M + P)].
+
+        The first K elements of a head are multiplied by its matrix; the other P, as many as cos and sin [T, 1, P]
+        have, follow rotated (`interleaved` as in LatentCacheWrite). P is 0 without tables.
+        """
+
+
 class Packable(Protocol):
     """Whether the packings here take a matrix as it is stored."""
 
@@ -176,6 +215,13 @@ class PackExperts(Protocol):
         """
 
 
+class PackHeads(Protocol):
+    """Brings one matrix a head into the layout `head_linear` reads; done once, when they are loaded."""
+
+    def __call__(self, parts: Sequence[Matrix], count: int) -> Any:
+        """One matrix [count · M, K], that of head 0 first → the same values for `head_linear`."""
+
+
 class GroupedExperts(Protocol):
     """Runs each token through its experts' gated MLPs and sums the weighted outputs."""
 
@@ -212,14 +258,20 @@ class MakeCache(Protocol):
         key_dim: int,
         value_dim: int,
         device: str = "cpu",
+        latent: bool = False,
     ) -> KvCache:
-        """Blocks of zeros. kv_type: "float32", "bfloat16", "float16", "fp8", "int8" or "int4"."""
+        """Blocks of zeros. kv_type: "float32", "bfloat16", "float16", "fp8", "int8" or "int4".
+
+        A latent cache keeps keys only: a token's value is the first value_dim elements of its key.
+        """
 
 
 class CacheBlockBytes(Protocol):
     """What `make_cache` allocates for one block."""
 
-    def __call__(self, kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int) -> int:
+    def __call__(
+        self, kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int, latent: bool = False
+    ) -> int:
         """Bytes of one block's keys and values, scales and padding included."""
 
 
@@ -264,7 +316,7 @@ class PagedAttention(Protocol):
         """Attention with grouped queries (query head h reads KV head h · K // H) and float32 softmax.
 
         Args:
-            query: [T, H, D].
+            query: [T, H, D] or [T, H · D].
             cache: the layer's.
             plan: what `plan_attention` returned for this step and group.
             scale: multiplies the scores.
@@ -288,6 +340,8 @@ class KernelSet:
     layer_norm: LayerNorm
     rope_tables: RopeTables
     rope_and_cache_write: RopeAndCacheWrite
+    latent_cache_write: LatentCacheWrite
+    head_linear: HeadLinear
     packable: Packable
     pack_table: PackTable
     pack_linear: PackLinear
@@ -298,6 +352,7 @@ class KernelSet:
     take_rows: TakeRows
     route_experts: RouteExperts
     pack_experts: PackExperts
+    pack_heads: PackHeads
     grouped_experts: GroupedExperts
     make_cache: MakeCache
     cache_block_bytes: CacheBlockBytes

@@ -31,7 +31,7 @@ class KVMemory:
         for layer, spec in enumerate(specs):
             group = group_of[layer]
             sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
-            kv = kernels.make_cache(kv_types[layer], num_blocks[group], block_size, *sizes, device)
+            kv = kernels.make_cache(kv_types[layer], num_blocks[group], block_size, *sizes, device, spec.latent)
             self.caches.append(LayerCache(group, kv))
         self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
 

@@ -141,7 +141,9 @@ def _plan(
     kv_types: Sequence[str],
 ) -> MemoryPlan:
     sizes = [
-        kernels.cache_block_bytes(kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim)
+        kernels.cache_block_bytes(
+            kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent
+        )
         for kind, spec in zip(kv_types, model.cache_specs, strict=True)
     ]
     return plan_memory(

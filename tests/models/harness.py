@@ -48,7 +48,7 @@ class Harness:
         for layer, spec in enumerate(model.cache_specs):
             sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
             kv_type = str(model.dtype).removeprefix("torch.")
-            kv = model.kernels.make_cache(kv_type, num_blocks, BLOCK_SIZE, *sizes)
+            kv = model.kernels.make_cache(kv_type, num_blocks, BLOCK_SIZE, *sizes, latent=spec.latent)
             for tensor in (kv.key, kv.value):
                 tensor.view(torch.uint8).fill_(255)  # NaN in every float type
             self.caches.append(LayerCache(group_of[layer], kv))

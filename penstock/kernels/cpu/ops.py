@@ -183,6 +183,31 @@ def rope_and_cache_write(
     return query.view(-1, heads, layout.key_dim) if isinstance(tape, Eager) else query
 
 
+def _tables(tape: Recording, cos: Any, sin: Any, interleaved: bool) -> tuple[int, int, int, bool]:
+    return tape.index(cos), tape.index(sin), 0 if cos is None else width_of(cos), interleaved
+
+
+def latent_cache_write(
+    x: Any, norm: Tensor, eps: float, cos: Any, sin: Any, slot: Any, cache: KvCache, interleaved: bool = False
+) -> None:
+    tape = tape_of(x)
+    if isinstance(tape, Eager):
+        tape.step.set_group(0, 0, 0, slot.data_ptr())
+    group = slot.group if isinstance(slot, Handle) else 0
+    tables = _tables(tape, cos, sin, interleaved)
+    tape.program.latent_write(tape.index(x), tape.index(norm), eps, *tables, group, _buffers(tape, cache))
+    tape.done()
+
+
+def head_linear(x: Any, weight: Packed, cos: Any = None, sin: Any = None, interleaved: bool = False) -> Any:
+    tape = tape_of(x)
+    (matrix,) = weight.parts
+    out = tape.new(width_of(x) + matrix.experts * (matrix.rows - matrix.cols))
+    tape.refs.append(weight)
+    tape.program.head_linear(tape.index(x), matrix, *_tables(tape, cos, sin, interleaved), tape.index(out))
+    return tape.done(out)
+
+
 def route_experts(router_logits: Any, top_k: int, routing: str, renormalize: bool) -> Any:
     tape = tape_of(router_logits)
     weights, ids = tape.new(top_k), tape.new(top_k, dtype=torch.int64)
@@ -223,10 +248,11 @@ def make_cache(
     key_dim: int,
     value_dim: int,
     device: str = "cpu",
+    latent: bool = False,
 ) -> KvCache:
-    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim)
+    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim, latent)
     key = _zero_pages(num_blocks, layout.key_block_bytes)
-    return KvCache(key, _zero_pages(num_blocks, layout.value_block_bytes), layout)
+    return KvCache(key, _zero_pages(num_blocks, layout.value_block_bytes), layout, latent)
 
 
 def _zero_pages(num_blocks: int, block_bytes: int) -> Tensor:
@@ -239,8 +265,10 @@ def _zero_pages(num_blocks: int, block_bytes: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)[: num_blocks * block_bytes].view(num_blocks, block_bytes)
 
 
-def cache_block_bytes(kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int) -> int:
-    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim)
+def cache_block_bytes(
+    kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int, latent: bool = False
+) -> int:
+    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim, latent)
     return int(layout.key_block_bytes + layout.value_block_bytes)
 
 
@@ -262,14 +290,14 @@ def paged_attention(
     query: Any, cache: KvCache, plan: Plan, scale: float, sinks: Tensor | None = None, soft_cap: float | None = None
 ) -> Any:
     tape, layout = tape_of(query), cache.layout
-    width = width_of(query) if isinstance(query, Handle) else query.shape[1] * query.shape[2]
+    width = width_of(query) if isinstance(query, Handle) else query.shape[1:].numel()
     heads = width // layout.key_dim
     if plan.tables is not None and isinstance(tape, Eager):
         start, context, table = plan.tables
         tape.refs.append(plan)
         tape.step.set(tape.rows, len(context), 0, 0, start.data_ptr(), context.data_ptr())
         tape.step.set_group(0, table.data_ptr(), table.shape[1], 0)
-    shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)
+    shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)  # a plan asks for no more
     key = (plan.group, plan.window, heads, *shape)
     index = tape.plans.get(key)
     if index is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kernels.reference import attention, dense, experts
+from penstock.kernels.reference import attention, dense, experts, latent
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.registry import Implementation, KernelContext
 
@@ -37,11 +37,14 @@ def implementations() -> tuple[Implementation, ...]:
         "take_rows": dense.take_rows,
         "route_experts": experts.route_experts,
         "pack_experts": experts.pack_experts,
+        "pack_heads": experts.pack_experts,
         "grouped_experts": experts.grouped_experts,
+        "head_linear": latent.head_linear,
         "sampling": ReferenceSampling,
     }
     cached: dict[str, Callable[..., Any]] = {
         "rope_and_cache_write": dense.rope_and_cache_write,
+        "latent_cache_write": latent.latent_cache_write,
         "make_cache": dense.make_cache,
         "cache_block_bytes": dense.cache_block_bytes,
         "plan_attention": attention.plan_attention,

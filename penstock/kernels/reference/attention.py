@@ -187,11 +187,14 @@ class PagedAttention:
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
+        query = query.reshape(query.shape[0], query.shape[1:].numel() // cache.key.shape[3], cache.key.shape[3])
         ordered = query if plan.order is None else query.index_select(0, plan.order)
         out = torch.empty(*query.shape[:2], cache.value.shape[3], dtype=query.dtype, device=query.device)
         for task in plan.tasks:
             key = self._gather("key", cache.key, task, query.dtype)
-            value = self._gather("value", cache.value, task, query.dtype)
+            value = key[..., : cache.value.shape[3]]
+            if not cache.latent:
+                value = self._gather("value", cache.value, task, query.dtype)
             attend = _attend_fused if sinks is None and soft_cap is None else _attend
             attend(ordered[task.span], key, value, task, scale, out[task.span], sinks, soft_cap)
         return (out if plan.restore is None else out.index_select(0, plan.restore)).flatten(1)

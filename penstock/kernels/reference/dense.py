@@ -104,7 +104,7 @@ def rope_and_cache_write(
     qk = qkv[:, : (heads + kv_heads) * key_dim].view(tokens, heads + kv_heads, key_dim).float()
     if qk_norm is not None:
         qk = functional.rms_norm(qk, (key_dim,), None, eps) * qk_norm
-    rotated = _rotate(qk, cos, sin).to(qkv.dtype)
+    rotated = rotate(qk, cos, sin).to(qkv.dtype)
     key_cache.view(-1, kv_heads, key_dim).index_copy_(0, slot, rotated[:, heads:].to(key_cache.dtype))
     value_cache.view(-1, value_width).index_copy_(0, slot, value.to(value_cache.dtype))
     return rotated[:, :heads]
@@ -121,20 +121,26 @@ def make_cache(
     key_dim: int,
     value_dim: int,
     device: str = "cpu",
+    latent: bool = False,
 ) -> KvCache:
     dtype, shape = _CACHE_TYPES[kv_type], (num_blocks, block_size, num_kv_heads)
     # zeros, not empty: a slot that is masked out must not hold NaN, which a multiplication by 0 would keep
     key = torch.zeros(*shape, key_dim, dtype=dtype, device=device)
+    if latent:
+        return KvCache(key, key[..., :value_dim], latent=True)
     return KvCache(key, torch.zeros(*shape, value_dim, dtype=dtype, device=device))
 
 
-def cache_block_bytes(kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int) -> int:
-    return _CACHE_TYPES[kv_type].itemsize * block_size * num_kv_heads * (key_dim + value_dim)
+def cache_block_bytes(
+    kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int, latent: bool = False
+) -> int:
+    return _CACHE_TYPES[kv_type].itemsize * block_size * num_kv_heads * (key_dim + (0 if latent else value_dim))
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, …, D] float32, its first rot elements rotated by tables [T, 1, rot]."""
     rotary_dim = cos.shape[-1]
     if rotary_dim < x.shape[-1]:
         head, tail = x[..., :rotary_dim], x[..., rotary_dim:]
-        return torch.cat((_rotate(head, cos, sin), tail), dim=-1)
+        return torch.cat((rotate(head, cos, sin), tail), dim=-1)
     return torch.addcmul(x * cos, x.roll(rotary_dim // 2, dims=-1), sin)
