@@ -3,20 +3,10 @@
 
 #include <cmath>
 
-#include "packed.h"
+#include "inputs.h"
 #include "vec/bytes.h"
 
 namespace penstock::PENSTOCK_ISA {
-
-// A row's 256 inputs. Values of a short last span are zero.
-struct alignas(64) ActivationSpan {
-    std::int8_t value[256];      // -127 to 127
-    float scale[8];              // of 32 inputs
-    float total32[8];            // scale · sum of the 32 values
-    float total16[16];           // the same of 16 values
-    std::int32_t sum32[8], sum16[16];
-};
-static_assert(sizeof(ActivationSpan) == 512);
 
 static inline std::int64_t spans_of(std::int64_t cols) { return (cols + span_inputs - 1) / span_inputs; }
 

@@ -13,7 +13,7 @@
 #include "kv_tiles.h"
 #include "latent_tiles.h"
 
-#ifdef PENSTOCK_BASE_ISA
+#ifdef PENSTOCK_BF16_DOTS
 namespace penstock::PENSTOCK_BASE_ISA {
 void attention(const AttentionArgs& args, Worker& worker);
 }
@@ -530,7 +530,7 @@ void merge(const AttentionArgs& args, const SplitQuery& split, std::int64_t head
 }  // namespace
 
 void attention(const AttentionArgs& args, Worker& worker) {
-#ifdef PENSTOCK_BASE_ISA
+#ifdef PENSTOCK_BF16_DOTS
     if (args.layout.type != KvType::bf16) return PENSTOCK_BASE_ISA::attention(args, worker);
     run_items<KvType::bf16>(args, worker);
 #else

@@ -5,6 +5,7 @@
 #include "activation.h"
 #include "expert_scratch.h"
 #include "multiply.h"
+#include "vec/wide.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -89,8 +90,8 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
     const Columns c = columns_of(task, width);
     auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(floats) * 8));
     const std::int32_t* const rows = b.groups.tokens + block.first;
-    multiply(*args.gate, block.expert, c.first / panel_rows, c.panels, gate, rows, 0, block.rows, sums);
-    multiply(*args.up, block.expert, c.first / panel_rows, c.panels, up, rows, 0, block.rows, sums + floats);
+    multiply(*args.gate, block.expert, c.first / panel_rows, c.panels, gate, {rows, 0}, block.rows, sums);
+    multiply(*args.up, block.expert, c.first / panel_rows, c.panels, up, {rows, 0}, block.rows, sums + floats);
     if (args.gate_up_bias) {
         const float* const bias = args.gate_up_bias + block.expert * 2 * width + c.first;
         add_bias(sums, block.rows, c.count, bias);
@@ -106,7 +107,7 @@ void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, c
     const Columns c = columns_of(task, width);
     auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(block.rows * task_columns) * 4));
     const std::int32_t* const rows = b.groups.slots + block.first;
-    multiply(*args.down, block.expert, c.first / panel_rows, c.panels, inputs, rows, 0, block.rows, sums);
+    multiply(*args.down, block.expert, c.first / panel_rows, c.panels, inputs, {rows, 0}, block.rows, sums);
     add_bias(sums, block.rows, c.count, args.down_bias ? args.down_bias + block.expert * width + c.first : nullptr);
     for (std::int64_t r = 0; r < block.rows; ++r)
         std::copy_n(sums + r * task_columns, c.count, b.outputs + rows[r] * width + c.first);
@@ -129,8 +130,7 @@ void combine(const ExpertsArgs& args, const float* outputs, std::int64_t t) {
 }
 
 Inputs inputs_of(const PackedMatrix& matrix, const float* x, std::int64_t rows, std::byte* scratch, Worker& worker) {
-    if (!matrix.integer()) return {x, nullptr, rows, matrix.cols()};
-    return quantise_inputs(x, rows, matrix.cols(), matrix.order(), scratch, worker);
+    return prepare_inputs(input_form(matrix), x, rows, matrix.cols(), matrix.order(), scratch, worker);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ void run_task(const Heads& h, const Inputs& inputs, std::int64_t head, std::int6
     const std::int64_t columns = std::min(task_columns, weight.rows() - column);
     const int panels = static_cast<int>((columns + panel_rows - 1) / panel_rows);
     auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(count * task_columns) * 4));
-    multiply(weight, head, column / panel_rows, panels, inputs, rows.data(), 0, count, sums);
+    multiply(weight, head, column / panel_rows, panels, inputs, {rows.data(), 0}, count, sums);
     for (std::int64_t r = 0; r < count; ++r)
         std::copy_n(sums + r * task_columns, columns, h.args.out + ((first + r) * h.heads + head) * h.outputs + column);
 }
@@ -59,10 +59,9 @@ void head_linear(const HeadLinearArgs& args, Worker& worker) {
     const Heads h(args);
     const PackedMatrix& weight = *args.weight;
     const std::int64_t rows = args.tokens * h.heads;
-    Inputs inputs{split_rows(h, worker), nullptr, rows, weight.cols()};
-    if (weight.integer())
-        inputs = quantise_inputs(inputs.x, rows, weight.cols(), weight.order(),
-                                 args.scratch + (args.rotation.size ? (rows * weight.cols() * 4 + 63) / 64 * 64 : 0), worker);
+    const float* const x = split_rows(h, worker);
+    std::byte* const scratch = args.scratch + (args.rotation.size ? (rows * weight.cols() * 4 + 63) / 64 * 64 : 0);
+    const Inputs inputs = prepare_inputs(input_form(weight), x, rows, weight.cols(), weight.order(), scratch, worker);
     const std::int64_t blocks = (args.tokens + task_rows - 1) / task_rows,
                        columns = (weight.rows() + task_columns - 1) / task_columns, tasks = h.heads * columns;
     const std::int64_t each = args.tokens <= 64 ? std::max<std::int64_t>(1, tasks / (8 * worker.count())) : 1;

@@ -65,28 +65,33 @@ void run_task(const Job& job, std::int64_t task, std::int64_t first) {
     const bool gated = job.args.activation != Activation::none;
     const std::int64_t floats = rows * task_columns;
     auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(floats) * (gated ? 8 : 4)));
-    multiply(*segment.matrix, 0, (segment.first + column) / panel_rows, panels, segment.inputs, nullptr, first, rows, sums);
+    multiply(*segment.matrix, 0, (segment.first + column) / panel_rows, panels, segment.inputs, {nullptr, first}, rows, sums);
     if (gated) {
         const Segment& up = job.segments[job.count + s];
-        multiply(*up.matrix, 0, (up.first + column) / panel_rows, panels, up.inputs, nullptr, first, rows, sums + floats);
+        multiply(*up.matrix, 0, (up.first + column) / panel_rows, panels, up.inputs, {nullptr, first}, rows, sums + floats);
     }
     finish(job, segment, column, columns, first, rows, sums, gated ? sums + floats : nullptr);
 }
 
-// Cuts the parts into segments and quantises the inputs once for each order among them.
+// Cuts the parts into segments and prepares the inputs once for each form and order among them.
 void prepare(Job& job, Worker& worker) {
     const LinearArgs& args = job.args;
     const std::int64_t cols = args.parts[0]->cols();
     std::byte* scratch = args.scratch;
-    Inputs usual{args.x, nullptr, args.tokens, cols};
+    Inputs usual[input_forms];
+    bool made[input_forms] = {};
     int count = 0;
+    const auto prepare = [&](const PackedMatrix& matrix, InputForm form) {
+        const Inputs inputs = prepare_inputs(form, args.x, args.tokens, cols, matrix.order(), scratch, worker);
+        if (form != InputForm::floats) scratch += inputs_bytes(args.tokens, cols);
+        return inputs;
+    };
     const auto add = [&](const PackedMatrix& matrix, std::int64_t first, std::int64_t rows) {
-        Inputs inputs = usual;
-        if (matrix.integer() && (matrix.order() || !usual.spans)) {
-            inputs = quantise_inputs(args.x, args.tokens, cols, matrix.order(), scratch, worker);
-            scratch += inputs_bytes(args.tokens, cols);
-            if (!matrix.order()) usual = inputs;
-        }
+        const InputForm form = input_form(matrix);
+        Inputs& shared = usual[static_cast<int>(form)];
+        bool& done = made[static_cast<int>(form)];
+        if (!matrix.order() && !done) shared = prepare(matrix, form), done = true;
+        const Inputs inputs = matrix.order() ? prepare(matrix, form) : shared;
         job.segments[count++] = {&matrix, first, rows, 0, (rows + task_columns - 1) / task_columns, inputs};
     };
     const bool gated = args.activation != Activation::none;

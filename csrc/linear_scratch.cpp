@@ -1,46 +1,39 @@
 // How much scratch the ops over packed weights need: the same for every instruction set.
 #include "expert_scratch.h"
-#include "packed.h"
+#include "inputs.h"
 
 namespace penstock {
 namespace {
 
-constexpr std::int64_t activation_span_bytes = 512;  // of ActivationSpan in activations.h
 constexpr std::int64_t least_task_rows = 128;        // of a block of experts(), which has three numbers
 
 std::int64_t whole(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-std::int64_t quantised(const PackedMatrix& matrix, std::int64_t tokens) {
-    return tokens * ((matrix.cols() + span_inputs - 1) / span_inputs) * activation_span_bytes;
-}
-
 }  // namespace
 
 std::int64_t linear_scratch(const PackedMatrix* const* parts, int num_parts, std::int64_t tokens) {
-    std::int64_t ordered = 0, plain = 0;
+    std::int64_t ordered = 0;
+    bool codes = false, others = false;
     for (int i = 0; i < num_parts; ++i) {
-        if (!parts[i]->integer()) continue;
-        if (parts[i]->order())
-            ++ordered;
-        else
-            plain = 1;
+        ordered += parts[i]->order() != nullptr;
+        (parts[i]->integer() ? codes : others) = true;
     }
-    return (ordered + plain) * quantised(*parts[0], tokens);
+    return (ordered + codes + others) * inputs_bytes(tokens, parts[0]->cols());
 }
 
 std::int64_t head_linear_scratch(const PackedMatrix& weight, bool rotates, std::int64_t tokens) {
     const std::int64_t rows = tokens * weight.experts();
-    return (rotates ? whole(rows * weight.cols() * 4) : 0) + (weight.integer() ? quantised(weight, rows) : 0);
+    return (rotates ? whole(rows * weight.cols() * 4) : 0) + inputs_bytes(rows, weight.cols());
 }
 
 ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
                              std::int64_t tokens, std::int64_t top_k) {
     const std::int64_t slots = tokens * top_k;
-    const bool alike = gate.integer() == up.integer() && !gate.order() && !up.order();
+    const bool alike = gate.header().kind == up.header().kind && !gate.order() && !up.order();
     ExpertScratch out;
-    out.inputs = gate.integer() ? quantised(gate, tokens) : 0;
-    out.second_inputs = up.integer() && !alike ? quantised(up, tokens) : 0;
-    out.hidden_inputs = down.integer() ? quantised(down, slots) : 0;
+    out.inputs = inputs_bytes(tokens, gate.cols());
+    out.second_inputs = alike ? 0 : inputs_bytes(tokens, up.cols());
+    out.hidden_inputs = inputs_bytes(slots, down.cols());
     out.hidden = whole(slots * gate.rows() * 4);
     out.outputs = whole(slots * down.rows() * 4);
     out.list = whole(slots * 4);

@@ -1,31 +1,45 @@
 // Rows of activations times up to four panels of one matrix: what linear() and experts() are made of.
 #pragma once
 
-#include "packed.h"
+#include "inputs.h"
 
 namespace penstock::PENSTOCK_ISA {
-
-struct ActivationSpan;
 
 inline constexpr std::int64_t task_columns = 64;
 // Most rows of a task: their sums and activations stay in a core's second-level cache. A multiple of the rows of a tile.
 inline constexpr std::int64_t task_rows = 144;
 
-// T rows of inputs: as they are for float kinds, quantised for integer kinds.
-struct Inputs {
-    const float* x;               // [T, K]
-    const ActivationSpan* spans;  // [spans of K][T], or null if there are only float kinds
-    std::int64_t tokens, cols;
-};
+// What the products of a matrix take on this instruction set: the arithmetic of all rows of that matrix.
+InputForm input_form(const PackedMatrix& matrix);
 
-std::int64_t inputs_bytes(std::int64_t tokens, std::int64_t cols);
-
-// Quantises rows of x into `scratch`, in the order of `order` if not null. All members of the team call it.
-Inputs quantise_inputs(const float* x, std::int64_t tokens, std::int64_t cols, const std::int32_t* order,
-                       std::byte* scratch, Worker& worker);
+// Brings x [T, K] into a form, in `scratch` of inputs_bytes(). All members of the team call it.
+Inputs prepare_inputs(InputForm form, const float* x, std::int64_t tokens, std::int64_t cols, const std::int32_t* order,
+                      std::byte* scratch, Worker& worker);
 
 // sums[i][64] = inputs of row rows[i] (or first + i if rows is null) · panels first_panel … + panels - 1 of an expert
 void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t first_panel, int panels, const Inputs& inputs,
-              const std::int32_t* rows, std::int64_t first, std::int64_t count, float* sums);
+              RowList rows, std::int64_t count, float* sums);
+
+}  // namespace penstock::PENSTOCK_ISA
+
+// The products of each form, four panels of which the first `panels` are wanted: sums[i][64] += row rows[i] · panels.
+namespace penstock::PENSTOCK_BASE_ISA {
+
+Inputs quantise_inputs(const float* x, std::int64_t tokens, std::int64_t cols, const std::int32_t* order,
+                       std::byte* scratch, Worker& worker);
+void code_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
+                   RowList rows, std::int64_t count, float* sums);
+void float_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
+                    RowList rows, std::int64_t count, float* sums);
+
+}  // namespace penstock::PENSTOCK_BASE_ISA
+
+// Defined where the instruction set multiplies pairs of bfloat16.
+namespace penstock::PENSTOCK_ISA {
+
+bool takes_pairs(const PackedHeader& header);
+Inputs round_inputs(const float* x, std::int64_t tokens, std::int64_t cols, std::byte* scratch, Worker& worker);
+void pair_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
+                   RowList rows, std::int64_t count, float* sums);
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -1,13 +1,9 @@
-// The ops of this instruction set, in one table; all but attention are those of PENSTOCK_BASE_ISA, if that is defined.
+// The ops of this instruction set, in one table; most are those of PENSTOCK_BASE_ISA, which may be itself.
 #include "attention_plan.h"
 #include "ops.h"
 
 #define PENSTOCK_TEXT_OF(x) #x
 #define PENSTOCK_TEXT(x) PENSTOCK_TEXT_OF(x)
-
-#ifndef PENSTOCK_BASE_ISA
-#define PENSTOCK_BASE_ISA PENSTOCK_ISA
-#endif
 
 namespace penstock::PENSTOCK_BASE_ISA {
 
@@ -28,10 +24,7 @@ void take_rows(const TakeRowsArgs& args, Worker& worker);
 void rope_tables(const RopeTablesArgs& args, Worker& worker);
 void rope_write(const RopeWriteArgs& args, Worker& worker);
 void latent_write(const LatentWriteArgs& args, Worker& worker);
-void head_linear(const HeadLinearArgs& args, Worker& worker);
 void embedding(const EmbeddingArgs& args, Worker& worker);
-void linear(const LinearArgs& args, Worker& worker);
-void experts(const ExpertsArgs& args, Worker& worker);
 std::int64_t run_limit(Limit limit, std::int64_t rounds);
 std::uint64_t read_memory(const std::byte* from, std::int64_t bytes);
 
@@ -41,6 +34,9 @@ namespace penstock::PENSTOCK_ISA {
 
 namespace base = PENSTOCK_BASE_ISA;
 void attention(const AttentionArgs& args, Worker& worker);
+void linear(const LinearArgs& args, Worker& worker);
+void head_linear(const HeadLinearArgs& args, Worker& worker);
+void experts(const ExpertsArgs& args, Worker& worker);
 
 extern const OpTable op_table;
 const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
@@ -61,10 +57,10 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        attention_plan,
                        attention,
                        base::latent_write,
-                       base::head_linear,
+                       head_linear,
                        base::embedding,
-                       base::linear,
-                       base::experts,
+                       linear,
+                       experts,
                        base::run_limit,
                        base::read_memory};
 

@@ -29,6 +29,18 @@ static inline void store_pairs(std::uint16_t* to, F32x16 a, F32x16 b, bool all) 
     _mm512_storeu_si512(to, _mm512_permutex2var_epi32(even, low, odd));
     if (all) _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi32(even, high, odd));
 }
+static inline void store_pairs(std::uint16_t* to, Bf16x32 a) { _mm512_storeu_si512(to, a.v); }
+// Pairs of the first and second sixteen values.
+static inline Bf16x32 interleave(const std::uint16_t* from) {
+    const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i index = _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(16)), 16));
+    return {_mm512_permutexvar_epi16(index, _mm512_loadu_si512(from))};
+}
+// Pairs of floats that bfloat16 holds exactly.
+static inline Bf16x32 exact_pairs(F32x16 first, F32x16 second) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(first.v), 16);
+    return {_mm512_or_si512(low, _mm512_castps_si512(second.v))};
+}
 // One pair in all lanes.
 static inline Bf16x32 splat_pair(const std::uint16_t* from) {
     int bits;

@@ -119,12 +119,17 @@ def test_packed_values_and_products(matrix: Canonical) -> None:
         most_x = np.broadcast_to(most_x.max(axis=1, keepdims=True), most_x.shape)
     sums = np.abs(np.pad(exact, ((0, 0), (0, inputs - x.shape[1])))).reshape(ROWS, -1, 32)
     bound = most_x @ (sums.sum(axis=2) * 0.5 / 127 + sums.max(axis=2) * 32 * 1e-5).T + 1e-6
-    assert np.all(np.abs(many.numpy() - reference) <= bound)
-    for rows in (1, 2, 3, 5, 8):
-        assert torch.equal(ops.linear(x[:rows].contiguous(), weight), many[:rows])
+    others: list[torch.Tensor] = []
     for isa in native.usable_isas():
         native.select_isa(isa)
-        assert torch.equal(ops.linear(x[:5].contiguous(), weight), many[:5]), isa
+        many = ops.linear(x, weight)
+        assert np.all(np.abs(many.numpy() - reference) <= bound), isa
+        for rows in (1, 2, 3, 5, 8):
+            assert torch.equal(ops.linear(x[:rows].contiguous(), weight), many[:rows]), isa
+        pairs = isa == "avx512_bf16" and isinstance(matrix, Plain) and matrix.format not in ("f32", "f16")
+        if not pairs:  # those round activations to bfloat16
+            others.append(many)
+    assert all(torch.equal(other, others[0]) for other in others)
 
 
 @pytest.mark.parametrize(
