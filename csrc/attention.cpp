@@ -88,13 +88,42 @@ void finish(const AttentionArgs& args, std::int64_t token, std::int64_t head, co
 }
 
 // One item's work on one chunk of the heads that read one KV head.
+struct Piece {
+    const AttentionItem* item;
+    std::int64_t kv_head, chunk;
+};
+
+// A row's tiles of keys of one KV head, [from, to); returns how many.
+std::int64_t find_keys(const AttentionArgs& args, const std::int32_t* table, std::int64_t kv_head, std::int64_t from,
+                       std::int64_t to, const std::byte** out) {
+    const std::int64_t bytes = key_tile_bytes(args.layout);
+    TileWalk walk(args.layout, from);
+    for (std::int64_t t = from; t < to; ++t, walk.step())
+        *out++ = args.keys + table[walk.block] * args.layout.key_block_bytes +
+                 (kv_head * walk.per_block + walk.inner) * bytes;
+    return std::max<std::int64_t>(0, to - from);
+}
+
+// Those that a piece of work reads first.
+std::int64_t find_first_keys(const AttentionArgs& args, const Piece& piece, const std::byte** out) {
+    const AttentionPlan& plan = *args.plan;
+    const AttentionPart& part = plan.parts[static_cast<std::size_t>(piece.item->first_part)];
+    const QueryUnit& unit = plan.units[static_cast<std::size_t>(part.unit)];
+    const std::int64_t start = piece.item->begin * partition_tiles;
+    const std::int64_t from = tile_of(args.layout, lowest_seen(unit.position, args.rows.window));
+    const std::int64_t to = tile_of(args.layout, unit.position + unit.count - 1) + 1;
+    return find_keys(args, args.rows.block_table + unit.row * args.rows.table_width, piece.kv_head,
+                     std::max(start, from), std::min(start + partition_tiles, to), out);
+}
+
 template <KvType type>
 class ItemRun {
 public:
-    ItemRun(const AttentionArgs& args, const AttentionItem& item, std::int64_t kv_head, std::int64_t chunk)
-        : args_(args), plan_(*args.plan), layout_(args.layout), item_(item), kv_head_(kv_head) {
-        const std::int64_t end = first_query_head(kv_head + 1, args.heads, layout_.heads);
-        first_head_ = first_query_head(kv_head, args.heads, layout_.heads) + chunk * plan_.head_chunk;
+    // `next` is what the thread does afterwards, or null.
+    ItemRun(const AttentionArgs& args, const Piece& piece, const Piece* next)
+        : args_(args), plan_(*args.plan), layout_(args.layout), item_(*piece.item), next_(next), kv_head_(piece.kv_head) {
+        const std::int64_t end = first_query_head(kv_head_ + 1, args.heads, layout_.heads);
+        first_head_ = first_query_head(kv_head_, args.heads, layout_.heads) + piece.chunk * plan_.head_chunk;
         heads_ = std::max<std::int64_t>(0, std::min(first_head_ + plan_.head_chunk, end) - first_head_);
         columns_ = padded_value_dim(layout_);
         key_codes_ = key_code_bytes(layout_);
@@ -110,6 +139,8 @@ public:
             locate(p);
             if (tile_from_ < tile_to_) {
                 score();
+                for (std::int64_t t = tile_from_; t < std::min(tile_from_ + 2, tile_to_); ++t)
+                    prefetch(value_tile_[t], value_tile_bytes(layout_));
                 weigh();
                 sum();
             }
@@ -148,7 +179,7 @@ private:
         const std::int64_t sizes[] = {most * round_up(dim, 16),
                                       most * partition_lanes,
                                       most * columns_,
-                                      most * 4,
+                                      4 * round_up(most, 16),
                                       vec::vector_block * kv_tile * round_up(dim, 2),
                                       partition_lanes * value_columns};
         std::int64_t total = 0;
@@ -159,11 +190,13 @@ private:
             *places[i] = at;
             at += round_up(sizes[i], 16);
         }
-        total_ = greatest_ + most;
-        before_ = total_ + most;
-        now_ = before_ + most;
+        total_ = greatest_ + round_up(most, 16);
+        before_ = total_ + round_up(most, 16);
+        now_ = before_ + round_up(most, 16);
         for (std::int64_t r = 0; r < rows_; ++r) {
             const float* const from = args_.query + (query_of(r).token * args_.heads + head_of(r)) * dim;
+            if (next_ && next_->item == &item_)  // and reads those beside it
+                prefetch(reinterpret_cast<const std::byte*>(from + heads_ * dim), dim * 4);
             if constexpr (dots)
                 take_pairs(from, r);
             else
@@ -177,11 +210,12 @@ private:
         const std::int64_t dim = layout_.key_dim, padded = padded_key_dim(layout_);
         std::uint16_t* const to = query_pairs() + row * padded;
         const vec::F32x16 scale = vec::splat16(args_.scale);
-        for (std::int64_t d = 0; d < dim; d += 16) {
-            std::uint16_t bits[16];
-            vec::store16_bf16(bits, vec::load_some(from + d, std::min<std::int64_t>(16, dim - d)) * scale);
-            std::copy_n(bits, std::min<std::int64_t>(16, padded - d), to + d);
-        }
+        const std::int64_t whole = dim / 16 * 16;
+        for (std::int64_t d = 0; d < whole; d += 16) store_bf16(to + d, vec::load16(from + d) * scale);
+        if (whole == dim) return;
+        std::uint16_t bits[16];
+        store_bf16(bits, vec::load_some(from + whole, dim - whole) * scale);
+        std::copy_n(bits, padded - whole, to + whole);
     }
     std::uint16_t* query_pairs() const { return reinterpret_cast<std::uint16_t*>(query_); }
     // A row's weights as bfloat16 take the place of the first half of its scores.
@@ -237,19 +271,40 @@ private:
     }
 
     void find_tiles(std::int64_t first) {
-        const std::int64_t key_bytes = key_tile_bytes(layout_), value_bytes = value_tile_bytes(layout_);
-        TileWalk walk(layout_, first + tile_from_), next(layout_, first + partition_tiles + tile_from_);
-        for (std::int64_t t = tile_from_; t < tile_to_; ++t, walk.step(), next.step()) {
-            const std::int64_t block = table_[walk.block], tile = kv_head_ * walk.per_block + walk.inner;
-            key_tile_[t] = args_.keys + block * layout_.key_block_bytes + tile * key_bytes;
+        const std::int64_t value_bytes = value_tile_bytes(layout_);
+        find_keys(args_, table_, kv_head_, first + tile_from_, first + tile_to_, key_tile_ + tile_from_);
+        TileWalk walk(layout_, first + tile_from_);
+        for (std::int64_t t = tile_from_; t < tile_to_; ++t, walk.step()) {
+            const std::int64_t tile = kv_head_ * walk.per_block + walk.inner;
             value_tile_[t] = layout_.latent ? key_tile_[t]
-                                            : args_.values + block * layout_.value_block_bytes + tile * value_bytes;
+                                            : args_.values + table_[walk.block] * layout_.value_block_bytes +
+                                                  tile * value_bytes;
             width_[t] = std::min(kv_tile, layout_.block_size - walk.inner * kv_tile);
-            next_key_tile_[t] = key_tile_[t];
-            if (first + partition_tiles + t < end_tile_)
-                next_key_tile_[t] = args_.keys + table_[next.block] * layout_.key_block_bytes +
-                                    (kv_head_ * next.per_block + next.inner) * key_bytes;
         }
+        const std::int64_t next = first + partition_tiles;
+        const std::byte* keys[partition_tiles];
+        std::int64_t num_keys = 0;
+        if (next < end_tile_)
+            num_keys = find_keys(args_, table_, kv_head_, next, std::min(next + partition_tiles, end_tile_), keys);
+        else if (next_)
+            num_keys = find_first_keys(args_, *next_, keys);
+        look_ahead(keys, num_keys);
+    }
+
+    // While values are summed, those two tiles further on are asked for, at last the beginnings of the keys that follow.
+    void look_ahead(const std::byte* const* keys, std::int64_t num_keys) {
+        const std::int64_t bytes = std::min<std::int64_t>(1024, key_tile_bytes(layout_) / 2);
+        Stretch* at = ahead_;
+        for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
+            ahead_end_[t] = at;
+            if (t + 2 < tile_to_) {
+                *at++ = {value_tile_[t + 2], value_tile_bytes(layout_)};
+                continue;
+            }
+            for (std::int64_t i = 0; i < std::min<std::int64_t>(vec::vector_block, num_keys); ++i)
+                *at++ = {keys[i] + (t + 1 < tile_to_ ? 0 : bytes), bytes};
+        }
+        ahead_end_[tile_to_] = at;
     }
 
     QueryBlock query_block(const RowBlock& block) const {
@@ -264,7 +319,6 @@ private:
             const float* converted[step];
             if (converts_)
                 for (std::int64_t t = begin; t < end; ++t) {
-                    prefetch(value_tile_[t], value_tile_bytes(layout_));
                     float* const to = keys_ + (t - group) * kv_tile * round_up(layout_.key_dim, 2);
                     if (layout_.latent)
                         convert_latent_keys<type>(key_tile_[t], layout_, to);
@@ -280,14 +334,12 @@ private:
                 if constexpr (dots) {
                     const std::int64_t dim = padded_key_dim(layout_);
                     score_pairs({query_pairs() + block.row * dim, dim, block.count}, dim,
-                                {keys.data() + from, &block == blocks_.data() ? value_tile_ + from : nullptr},
-                                to - from, out, partition_lanes);
+                                {keys.data() + from, nullptr}, to - from, out, partition_lanes);
                 } else if (converts_)
                     score_tiles<Converted>(query_block(block), layout_.key_dim, {converted + (from - group), nullptr},
                                            to - from, out, partition_lanes);
                 else
-                    score_tiles<Stored>(query_block(block), layout_.key_dim, {keys.data() + from, value_tile_ + from},
-                                        to - from, out, partition_lanes);
+                    score_tiles<Stored>(query_block(block), layout_.key_dim, {keys.data() + from, nullptr}, to - from, out, partition_lanes);
             }
         }
     }
@@ -302,16 +354,17 @@ private:
 
     void weigh() {
         for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_)))
-            for (std::int64_t r = block.row; r < block.row + block.count; ++r)
-                if (block.from < block.to) weigh_row(r, block);
+            for (std::int64_t r = block.row; r < block.row + block.count; ++r) weigh_row(r, block);
+        take_in();
     }
 
-    // Turns a row's scores into weights, zeros where only other rows of the block see something.
+    // Turns a row's scores into weights, zeros where only other rows of the block see something. Leaves the greatest
+    // score and the sum of weights in before_ and now_.
     void weigh_row(std::int64_t row, const RowBlock& block) {
         const ItemQuery& query = query_of(row);
         float* const scores = scores_ + row * partition_lanes;
         const std::int64_t begin = query.from / kv_tile, end = (query.to + kv_tile - 1) / kv_tile;
-        before_[row] = 1.0f;
+        before_[row] = no_score;
         now_[row] = 0.0f;
         const bool sees = query.from < query.to;
         const auto blank = [&] {
@@ -319,13 +372,7 @@ private:
                 if (!sees || t < begin || t >= end) store_weight(row, t, vec::splat16(0.0f));
         };
         if (!sees) return blank();
-        vec::F32x16 most = vec::splat16(no_score);
-        for (std::int64_t t = begin; t < end; ++t) {
-            const vec::F32x16 score = final_score(vec::load16(scores + t * kv_tile), t, query);
-            vec::store(scores + t * kv_tile, score);
-            most = vec::max(score, most);
-        }
-        const float greatest = vec::most(most);
+        const float greatest = finish_scores(scores, begin, end, query);
         const vec::F32x16 top = vec::splat16(greatest);
         vec::F32x16 total = vec::splat16(0.0f);
         for (std::int64_t t = begin; t < end; ++t) {
@@ -342,18 +389,51 @@ private:
             store_weight(row, t, weight);
         }
         blank();  // at last, because weights of bfloat16 lie where other tiles' scores lay
-        const Taking taking(greatest_[row], total_[row], greatest, vec::sum(total));
-        before_[row] = taking.before;
-        now_[row] = taking.now;
+        before_[row] = greatest;
+        now_[row] = vec::sum(total);
+    }
+
+    // Final scores of tiles [begin, end) in place; the greatest of them. Tiles a query sees whole are final as they are.
+    float finish_scores(float* scores, std::int64_t begin, std::int64_t end, const ItemQuery& query) const {
+        const bool all = scaled || args_.soft_cap > 0.0f || layout_.block_size % kv_tile != 0;
+        const std::int64_t from = all ? end : std::min(end, (query.from + kv_tile - 1) / kv_tile);
+        const std::int64_t to = all ? end : std::max(from, query.to / kv_tile);
+        vec::F32x16 most = vec::splat16(no_score), other = most;
+        const auto finish = [&](std::int64_t t) {
+            const vec::F32x16 score = final_score(vec::load16(scores + t * kv_tile), t, query);
+            vec::store(scores + t * kv_tile, score);
+            most = vec::max(score, most);
+        };
+        for (std::int64_t t = begin; t < from; ++t) finish(t);
+        std::int64_t t = from;
+        for (; t + 1 < to; t += 2) {
+            most = vec::max(vec::load16(scores + t * kv_tile), most);
+            other = vec::max(vec::load16(scores + (t + 1) * kv_tile), other);
+        }
+        if (t < to) most = vec::max(vec::load16(scores + t * kv_tile), most);
+        for (t = to; t < end; ++t) finish(t);
+        return vec::most(vec::max(other, most));
+    }
+
+    // The running greatest scores and sums of weights take in those of the partition, as in Taking; a row that sees
+    // nothing there stays as it is, since e^x is 0 for what is not a number.
+    void take_in() {
+        for (std::int64_t r = 0; r < rows_; r += 16) {
+            const std::int64_t n = std::min<std::int64_t>(16, rows_ - r);
+            const vec::F32x16 greatest = vec::load_some(greatest_ + r, n), other = vec::load_some(before_ + r, n);
+            const vec::F32x16 most = vec::max(greatest, other);
+            const vec::F32x16 before = vec::exp(greatest - most), now = vec::exp(other - most);
+            const vec::F32x16 total = vec::load_some(total_ + r, n) * before + vec::load_some(now_ + r, n) * now;
+            vec::store_some(greatest_ + r, most, n);
+            vec::store_some(total_ + r, total, n);
+            vec::store_some(before_ + r, before, n);
+            vec::store_some(now_ + r, now, n);
+        }
     }
 
     // Returns the weight as it is stored.
     vec::F32x16 store_weight(std::int64_t row, std::int64_t tile, vec::F32x16 weight) {
-        if constexpr (dots) {
-            std::uint16_t* const to = weight_pairs(row) + tile * kv_tile;
-            vec::store16_bf16(to, weight);
-            return vec::load16_bf16(to);
-        }
+        if constexpr (dots) return store_bf16(weight_pairs(row) + tile * kv_tile, weight);
         vec::store(scores_ + row * partition_lanes + tile * kv_tile, weight);
         return weight;
     }
@@ -381,14 +461,13 @@ private:
         if constexpr (dots) return sum_dots();
         if (!converts_ && !layout_.latent) {
             const auto tiles = stored(value_tile_);
-            const std::int64_t lines = (key_tile_bytes(layout_) + 64 * kv_tile - 1) / (64 * kv_tile);
-            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_, next_key_tile_, lines}, 0, columns_);
+            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_, {ahead_end_}}, 0, columns_);
         }
         for (std::int64_t column = 0; column < columns_; column += value_columns) {
             const std::int64_t count = std::min(value_columns, columns_ - column);
             const float* converted[partition_tiles];
             for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
-                if (column == 0) prefetch(next_key_tile_[t], key_tile_bytes(layout_));
+                if (column == 0) Ahead{ahead_end_}.ask(t);
                 float* const to = values_ + t * kv_tile * value_columns;
                 if (layout_.latent)
                     convert_latent_values<type>(value_tile_[t], layout_, column, count, to, value_columns);
@@ -396,7 +475,7 @@ private:
                     convert_values<type>(value_tile_[t], layout_, width_[t], column, count, to, value_columns);
                 converted[t] = to;
             }
-            sum_columns(ValueTiles<Converted>{converted, value_columns, width_, nullptr, 0}, column, count);
+            sum_columns(ValueTiles<Converted>{converted, value_columns, width_, {}}, column, count);
         }
     }
 
@@ -404,14 +483,14 @@ private:
     void sum_dots() {
         if (layout_.latent) return sum_latent_dots();
         const auto tiles = stored(value_tile_);
-        const std::int64_t lines = (key_tile_bytes(layout_) + 64 * kv_tile - 1) / (64 * kv_tile);
-        for (std::int64_t column = 0; column < columns_; column += value_columns)
+        const std::int64_t each = num_blocks_ == 1 ? columns_ : value_columns;
+        for (std::int64_t column = 0; column < columns_; column += each)
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
                 if (block.from >= block.to) continue;
-                const std::byte* const* const ahead = &block == blocks_.data() ? next_key_tile_ : nullptr;
+                const Ahead ahead{&block == blocks_.data() && column == 0 ? ahead_end_ : nullptr};
                 sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                          {tiles.data(), columns_, width_, ahead, lines}, column,
-                          std::min(value_columns, columns_ - column) / 16, sums_ + block.row * columns_ + column,
+                          {tiles.data(), columns_, width_, ahead}, column,
+                          std::min(each, columns_ - column) / 16, sums_ + block.row * columns_ + column,
                           columns_, {before_ + block.row, now_ + block.row});
             }
     }
@@ -421,7 +500,7 @@ private:
             const std::int64_t count = std::min(value_columns, columns_ - column);
             const std::uint16_t* pairs[partition_tiles];
             for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
-                if (column == 0) prefetch(next_key_tile_[t], key_tile_bytes(layout_));
+                if (column == 0) Ahead{ahead_end_}.ask(t);
                 auto* const to = reinterpret_cast<std::uint16_t*>(values_) + t * kv_tile * value_columns;
                 latent_value_pairs(value_tile_[t], layout_, column, count, to, value_columns);
                 pairs[t] = to;
@@ -429,7 +508,7 @@ private:
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_)))
                 if (block.from < block.to)
                     sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                              {pairs, value_columns, width_, nullptr, 0}, 0, count / 16,
+                              {pairs, value_columns, width_, {}}, 0, count / 16,
                               sums_ + block.row * columns_ + column, columns_, {before_ + block.row, now_ + block.row});
         }
     }
@@ -479,6 +558,7 @@ private:
     const AttentionPlan& plan_;
     const KvLayout& layout_;
     const AttentionItem& item_;
+    const Piece* const next_;
     const std::int32_t* table_ = nullptr;
     std::int64_t kv_head_, first_head_, heads_, columns_;
     std::int64_t key_codes_, value_codes_;  // bytes before a tile's scales
@@ -491,8 +571,9 @@ private:
     // of the partition at hand
     std::int64_t tile_from_ = 0, tile_to_ = 0;
     const std::byte* key_tile_[partition_tiles] = {};
-    const std::byte* next_key_tile_[partition_tiles] = {};
     const std::byte* value_tile_[partition_tiles] = {};
+    Stretch ahead_[partition_tiles + 2 * vec::vector_block];
+    const Stretch* ahead_end_[partition_tiles + 1] = {};
     std::int64_t width_[partition_tiles] = {};
     // [rows][key_dim], [rows][partition_lanes], [rows][columns_], [rows] four times, and converted codes
     float *query_ = nullptr, *scores_ = nullptr, *sums_ = nullptr;
@@ -504,10 +585,17 @@ template <KvType type>
 void run_items(const AttentionArgs& args, Worker& worker) {
     const AttentionPlan& plan = *args.plan;
     const std::int64_t each = args.layout.heads * plan.head_chunks;
-    worker.share(static_cast<std::int64_t>(plan.items.size()) * each, 1, [&](std::int64_t begin, std::int64_t end) {
+    const auto piece = [&](std::int64_t i) {
+        return Piece{&plan.items[static_cast<std::size_t>(i / each)], i % each / plan.head_chunks, i % plan.head_chunks};
+    };
+    const std::int64_t count = static_cast<std::int64_t>(plan.items.size()) * each;
+    worker.share(count, plan.pieces, [&](std::int64_t begin, std::int64_t end) {
+        const std::byte* first[partition_tiles];
+        const std::int64_t tiles = find_first_keys(args, piece(begin), first);
+        for (std::int64_t t = 0; t < tiles; ++t) prefetch(first[t], key_tile_bytes(args.layout));
         for (std::int64_t i = begin; i < end; ++i) {
-            const AttentionItem& item = plan.items[static_cast<std::size_t>(i / each)];
-            ItemRun<type>(args, item, i % each / plan.head_chunks, i % plan.head_chunks).run();
+            const Piece next = piece(i + 1 < end ? i + 1 : i);
+            ItemRun<type>(args, piece(i), i + 1 < end ? &next : nullptr).run();
         }
     });
 }

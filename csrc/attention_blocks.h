@@ -51,7 +51,7 @@ struct Codes<KvType::i8> {
 };
 
 // Asks for a cache line that will be read soon; any address will do.
-static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
+static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 static inline void prefetch(const std::byte* from, std::int64_t bytes) {
     for (std::int64_t i = 0; i < bytes; i += 64) prefetch(from + i);
 }
@@ -117,6 +117,18 @@ inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Co
         for (int t = 0; t < tiles; ++t) vec::store(out + i * out_stride + t * kv_tile, sum[i][t]);
 }
 
+// What is read next: while the values of tile t are read, the stretches [end[t], end[t + 1]) are asked for.
+struct Stretch {
+    const std::byte* at;
+    std::int64_t bytes;
+};
+struct Ahead {
+    const Stretch* const* end = nullptr;  // or null
+    void ask(std::int64_t t) const {
+        for (const Stretch* stretch = end[t]; stretch < end[t + 1]; ++stretch) prefetch(stretch->at, stretch->bytes);
+    }
+};
+
 // Values of consecutive lanes of a partition: tile t's lane l lies at tile[t] + l * stride, lanes of a tile end at
 // width[t].
 template <class Codes>
@@ -124,8 +136,7 @@ struct ValueTiles {
     const typename Codes::Code* const* tile;
     std::int64_t stride;
     const std::int64_t* width;
-    const std::byte* const* ahead;  // tiles of which ahead_lines cache lines a lane are asked for, or null
-    std::int64_t ahead_lines;
+    Ahead ahead;
 };
 
 // What a partition's sum is merged with: sum · now + out · before.
@@ -147,12 +158,9 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
         const std::int64_t begin = t * kv_tile;
         const std::int64_t last = begin + (to - begin < values.width[t] ? to - begin : values.width[t]);
         const auto* const tile = values.tile[t] + (Codes::paired ? 2 : 1) * column - begin * values.stride;
-        const std::byte* const ahead = values.ahead && column == 0 ? values.ahead[t] : nullptr;
+        if (values.ahead.end && column == 0) values.ahead.ask(t);
         in_pairs<Codes>(from > begin ? from : begin, last, [&](std::int64_t lane, auto second) __attribute__((
                                                                always_inline)) {
-            if (ahead)
-                for (std::int64_t i = 0; i < values.ahead_lines; ++i)
-                    prefetch(ahead + ((lane - begin) * values.ahead_lines + i) * 64);
             const auto* const at = tile + (second ? lane - 1 : lane) * values.stride;
             vec::F32x16 v[vectors];
 #pragma GCC unroll 8
@@ -204,12 +212,17 @@ template <class Codes>
 inline void sum_values(const QueryBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Codes>& values,
                        std::int64_t vectors, float* out, std::int64_t out_stride, const Merging& merging) {
     with_constant(weights.count, [&](auto queries) {
+        const auto take = [&](auto each, std::int64_t& x) {
+            for (; x + each.value <= vectors; x += each.value)
+                value_block<Codes, queries.value, each.value>(weights, from, to, values, x * 16, out + x * 16,
+                                                              out_stride, merging);
+        };
         std::int64_t x = 0;
-        for (; x + vec::vector_block <= vectors; x += vec::vector_block)
-            value_block<Codes, queries.value, vec::vector_block>(weights, from, to, values, x * 16, out + x * 16,
-                                                                 out_stride, merging);
-        for (; x < vectors; ++x)
-            value_block<Codes, queries.value, 1>(weights, from, to, values, x * 16, out + x * 16, out_stride, merging);
+        // Few queries leave room for a longer stretch of each value, which is then read from memory in order.
+        if constexpr (2 * queries.value <= vec::query_block)
+            take(std::integral_constant<int, 2 * vec::vector_block>{}, x);
+        take(std::integral_constant<int, vec::vector_block>{}, x);
+        take(std::integral_constant<int, 1>{}, x);
     });
 }
 

@@ -26,7 +26,12 @@ void score_pairs(const PairBlock& q, std::int64_t dim, const KeyTiles<Bf16>& key
 void sum_pairs(const PairBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Bf16>& values,
                std::int64_t column, std::int64_t vectors, float* out, std::int64_t out_stride, const Merging& merging);
 
+// Stores the nearest bfloat16, subnormal numbers as zero, and returns them; defined where bf16_dots.
+vec::F32x16 store_bf16(std::uint16_t* to, vec::F32x16 a);
+
 #ifdef PENSTOCK_BF16_DOTS
+inline vec::F32x16 store_bf16(std::uint16_t* to, vec::F32x16 a) { return vec::store_nearest_bf16(to, a); }
+
 template <int queries, int tiles>
 inline void score_pair_block(const PairBlock& q, std::int64_t dim, const KeyTiles<Bf16>& keys, float* out,
                              std::int64_t out_stride) {
@@ -68,12 +73,9 @@ inline void value_pair_block(const PairBlock& weights, std::int64_t from, std::i
         const std::int64_t begin = t * kv_tile;
         const std::int64_t last = begin + (to - begin < values.width[t] ? to - begin : values.width[t]);
         const std::uint16_t* const tile = values.tile[t] + 2 * column - begin * values.stride;
-        const std::byte* const ahead = values.ahead && column == 0 ? values.ahead[t] : nullptr;
+        if (values.ahead.end && column == 0) values.ahead.ask(t);
         // A token outside [from, last) may hold anything, as NaN; a zero weight alone would not keep it out.
         const auto step = [&](std::int64_t lane, auto load) __attribute__((always_inline)) {
-            if (ahead)
-                for (std::int64_t i = 0; i < 2 * values.ahead_lines; ++i)
-                    prefetch(ahead + ((lane - begin) * values.ahead_lines + i) * 64);
             vec::Bf16x32 v[vectors];
 #pragma GCC unroll 8
             for (int x = 0; x < vectors; ++x) v[x] = load(tile + lane * values.stride + 32 * x);
@@ -120,13 +122,16 @@ inline void sum_pairs(const PairBlock& weights, std::int64_t from, std::int64_t 
                       std::int64_t column, std::int64_t vectors, float* out, std::int64_t out_stride,
                       const Merging& merging) {
     with_constant(weights.count, [&](auto queries) {
+        const auto take = [&](auto each, std::int64_t& x) {
+            for (; x + each.value <= vectors; x += each.value)
+                value_pair_block<queries.value, each.value>(weights, from, to, values, column + x * 16, out + x * 16,
+                                                            out_stride, merging);
+        };
         std::int64_t x = 0;
-        for (; x + vec::vector_block <= vectors; x += vec::vector_block)
-            value_pair_block<queries.value, vec::vector_block>(weights, from, to, values, column + x * 16, out + x * 16,
-                                                               out_stride, merging);
-        for (; x < vectors; ++x)
-            value_pair_block<queries.value, 1>(weights, from, to, values, column + x * 16, out + x * 16, out_stride,
-                                               merging);
+        if constexpr (2 * queries.value <= vec::query_block)
+            take(std::integral_constant<int, 2 * vec::vector_block>{}, x);
+        take(std::integral_constant<int, vec::vector_block>{}, x);
+        take(std::integral_constant<int, 1>{}, x);
     });
 }
 #endif

@@ -31,6 +31,9 @@ public:
             return (item.end - item.begin) * std::max<std::int64_t>(item.tokens, 2);
         };
         std::ranges::stable_sort(plan_.items, std::greater<>(), cost);
+        std::int64_t total = 0;
+        for (const AttentionItem& item : plan_.items) total += cost(item) * layout_.heads * plan_.head_chunks;
+        if (total > 0) plan_.pieces = std::clamp<std::int64_t>(total / (8 * threads_ * cost(plan_.items[0])), 1, 8);
     }
 
 private:

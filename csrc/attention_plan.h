@@ -51,6 +51,7 @@ struct AttentionPlan {
     std::vector<SplitQuery> split;  // the queries of units that keep states
     std::int64_t head_chunk = 1;    // query heads of a KV head that an item treats at a time
     std::int64_t head_chunks = 1;
+    std::int64_t pieces = 1;  // of work, an item's on one KV head each, that a thread takes at a time
 
     std::int64_t state_floats = 0;    // one head's state: sums over values, then greatest score, sum of weights
     std::unique_ptr<float[]> states;  // [states][heads][state_floats]

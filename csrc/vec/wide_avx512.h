@@ -35,10 +35,7 @@ static inline F32x16 zero_below(F32x16 value, F32x16 x, F32x16 limit) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ), value.v)};
 }
 // a * 2^n for whole n, -126 <= n <= 127
-static inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
-    const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
-    return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(power))};
-}
+static inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
 // Sixteen stored values as floats.
 static inline F32x16 load16_bf16(const std::uint16_t* from) {

@@ -47,6 +47,12 @@ static inline Bf16x32 splat_pair(const std::uint16_t* from) {
     __builtin_memcpy(&bits, from, 4);
     return {_mm512_set1_epi32(bits)};
 }
+// Stores the nearest bfloat16, ties to even and subnormal numbers as zero; returns them.
+static inline F32x16 store_nearest_bf16(std::uint16_t* to, F32x16 a) {
+    const __m256i bits = (__m256i)_mm512_cvtneps_pbh(a.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
 // c + a b over each lane's pair. Subnormal numbers count as zero.
 static inline F32x16 dot(Bf16x32 a, Bf16x32 b, F32x16 c) {
     return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)};

@@ -433,6 +433,8 @@ std::vector<Case> cases() {
     out.push_back({.type = KvType::bf16, .heads = 5, .kv_heads = 1, .dim = 17, .value_dim = 72, .block_size = 13});
     out.push_back(
         {.type = KvType::bf16, .heads = 4, .kv_heads = 2, .dim = 16, .value_dim = 16, .block_size = 7, .window = 9});
+    for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16})  // values of more vectors than are summed at a time
+        out.push_back({.type = type, .heads = 4, .kv_heads = 2, .dim = 32, .value_dim = 144});
     return out;
 }
 
