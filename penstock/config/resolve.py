@@ -18,6 +18,7 @@ DTYPES = ("auto", *DTYPE_BYTES)
 KV_CACHE_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 KV_ELEMENT_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # scales not counted
 ISAS = ("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx")
+BF16_ISAS = ("avx512_bf16", "amx")  # they multiply a bfloat16 cache in pairs
 POLICIES = ("fcfs", "priority")
 SMALL_MODEL_PARAMETERS = 50_000_000
 
@@ -156,6 +157,8 @@ def _kv_cache_dtype(options: EngineOptions, model: ModelFacts, machine: Machine)
         return options.dtype, "the compute type"
     if model.checkpoint_dtype == "float32":
         return "float32", "what the checkpoint holds"
+    if options.isa in BF16_ISAS:
+        return "bfloat16", f"half of float32, and {options.isa} multiplies it as it is"
     return "float16", "half of float32, and finer than the bfloat16 or quantised weights that make the values"
 
 
@@ -209,8 +212,8 @@ _RULES: tuple[tuple[str, Callable[[EngineOptions, ModelFacts, Machine], Derived]
     ("served_model_name", _name),
     ("device", _device),
     ("dtype", _dtype),
-    ("kv_cache_dtype", _kv_cache_dtype),
     ("isa", _isa),
+    ("kv_cache_dtype", _kv_cache_dtype),
     ("threads", _threads),
     ("max_model_len", _max_model_len),
     ("max_num_seqs", _max_num_seqs),

@@ -78,13 +78,20 @@ def test_dtype_without_the_native_library(model: ModelFacts, has_bf16: bool, dev
 
 
 @pytest.mark.parametrize(
-    ("stored", "kv_type", "why"),
-    [("float32", "float32", "what the checkpoint holds"), ("bfloat16", "float16", "half of float32")],
+    ("stored", "isas", "kv_type", "why"),
+    [
+        ("float32", ("avx512_bf16", "avx512"), "float32", "what the checkpoint holds"),
+        ("bfloat16", ("avx512", "avx2"), "float16", "half of float32"),
+        ("bfloat16", ("avx512_bf16", "avx512"), "bfloat16", "avx512_bf16 multiplies it as it is"),
+        ("bfloat16", ("amx", "avx512"), "bfloat16", "amx multiplies it as it is"),
+    ],
 )
-def test_types_with_the_native_library(stored: str, kv_type: str, why: str) -> None:
-    chosen = reasons(EngineOptions(), replace(LARGE, checkpoint_dtype=stored))
+def test_types_with_the_native_library(stored: str, isas: tuple[str, ...], kv_type: str, why: str) -> None:
+    chosen = reasons(EngineOptions(), replace(LARGE, checkpoint_dtype=stored), replace(MACHINE, isas=isas))
     assert chosen["dtype"] == ("float32", "activations; weights stay in memory as they are stored")
     assert chosen["kv_cache_dtype"][0] == kv_type
+    forced = reasons(EngineOptions(isa=isas[1]), replace(LARGE, checkpoint_dtype=stored), replace(MACHINE, isas=isas))
+    assert forced["kv_cache_dtype"][0] == ("float32" if stored == "float32" else "float16")
     assert why in chosen["kv_cache_dtype"][1]
 
 
