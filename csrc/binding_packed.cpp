@@ -60,14 +60,15 @@ Packed blocks(const std::string& format, std::int64_t rows, std::int64_t cols, F
 }
 
 Packed affine(Table<std::uint8_t> codes, int bits, std::int64_t group, Table<float> scales, int zero,
-              std::optional<Table<std::uint8_t>> zeros, std::optional<Table<float>> minimums,
-              std::optional<Flat<std::int32_t>> order, std::int64_t experts) {
+              std::optional<Table<std::uint8_t>> zeros, std::optional<Table<float>> fractions,
+              std::optional<Table<float>> minimums, std::optional<Flat<std::int32_t>> order, std::int64_t experts) {
     const std::int64_t rows = length(codes.shape(0)), cols = length(codes.shape(1));
     require_experts(rows, experts);
     require(group > 0 && cols % group == 0,
             "a group of " + std::to_string(group) + " does not divide rows of " + std::to_string(cols) + ".");
     require_shape(scales, rows, cols / group, "scales");
     if (zeros) require_shape(*zeros, rows, cols / group, "zeros");
+    if (fractions) require_shape(*fractions, rows, cols / group, "zeros");
     if (minimums) require_shape(*minimums, rows, cols / group, "minimums");
     if (order) {
         require(length(order->shape(0)) == cols, "order is not of the length of a row.");
@@ -75,8 +76,8 @@ Packed affine(Table<std::uint8_t> codes, int bits, std::int64_t group, Table<flo
             require(order->data()[i] >= 0 && order->data()[i] < cols, "order names an input that does not exist.");
     }
     const AffineSource source{rows, cols, experts, group, bits, zero, codes.data(), scales.data(),
-                              zeros ? zeros->data() : nullptr, minimums ? minimums->data() : nullptr,
-                              order ? order->data() : nullptr};
+                              zeros ? zeros->data() : nullptr, fractions ? fractions->data() : nullptr,
+                              minimums ? minimums->data() : nullptr, order ? order->data() : nullptr};
     nb::gil_scoped_release release;
     return pack_affine(source);
 }
@@ -147,7 +148,7 @@ void bind_packed(nb::module_& m) {
     nb::class_<PackedMatrix>(m, "PackedMatrix", "A matrix in the layout the linear kernels read.")
         .def_static("pack_blocks", &blocks, "format"_a, "rows"_a, "cols"_a, "data"_a.noconvert(), "experts"_a = 1)
         .def_static("pack_affine", &affine, "codes"_a.noconvert(), "bits"_a, "group"_a, "scales"_a.noconvert(),
-                    "zero"_a = 0, "zeros"_a.noconvert() = nb::none(), "minimums"_a.noconvert() = nb::none(),
+                    "zero"_a = 0, "zeros"_a.noconvert() = nb::none(), "fractions"_a.noconvert() = nb::none(), "minimums"_a.noconvert() = nb::none(),
                     "order"_a.noconvert() = nb::none(), "experts"_a = 1)
         .def_static("pack_codebook", &codebook, "codes"_a.noconvert(), "table"_a.noconvert(), "group"_a,
                     "scales"_a.noconvert(), "experts"_a = 1)

@@ -157,6 +157,8 @@ static inline void group_scales(const PackedMatrix& matrix, const SpanLayout& la
             const auto* zeros = reinterpret_cast<const std::uint8_t*>(minimums + 16 * g);
             vec::store(out.minimum[g] + column, vec::splat16(0.0f) - scale * vec::load16_u8(zeros));
         }
+        if (header.minimum == MinKind::fractions)  // exact but for fp32 ones
+            vec::store(out.minimum[g] + column, vec::splat16(0.0f) - scale * load_scales(header.scale, minimums + step * g));
     }
 }
 

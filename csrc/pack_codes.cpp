@@ -18,7 +18,8 @@ using std::int64_t;
 using std::uint32_t;
 using std::uint8_t;
 
-// 256 inputs of one row; of the arrays what the header's group and kinds name is read. Minimums are negated.
+// 256 inputs of one row; of the arrays what the header's group and kinds name is read. Minimums are negated, or fractional
+// zero points.
 struct RowSpan {
     uint8_t codes[256];
     float scale[16], minimum[16];
@@ -101,7 +102,8 @@ void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t group
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t i = 16 * g + column;
         store_scale(h.scale, row.scale[g], span + layout.scales, i);
-        if (h.minimum == MinKind::stored) store_scale(h.scale, row.minimum[g], span + layout.minimums, i);
+        if (h.minimum == MinKind::stored || h.minimum == MinKind::fractions)
+            store_scale(h.scale, row.minimum[g], span + layout.minimums, i);
         if (h.minimum == MinKind::zeros) span[layout.minimums + i] = static_cast<std::byte>(row.zeros[g]);
     }
 }
@@ -307,8 +309,10 @@ Packed pack_affine(const AffineSource& s) {
     h.group = usable_group(s.group, s.cols);
     const auto small = {ScaleKind::f16, ScaleKind::bf16};
     h.scale = smallest_kind(small, s.scales, groups, "scale");
-    h.minimum = s.zeros ? MinKind::zeros : s.minimums ? MinKind::stored : MinKind::none;
-    if (s.minimums && smallest_kind(small, s.minimums, groups, "minimum") != h.scale) h.scale = ScaleKind::f32;
+    h.minimum = s.zeros ? MinKind::zeros : s.fractions ? MinKind::fractions : s.minimums ? MinKind::stored : MinKind::none;
+    const float* const minimums = s.fractions ? s.fractions : s.minimums;
+    if (minimums && smallest_kind(small, minimums, groups, s.fractions ? "zero point" : "minimum") != h.scale)
+        h.scale = ScaleKind::f32;
     const int64_t a_row = s.cols / s.group;
     return pack(h, s.order, [&](int64_t row, int64_t span, int64_t count, RowSpan& out) {
         const uint8_t* const codes = s.codes + row * s.cols + span * span_inputs;
@@ -317,7 +321,7 @@ Packed pack_affine(const AffineSource& s) {
             refuse("a code of row " + std::to_string(row) + " does not fit in " + std::to_string(s.bits) + " bits.");
         each_group(h, s.group, span, count, [&](int64_t g, int64_t from) {
             out.scale[g] = s.scales[row * a_row + from];
-            out.minimum[g] = s.minimums ? s.minimums[row * a_row + from] : 0.0f;
+            out.minimum[g] = minimums ? minimums[row * a_row + from] : 0.0f;
             out.zeros[g] = s.zeros ? s.zeros[row * a_row + from] : 0;
         });
     });

@@ -49,15 +49,17 @@ float stored_scale(ScaleKind kind, const std::byte* at, std::int64_t i) {
 
 struct GroupScale {
     float scale, minimum;  // minimum negated
-    int zero;
+    float zero;
 };
 
 GroupScale group_scale(const PackedHeader& h, const SpanLayout& layout, const std::byte* span, std::int64_t group, int column) {
     const std::int64_t i = group * 16 + column;
+    const auto zero = static_cast<float>(h.zero);
     if (!two_level(h)) {
-        GroupScale out{stored_scale(h.scale, span + layout.scales, i) * h.factor, 0.0f, h.zero};
+        GroupScale out{stored_scale(h.scale, span + layout.scales, i) * h.factor, 0.0f, zero};
         if (h.minimum == MinKind::stored) out.minimum = stored_scale(h.scale, span + layout.minimums, i);
-        if (h.minimum == MinKind::zeros) out.zero = static_cast<int>(span[layout.minimums + i]);
+        if (h.minimum == MinKind::fractions) out.zero = stored_scale(h.scale, span + layout.minimums, i);
+        if (h.minimum == MinKind::zeros) out.zero = static_cast<float>(span[layout.minimums + i]);
         return out;
     }
     const auto* super = reinterpret_cast<const std::uint16_t*>(span + layout.supers);
@@ -66,7 +68,7 @@ GroupScale group_scale(const PackedHeader& h, const SpanLayout& layout, const st
         sub_min = sub >> 4 & 15, sub &= 15;
     else if (h.minimum == MinKind::stored)
         sub_min = static_cast<std::int8_t>(span[layout.minimums + i]);
-    GroupScale out{static_cast<float>(sub) * (f16_to_float(super[column]) * h.factor), 0.0f, h.zero};
+    GroupScale out{static_cast<float>(sub) * (f16_to_float(super[column]) * h.factor), 0.0f, zero};
     if (h.minimum == MinKind::stored) out.minimum = static_cast<float>(sub_min) * f16_to_float(super[16 + column]);
     return out;
 }
@@ -109,8 +111,8 @@ void unpack_codes_row(const PackedMatrix& matrix, const std::byte* panel, int co
         for (std::int64_t at = 0; at < count; at += step) {
             const GroupScale g = group_scale(h, layout, span, at / step, column);
             for (std::int64_t i = at; i < std::min(at + step, count); ++i) {
-                const int code = code_of(h, reinterpret_cast<const std::uint8_t*>(span), i, column) - g.zero;
-                const float value = g.scale * static_cast<float>(code);
+                const int code = code_of(h, reinterpret_cast<const std::uint8_t*>(span), i, column);
+                const float value = g.scale * (static_cast<float>(code) - g.zero);
                 out[order ? order[first + i] : first + i] = h.minimum == MinKind::stored ? value + g.minimum : value;
             }
         }
@@ -152,6 +154,7 @@ SpanLayout span_layout(const PackedHeader& h, std::int64_t units) {
     std::int64_t minimums = 0;
     if (h.minimum == MinKind::zeros) minimums = groups * 16;
     if (h.minimum == MinKind::stored && h.scale != ScaleKind::two_level_nibbles) minimums = scales;
+    if (h.minimum == MinKind::fractions) minimums = scales;
     const std::int64_t supers = two_level(h) ? (h.minimum == MinKind::stored ? 64 : 32) : 0;
     const std::int64_t at = codes + scales + minimums;
     return {codes, codes + scales, at, up_to(at + supers, 64)};
@@ -187,7 +190,7 @@ PackedMatrix::PackedMatrix(const PackedHeader& header, const std::byte* data, st
     constexpr std::int64_t most = std::int64_t{1} << 40;
     const auto sane = [](std::int64_t size) { return size > 0 && size < most; };
     require(header.version == packed_version && header.kind <= PackedKind::table &&
-                header.scale <= ScaleKind::two_level_nibbles && header.minimum <= MinKind::stored,
+                header.scale <= ScaleKind::two_level_nibbles && header.minimum <= MinKind::fractions,
             "kind");
     require(sane(header.rows) && sane(header.cols) && sane(header.experts) && sane(header.group), "sizes");
     require(header.rows * 4 < most * 64 / header.cols / header.experts, "sizes");
@@ -212,6 +215,7 @@ std::string PackedMatrix::kind() const {
     if (header_.scale == ScaleKind::none) return out;
     out += ", group " + std::to_string(std::min(header_.group, header_.cols)) + ", " + scales[at(header_.scale)] + " scales";
     if (header_.minimum == MinKind::zeros) out += " and zero points";
+    if (header_.minimum == MinKind::fractions) out += " and fractional zero points";
     if (header_.minimum == MinKind::stored) out += " and minimums";
     return order() ? out + ", ordered" : out;
 }

@@ -4,7 +4,8 @@
 // Integer kinds. Inputs come in spans of 256 (the last one shorter, whole units of 32). A span of n units is
 //     codes      n · 64 · bits bytes: per unit the bit planes, high planes last; see codes.h
 //     scales     one-level: [groups of the span][16] numbers of `scale`; two-level: [groups][16] int8
-//     minimums   the same, if any (zeros: [groups][16] uint8; two-level: [groups][16] int8)
+//     minimums   the same, if any (zeros: [groups][16] uint8; two-level: [groups][16] int8); fractions are zero points in
+//                the kind of the scales
 //     supers     two-level: [16] fp16 scales, then [16] fp16 minimums if any
 // padded to 64 bytes. Longer groups than a span repeat their scale in every span, others are cut into known sizes.
 // Float kinds: [tiles of K][16] float scales if any, then [K][16] values; table kind: nibbles, two inputs a byte.
@@ -21,14 +22,14 @@
 
 namespace penstock {
 
-inline constexpr std::uint32_t packed_version = 1;  // of the layout; greater with every change
+inline constexpr std::uint32_t packed_version = 2;  // of the layout; greater with every change
 inline constexpr std::int64_t panel_rows = 16;
 inline constexpr std::int64_t span_inputs = 256;
 inline constexpr std::int64_t unit_inputs = 32;
 
 enum class PackedKind : std::uint32_t { codes, ternary, f32, bf16, f16, f8_e4m3, f8_e5m2, table };
 enum class ScaleKind : std::uint32_t { none, f32, f16, bf16, e8m0, e4m3, two_level, two_level_nibbles };
-enum class MinKind : std::uint32_t { none, zeros, stored };
+enum class MinKind : std::uint32_t { none, zeros, stored, fractions };
 
 // Little-endian, 256 bytes, no pointers.
 struct PackedHeader {
@@ -109,6 +110,7 @@ struct AffineSource {  // as Affine of kernels/canonical.py
     const std::uint8_t* codes;
     const float* scales;
     const std::uint8_t* zeros;   // or null
+    const float* fractions;      // zero points that are no integers, or null
     const float* minimums;       // or null
     const std::int32_t* order;   // or null
 };

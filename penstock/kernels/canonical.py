@@ -42,7 +42,7 @@ class Affine:
         group: inputs that share a scale; K for one scale a row.
         scales: [N, K / group] float32.
         zero: the zero point where it is one number for all.
-        zeros: [N, K / group] uint8 zero points, or None.
+        zeros: [N, K / group] zero points, uint8 or float32 (each difference and each product rounded once), or None.
         minimums: [N, K / group] float32, or None. At most one of zeros and minimums is given, and zero is 0 then.
         order: [K] int32 or None: codes column k multiplies input order[k] (activation order of GPTQ).
     """
@@ -52,7 +52,7 @@ class Affine:
     group: int
     scales: Floats
     zero: int = 0
-    zeros: Bytes | None = None
+    zeros: Bytes | Floats | None = None
     minimums: Floats | None = None
     order: npt.NDArray[np.int32] | None = None
 

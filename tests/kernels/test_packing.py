@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,9 @@ def affine(bits: int, group: int, how: str, seed: int) -> Affine:
     shape = (ROWS, inputs // group)
     scales = rng.uniform(0.01, 1, shape).astype(np.float16).astype(np.float32)
     codes = rng.integers(0, 2**bits, (ROWS, inputs), dtype=np.uint8)
-    zeros = rng.integers(0, 2**bits, shape, dtype=np.uint8) if how == "zeros" else None
+    zeros: Any = rng.integers(0, 2**bits, shape, dtype=np.uint8) if how == "zeros" else None
+    if how == "fractions":  # signed, and some of another size than the codes
+        zeros = (rng.normal(size=shape) * 2.0 ** rng.integers(-12, bits, shape)).astype(np.float16).astype(np.float32)
     minimums = rng.normal(size=shape).astype(np.float32) if how == "minimums" else None
     order = rng.permutation(inputs).astype(np.int32) if how == "order" else None
     zero = 2 ** (bits - 1) if how in ("zero", "order") else 0
@@ -87,7 +90,7 @@ def matrices() -> Iterator[tuple[str, Canonical]]:
     for seed, name in enumerate(BLOCKS):
         yield name, random_blocks(name, ROWS, seed)
     for bits in (1, 2, 3, 4, 5, 6, 7, 8):
-        for group, how in ((32, "zero"), (128, "zeros"), (16, "minimums"), (64, "order"), (512, "zero")):
+        for group, how in ((32, "zero"), (128, "zeros"), (16, "minimums"), (64, "order"), (512, "zero"), (64, "fractions")):
             yield f"affine {bits} bits, group {group}, {how}", affine(bits, group, how, bits)
     for group in (16, 32, 64):
         yield f"nf4 {group}", codebook(NF4, group, group)

@@ -89,7 +89,7 @@ void add_affine_samples(Random& random, std::vector<Sample>& out) {
     for (const int bits : {1, 2, 3, 4, 5, 6, 7, 8})
         for (const std::int64_t group : {16, 32, 48, 128, 512, 272}) {
             const std::int64_t cols = group == 272 ? 272 : group == 48 ? 336 : 1024;
-            const int shape = static_cast<int>(random() % 3), kind = static_cast<int>(random() % 2);
+            const int shape = static_cast<int>(random() % 4), kind = static_cast<int>(random() % 2);
             std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
             for (auto& code : codes) code = static_cast<std::uint8_t>(random() % (1u << bits));
             const std::int64_t groups = rows * cols / group;
@@ -103,12 +103,13 @@ void add_affine_samples(Random& random, std::vector<Sample>& out) {
             const bool ordered = group == 128;
             const AffineSource source{rows, cols, 1, group, bits, shape == 0 ? 1 << (bits - 1) : 0, codes.data(),
                                       scales.data(), shape == 1 ? zeros.data() : nullptr,
-                                      shape == 2 ? minimums.data() : nullptr, ordered ? order.data() : nullptr};
+                                      shape == 3 ? minimums.data() : nullptr, shape == 2 ? minimums.data() : nullptr,
+                                      ordered ? order.data() : nullptr};
             Sample sample{"affine " + std::to_string(bits) + "/" + std::to_string(group), pack_affine(source), codes.size() ? Floats(codes.size()) : Floats{}};
             for (std::int64_t i = 0; i < rows * cols; ++i) {
                 const auto g = static_cast<std::size_t>(i / group), at = static_cast<std::size_t>(i);
-                const int zero = shape == 1 ? zeros[g] : source.zero;
-                const float value = scales[g] * static_cast<float>(codes[at] - zero);
+                const float zero = shape == 3 ? minimums[g] : static_cast<float>(shape == 1 ? zeros[g] : source.zero);
+                const float value = scales[g] * (static_cast<float>(codes[at]) - zero);
                 const std::int64_t k = ordered ? order[at % order.size()] : i % cols;
                 sample.values[static_cast<std::size_t>(i / cols * cols + k)] = shape == 2 ? value + minimums[g] : value;
             }
@@ -334,7 +335,7 @@ int main() {
     try {
         const std::uint8_t codes[24] = {};
         const float scales[2] = {1.0f, NAN};
-        pack_affine({1, 32, 1, 16, 4, 0, codes, scales, nullptr, nullptr, nullptr});
+        pack_affine({1, 32, 1, 16, 4, 0, codes, scales, nullptr, nullptr, nullptr, nullptr});
     } catch (const std::invalid_argument&) {
         refused = true;
     }

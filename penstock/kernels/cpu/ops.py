@@ -17,7 +17,7 @@ from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu import native, packing
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, extent_of, tape_of, width_of
 
-PACKING = "penstock-packed-1"  # changes whenever packed bytes do; PackedHeader's version in packed.h
+PACKING = "penstock-packed-2"  # changes whenever packed bytes do; PackedHeader's version in packed.h
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai")
 ROUTINGS = ("softmax_topk", "topk_softmax")
 

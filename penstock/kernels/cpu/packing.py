@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook
@@ -30,7 +31,8 @@ def pack(matrix: Canonical | Tensor, experts: int = 1) -> Any:
     if isinstance(matrix, Blocks):
         return make.pack_blocks(matrix.format, *matrix.shape, matrix.data, experts)
     if isinstance(matrix, Affine):
-        extra = {"zero": matrix.zero, "zeros": matrix.zeros, "minimums": matrix.minimums, "order": matrix.order}
+        zeros = "fractions" if matrix.zeros is not None and matrix.zeros.dtype == np.float32 else "zeros"
+        extra = {"zero": matrix.zero, zeros: matrix.zeros, "minimums": matrix.minimums, "order": matrix.order}
         return make.pack_affine(matrix.codes, matrix.bits, matrix.group, matrix.scales, **extra, experts=experts)
     if isinstance(matrix, Codebook):
         return make.pack_codebook(matrix.codes, matrix.table, matrix.group, matrix.scales, experts)

@@ -84,7 +84,7 @@ def _decode(matrix: Matrix) -> Affine | Plain:
     whole = zero.astype(np.uint8)
     if (whole == zero).all():
         return with_zeros(codes, bits, group, scale, whole)
-    return Affine(codes, bits, group, scale, minimums=-zero * scale)
+    return Affine(codes, bits, group, scale, zeros=np.ascontiguousarray(zero))
 
 
 def _values(infos: Mapping[str, TensorInfo], *, group: int | None) -> int:
