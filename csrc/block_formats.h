@@ -54,6 +54,9 @@ inline constexpr BlockLayout block_layouts[] = {
 };
 static_assert(sizeof(block_layouts) / sizeof(block_layouts[0]) == static_cast<std::size_t>(BlockFormat::count));
 
+// Whether values are points of a grid (iq1 to iq3), in blocks of 256.
+constexpr bool is_lattice(BlockFormat format) { return format >= BlockFormat::iq2_xxs && format <= BlockFormat::iq1_m; }
+
 constexpr const BlockLayout& block_layout(BlockFormat format) { return block_layouts[static_cast<int>(format)]; }
 
 }  // namespace penstock

@@ -5,7 +5,6 @@
 //
 // Every product is exact in fp32, in any order and for every finite scale of the format, so a value is rounded at most
 // once (by the subtraction) and equals the reference decode. Only nvfp4 keeps its scales in scale[] alone.
-// The formats of one to three bits can also stay as stored: lattice.h unpacks 32 values of them inside a kernel.
 #pragma once
 
 #include <cstdint>

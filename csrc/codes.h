@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "lattice_codes.h"
 #include "packed.h"
 #include "vec/bytes.h"
 #include "vec/wide.h"
@@ -49,30 +50,44 @@ static inline vec::Bytes64 code_vector(const std::uint8_t* unit) {
     return single<v, 0>(unit);
 }
 
-// Calls use(integral_constant<v>, bytes) for the eight vectors of a unit, in order.
-template <int bits, bool has_lut, class F>
-static inline void each_vector(const std::uint8_t* unit, vec::Bytes64 lut, F&& use) {
-    const auto one = [&]<int v>(std::integral_constant<int, v> index) {
-        const vec::Bytes64 codes = code_vector<bits, v>(unit);
-        if constexpr (has_lut)
-            use(index, vec::lookup(lut, codes));
-        else
-            use(index, codes);
-    };
-    [&]<int... v>(std::integer_sequence<int, v...>) {
-        (one(std::integral_constant<int, v>{}), ...);
-    }(std::make_integer_sequence<int, 8>{});
-}
+// Codes of so many bits, a byte each.
+template <int bits, bool has_lut>
+class PlaneCodes {
+public:
+    static constexpr std::int64_t unit_bytes = 64 * bits;
+    static constexpr bool wide = bits == 8 || has_lut;
+
+    PlaneCodes(const PackedHeader& header, const std::uint8_t* codes, std::int64_t)
+        : codes_(codes), lut_(vec::repeat16(header.lut)) {}
+
+    // Calls use(integral_constant<v>, bytes) for the eight vectors of unit u, in order.
+    template <class F>
+    void each(std::int64_t u, F&& use) const {
+        const std::uint8_t* const unit = codes_ + u * unit_bytes;
+        const auto one = [&]<int v>(std::integral_constant<int, v> index) {
+            const vec::Bytes64 codes = code_vector<bits, v>(unit);
+            if constexpr (has_lut)
+                use(index, vec::lookup(lut_, codes));
+            else
+                use(index, codes);
+        };
+        [&]<int... v>(std::integer_sequence<int, v...>) {
+            (one(std::integral_constant<int, v>{}), ...);
+        }(std::make_integer_sequence<int, 8>{});
+    }
+
+private:
+    const std::uint8_t* codes_;
+    vec::Bytes64 lut_;
+};
 
 // Codes of `units` units as bytes: vector v of unit u goes to out + (8 u + v) * stride.
-template <int bits, bool has_lut>
-static inline void unpack_units(const std::uint8_t* codes, std::int64_t units, const std::uint8_t* lut, std::int64_t stride,
-                                std::uint8_t* out) {
-    const vec::Bytes64 table = vec::repeat16(lut);
+template <class Codes>
+static inline void unpack_units(const PackedHeader& header, const std::uint8_t* codes, std::int64_t units,
+                                std::int64_t stride, std::uint8_t* out) {
+    const Codes source(header, codes, units);
     for (std::int64_t u = 0; u < units; ++u)
-        each_vector<bits, has_lut>(codes + u * 64 * bits, table, [&](auto v, vec::Bytes64 bytes) {
-            vec::store64(out + (8 * u + v) * stride, bytes);
-        });
+        source.each(u, [&](auto v, vec::Bytes64 bytes) { vec::store64(out + (8 * u + v) * stride, bytes); });
 }
 
 // Ternary digits come out one after the other by multiplying with 3: the carry out of eight bits is the next one.
@@ -86,20 +101,68 @@ static inline void unpack_ternary(const std::uint8_t* codes, std::int64_t units,
     }
 }
 
-static inline void unpack_codes(const PackedHeader& header, const std::uint8_t* codes, std::int64_t units,
-                                std::int64_t stride, std::uint8_t* out) {
-    if (header.kind == PackedKind::ternary) return unpack_ternary(codes, units, stride, out);
-    const std::uint8_t* const lut = header.lut;
-    const bool has_lut = header.has_lut != 0;
-    switch (header.bits) {
-        case 1: return has_lut ? unpack_units<1, true>(codes, units, lut, stride, out) : unpack_units<1, false>(codes, units, lut, stride, out);
-        case 2: return has_lut ? unpack_units<2, true>(codes, units, lut, stride, out) : unpack_units<2, false>(codes, units, lut, stride, out);
-        case 3: return has_lut ? unpack_units<3, true>(codes, units, lut, stride, out) : unpack_units<3, false>(codes, units, lut, stride, out);
-        case 4: return has_lut ? unpack_units<4, true>(codes, units, lut, stride, out) : unpack_units<4, false>(codes, units, lut, stride, out);
-        case 5: return unpack_units<5, false>(codes, units, lut, stride, out);
-        case 6: return unpack_units<6, false>(codes, units, lut, stride, out);
-        default: return unpack_units<8, false>(codes, units, lut, stride, out);
+template <class F>
+static inline auto with_plane_codes(std::uint32_t bits, F&& use) {
+    switch (bits) {
+        case 1: return use.template operator()<PlaneCodes<1, false>>();
+        case 2: return use.template operator()<PlaneCodes<2, false>>();
+        case 3: return use.template operator()<PlaneCodes<3, false>>();
+        case 4: return use.template operator()<PlaneCodes<4, false>>();
+        case 5: return use.template operator()<PlaneCodes<5, false>>();
+        case 6: return use.template operator()<PlaneCodes<6, false>>();
+        default: return use.template operator()<PlaneCodes<8, false>>();
     }
+}
+
+// Calls use.template operator()<Codes>(), Codes being what reads a unit of the matrix, or `otherwise` for ternary codes.
+template <class F>
+static inline auto with_codes(const PackedHeader& header, F&& use, auto otherwise) {
+    using enum BlockFormat;
+    if (header.kind == PackedKind::ternary) return otherwise;
+    if (header.kind == PackedKind::lattice) switch (header.points) {
+            case iq2_xxs: return use.template operator()<LatticePoints<iq2_xxs>>();
+            case iq2_xs: return use.template operator()<LatticePoints<iq2_xs>>();
+            case iq2_s: return use.template operator()<LatticePoints<iq2_s>>();
+            case iq3_xxs: return use.template operator()<LatticePoints<iq3_xxs>>();
+            case iq3_s: return use.template operator()<LatticePoints<iq3_s>>();
+            case iq1_s: return use.template operator()<LatticePoints<iq1_s>>();
+            default: return use.template operator()<LatticePoints<iq1_m>>();
+        }
+    if (header.has_lut) switch (header.bits) {
+            case 1: return use.template operator()<PlaneCodes<1, true>>();
+            case 2: return use.template operator()<PlaneCodes<2, true>>();
+            case 3: return use.template operator()<PlaneCodes<3, true>>();
+            default: return use.template operator()<PlaneCodes<4, true>>();
+        }
+    return with_plane_codes(header.bits, use);
+}
+
+using UnpackUnits = void (*)(const PackedHeader&, const std::uint8_t*, std::int64_t, std::int64_t, std::uint8_t*);
+
+// Units of different widths, about the zero of the widest.
+static inline void unpack_widths(const PackedHeader& header, const std::uint8_t* codes, const SpanPlace& place,
+                                 std::int64_t stride, std::uint8_t* out) {
+    for (std::int64_t u = 0; u < place.units; ++u, out += 8 * stride) {
+        const std::uint32_t bits = place.widths[u];
+        std::uint8_t less[16];
+        __builtin_memset(less, header.zero - (1 << (bits - 1)), 16);
+        with_plane_codes(bits, [&]<class Codes>() {
+            Codes(header, codes, 1).each(0, [&](auto v, vec::Bytes64 bytes) {
+                vec::store64(out + v * stride, bytes + vec::repeat16(less));
+            });
+        });
+        codes += 64 * bits;
+    }
+}
+
+// The codes of one panel's span as bytes: inputs 4 v … 4 v + 3 of the sixteen rows go to out + v * stride.
+static inline void unpack_codes(const PackedHeader& header, const std::byte* span, const SpanPlace& place,
+                                std::int64_t stride, std::uint8_t* out) {
+    const auto* const codes = reinterpret_cast<const std::uint8_t*>(span);
+    if (place.widths) return unpack_widths(header, codes, place, stride, out);
+    const auto choose = []<class Codes>() -> UnpackUnits { return unpack_units<Codes>; };
+    const UnpackUnits unpack = with_codes(header, choose, UnpackUnits{nullptr});
+    unpack ? unpack(header, codes, place.units, stride, out) : unpack_ternary(codes, place.units, stride, out);
 }
 
 // Sixteen stored numbers of a one-level scale kind.
@@ -123,12 +186,42 @@ static inline std::int64_t scale_bytes(ScaleKind kind) {
     }
 }
 
+// s of scales (s + 1)² times the group's.
+static inline void squared_scales(const std::byte* roots, const std::byte* supers, std::int64_t groups, int column,
+                                  SpanScales& out) {
+    for (std::int64_t g = 0; g < groups; ++g) {
+        float super;
+        __builtin_memcpy(&super, supers + 4 * g, 4);
+        const vec::F32x16 root = vec::load16_u8(reinterpret_cast<const std::uint8_t*>(roots) + 16 * g) + vec::splat16(1.0f);
+        vec::store(out.scale[g] + column, root * root * vec::splat16(super));
+    }
+}
+
+// s of scales 2 s + 1, for an even number of groups.
+static inline void odd_scales(const std::byte* nibbles, const std::uint16_t* supers, float factor, std::int64_t groups,
+                              int column, SpanScales& out) {
+    const vec::F32x16 super = vec::load16_f16(supers) * vec::splat16(factor);
+    for (std::int64_t g = 0; g < groups; g += 2) {
+        const auto* const pairs = reinterpret_cast<const std::uint8_t*>(nibbles + 8 * g);
+        alignas(16) std::int8_t low[16], high[16];
+        for (int i = 0; i < 16; ++i) {
+            low[i] = static_cast<std::int8_t>((pairs[i] & 15) * 2 + 1);
+            high[i] = static_cast<std::int8_t>((pairs[i] >> 4) * 2 + 1);
+        }
+        vec::store(out.scale[g] + column, vec::load16_i8(low) * super);
+        vec::store(out.scale[g + 1] + column, vec::load16_i8(high) * super);
+    }
+}
+
 // Scales and negated minimums of the groups of one panel's span, out.scale[group][column + 0 … 15].
 static inline void group_scales(const PackedMatrix& matrix, const SpanLayout& layout, const std::byte* span,
                                 std::int64_t groups, int column, SpanScales& out) {
     const PackedHeader& header = matrix.header();
     const vec::F32x16 factor = vec::splat16(header.factor);
     const std::byte *scales = span + layout.scales, *minimums = span + layout.minimums;
+    if (header.scale == ScaleKind::squares) return squared_scales(scales, span + layout.supers, groups, column, out);
+    if (header.scale == ScaleKind::odd_nibbles)
+        return odd_scales(scales, reinterpret_cast<const std::uint16_t*>(span + layout.supers), header.factor, groups, column, out);
     if (header.scale == ScaleKind::two_level || header.scale == ScaleKind::two_level_nibbles) {
         const auto* supers = reinterpret_cast<const std::uint16_t*>(span + layout.supers);
         const vec::F32x16 super = vec::load16_f16(supers) * factor;

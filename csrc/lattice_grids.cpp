@@ -1,5 +1,7 @@
 #include "lattice_grids.h"
 
+#include <algorithm>
+
 namespace penstock {
 namespace {
 
@@ -28,6 +30,10 @@ constexpr LatticeGrids expand_all() {
     expand(at, iq2, out.iq2_xxs);
     expand(at, iq2, out.iq2_xs);
     expand(at, iq2, out.iq2_s);
+    std::copy_n(at, 256, out.iq3_xxs_words.begin());
+    std::copy_n(at + 256, 512, out.iq3_s_words.begin());
+    std::copy_n(iq3_xxs, 16, out.iq3_xxs_magnitudes.begin());
+    std::copy_n(iq3_s, 16, out.iq3_s_magnitudes.begin());
     expand(at, iq3_xxs, out.iq3_xxs);
     expand(at, iq3_s, out.iq3_s);
     expand(at, iq1, out.iq1);
@@ -37,5 +43,17 @@ constexpr LatticeGrids expand_all() {
 }  // namespace
 
 constinit const LatticeGrids lattice_grids = expand_all();
+
+int lattice_point(BlockFormat format, int place, int i) {
+    const auto value = [=](const auto& grid) { return static_cast<int>(grid[static_cast<std::size_t>(place)] >> 8 * i & 255); };
+    switch (format) {
+        case BlockFormat::iq2_xxs: return value(lattice_grids.iq2_xxs);
+        case BlockFormat::iq2_xs: return value(lattice_grids.iq2_xs);
+        case BlockFormat::iq2_s: return value(lattice_grids.iq2_s);
+        case BlockFormat::iq3_xxs: return value(lattice_grids.iq3_xxs);
+        case BlockFormat::iq3_s: return value(lattice_grids.iq3_s);
+        default: return value(lattice_grids.iq1);
+    }
+}
 
 }  // namespace penstock

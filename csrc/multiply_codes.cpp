@@ -55,20 +55,31 @@ void stream_panels(const PackedMatrix& matrix, StreamCodes stream, const std::by
                    const Inputs& inputs, RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
     SpanScales scales;
-    const std::int64_t unit = header.group == 16 ? 16 : 32, units = (header.cols + unit_inputs - 1) / unit_inputs;
-    SpanShape shape{0, header.zero, std::countr_zero(static_cast<std::uint64_t>(header.group / unit)),
+    const std::int64_t unit = header.group == 16 ? 16 : 32, spans = spans_of(header.cols);
+    SpanShape shape{0, 0, header.zero, std::countr_zero(static_cast<std::uint64_t>(header.group / unit)),
                     header.minimum != MinKind::none};
     for (int p = 0; p < panels; ++p)
-        for (std::int64_t first = 0; first < units; first += 8) {
-            const std::int64_t s = first / 8;
-            shape.units = std::min<std::int64_t>(8, units - first);
-            const SpanLayout layout = span_layout(header, shape.units);
-            const std::byte* const span = panel[p] + s * header.span_bytes;
+        for (std::int64_t s = 0; s < spans; ++s) {
+            const SpanPlace place = matrix.place(s);
+            const SpanLayout& layout = place.layout;
+            const std::byte* const span = panel[p] + place.offset;
             for (std::int64_t at = layout.scales; at < layout.bytes; at += 64) vec::prefetch(span + code_bytes_ahead + at);
             const ActivationSpan* row[stream_code_rows];
             for (int r = 0; r < count; ++r) row[r] = opaque(inputs.spans + s * inputs.tokens + rows[r]);
-            group_scales(matrix, layout, span, (shape.units * unit_inputs + header.group - 1) / header.group, 0, scales);
-            stream(reinterpret_cast<const std::uint8_t*>(span), header.lut, scales.scale[0], shape, row, sums + 16 * p);
+            group_scales(matrix, layout, span, (place.units * unit_inputs + header.group - 1) / header.group, 0, scales);
+            const auto* codes = reinterpret_cast<const std::uint8_t*>(span);
+            shape.first = 0, shape.units = place.units;
+            if (!place.widths) {
+                stream(header, codes, scales.scale[0], shape, row, sums + 16 * p);
+                continue;
+            }
+            for (; shape.first < place.units; shape.first += shape.units) {  // runs of one width, about its own zero
+                const std::uint8_t* const width = place.widths + shape.first;
+                shape.units = std::find_if(width, place.widths + place.units, [&](int w) { return w != *width; }) - width;
+                shape.zero = 1 << (*width - 1);
+                choose_stream(header, *width, count)(header, codes, scales.scale[0], shape, row, sums + 16 * p);
+                codes += 64 * *width * shape.units;
+            }
         }
 }
 
@@ -77,7 +88,7 @@ void stream_panels(const PackedMatrix& matrix, StreamCodes stream, const std::by
 void code_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                    RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
-    if (const StreamCodes stream = choose_stream(header, count))
+    if (const StreamCodes stream = choose_stream(header, 0, count))
         return stream_panels(matrix, stream, panel, panels, inputs, rows, count, sums);
     auto& tile = *reinterpret_cast<CodeTile*>(thread_memory(3, sizeof(CodeTile)));
     const MultiplyTile multiply_rows = choose(header);
@@ -86,19 +97,18 @@ void code_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     std::fill_n(ahead.next, all_panels, panel[0]);
     const std::int64_t unit = header.group == 16 ? 16 : 32, groups_a_span = span_inputs / std::min(header.group, span_inputs);
     TileShape shape{0, header.zero, std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
-    const std::int64_t units = (header.cols + unit_inputs - 1) / unit_inputs, spans = spans_of(header.cols);
+    const std::int64_t spans = spans_of(header.cols);
     for (std::int64_t s = 0; s < spans; ++s) {
-        shape.units = std::min<std::int64_t>(8, units - 8 * s);
-        const SpanLayout layout = span_layout(header, shape.units);
+        const SpanPlace place = matrix.place(s);
+        shape.units = place.units;
         const std::int64_t groups = std::min(groups_a_span, (shape.units * unit_inputs + header.group - 1) / header.group);
         const ActivationSpan* const activations = inputs.spans + s * inputs.tokens;
         for (int p = 0; p < panels; ++p) {
-            const std::byte* const span = panel[p] + s * header.span_bytes;
-            const auto* const codes = reinterpret_cast<const std::uint8_t*>(span);
+            const std::byte* const span = panel[p] + place.offset;
             // After the last span come the next columns.
-            ahead.next[p] = s + 1 < spans ? span + header.span_bytes : panel[p] + all_panels * header.panel_bytes;
-            group_scales(matrix, layout, span, groups, 16 * p, tile.scales);
-            unpack_codes(header, codes, shape.units, group_columns * all_panels, tile.bytes[0][p]);
+            ahead.next[p] = s + 1 < spans ? span + place.layout.bytes : panel[p] + all_panels * header.panel_bytes;
+            group_scales(matrix, place.layout, span, groups, 16 * p, tile.scales);
+            unpack_codes(header, span, place, group_columns * all_panels, tile.bytes[0][p]);
         }
         ahead.at = 0;
         multiply_rows(tile, shape, panels, activations, rows, count, sums, ahead);

@@ -24,6 +24,7 @@ struct RowSpan {
     uint8_t codes[256];
     float scale[16], minimum[16];
     uint8_t zeros[16];
+    float factor[16];  // of squared scales
     std::int16_t sub_scale[16], sub_min[16];
     float super_scale, super_min;
 };
@@ -101,6 +102,11 @@ void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t group
     }
     for (int64_t g = 0; g < groups; ++g) {
         const int64_t i = 16 * g + column;
+        if (h.scale == ScaleKind::squares) {
+            span[layout.scales + i] = static_cast<std::byte>(row.sub_scale[g]);
+            std::memcpy(span + layout.supers + 4 * g, row.factor + g, 4);
+            continue;
+        }
         store_scale(h.scale, row.scale[g], span + layout.scales, i);
         if (h.minimum == MinKind::stored || h.minimum == MinKind::fractions)
             store_scale(h.scale, row.minimum[g], span + layout.minimums, i);
@@ -108,37 +114,45 @@ void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t group
     }
 }
 
-void pack_panel(const PackedHeader& h, int64_t first_row, int64_t rows, const Fill& fill, std::byte* panel) {
+void pack_panel(const PackedMatrix& matrix, int64_t first_row, int64_t rows, const Fill& fill, std::byte* panel) {
+    const PackedHeader& h = matrix.header();
     const int64_t group = std::min(h.group, span_inputs);
     RowSpan row;
     for (int64_t first = 0; first < h.cols; first += span_inputs) {
-        std::byte* const span = panel + first / span_inputs * h.span_bytes;
+        const SpanPlace place = matrix.place(first / span_inputs);
+        std::byte* const span = panel + place.offset;
         auto* const codes = reinterpret_cast<uint8_t*>(span);
-        const int64_t count = std::min(span_inputs, h.cols - first), units = (count + unit_inputs - 1) / unit_inputs;
-        const SpanLayout layout = span_layout(h, units);
+        const int64_t count = std::min(span_inputs, h.cols - first);
         for (int r = 0; r < rows; ++r) {
             std::memset(row.codes + count, 0, static_cast<std::size_t>(256 - count));
             fill(first_row + r, first / span_inputs, count, row);
             if (h.kind == PackedKind::ternary) {
-                store_ternary(row.codes, units, r, codes);
+                store_ternary(row.codes, place.units, r, codes);
             } else {
-                uint32_t words[64];
-                std::memcpy(words, row.codes, sizeof(words));
-                for (int64_t u = 0; u < units; ++u) store_planes(h.bits, words + 8 * u, r, codes + u * 64 * h.bits);
+                uint8_t* unit = codes;
+                for (int64_t u = 0; u < place.units; ++u) {
+                    const uint32_t bits = place.widths ? place.widths[u] : h.bits;
+                    const int less = place.widths ? h.zero - (1 << (bits - 1)) : 0;
+                    for (int i = 0; i < 32; ++i) row.codes[32 * u + i] = static_cast<uint8_t>(row.codes[32 * u + i] - less);
+                    uint32_t words[8];
+                    std::memcpy(words, row.codes + 32 * u, sizeof(words));
+                    store_planes(bits, words, r, unit);
+                    unit += 64 * bits;
+                }
             }
-            store_scales(h, layout, (count + group - 1) / group, row, r, span);
+            store_scales(h, place.layout, (count + group - 1) / group, row, r, span);
         }
     }
 }
 
-Packed pack(PackedHeader& h, const std::int32_t* order, const Fill& fill) {
-    lay_out(h, order != nullptr);
-    auto out = std::make_unique<PackedMatrix>(h);
+Packed pack(PackedHeader& h, const std::int32_t* order, const Fill& fill, const uint8_t* widths = nullptr) {
+    lay_out(h, order != nullptr, widths);
+    auto out = std::make_unique<PackedMatrix>(h, widths);
     const int64_t panels = out->panels();
     parallel_for(h.experts * panels, 4, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const int64_t expert = i / panels, first = i % panels * panel_rows;
-            pack_panel(h, expert * h.rows + first, std::min(panel_rows, h.rows - first), fill,
+            pack_panel(*out, expert * h.rows + first, std::min(panel_rows, h.rows - first), fill,
                        out->writable() + i * h.panel_bytes);
         }
     });
@@ -231,6 +245,57 @@ void each_group(const PackedHeader& h, int64_t from, int64_t span, int64_t count
     for (int64_t at = 0, g = 0; at < count; at += group, ++g) use(g, (span * span_inputs + at) / from);
 }
 
+// The bits that each unit's codes need about the zero point, of inputs sorted by importance (EXL2 sorts them so); none
+// where all need as many.
+std::vector<uint8_t> code_widths(const AffineSource& s) {
+    if (!s.order || s.zeros || s.fractions || s.minimums || s.zero != 1 << (s.bits - 1)) return {};
+    const int64_t units = (s.cols + unit_inputs - 1) / unit_inputs;
+    std::vector<uint8_t> out(static_cast<std::size_t>(units));
+    parallel_for(units, 4, [&](int64_t begin, int64_t end) {
+        for (int64_t u = begin; u < end; ++u) {
+            int least = s.zero, most = s.zero - 1;
+            for (int64_t row = 0; row < s.rows; ++row)
+                for (int64_t k = u * unit_inputs; k < std::min(s.cols, (u + 1) * unit_inputs); ++k) {
+                    least = std::min<int>(least, s.codes[row * s.cols + k]);
+                    most = std::max<int>(most, s.codes[row * s.cols + k]);
+                }
+            int bits = 1;
+            while (least < s.zero - (1 << (bits - 1)) || most >= s.zero + (1 << (bits - 1))) ++bits;
+            out[static_cast<std::size_t>(u)] = static_cast<uint8_t>(bits == 7 ? 8 : bits);
+        }
+    });
+    return std::all_of(out.begin(), out.end(), [&](int bits) { return bits == out[0]; }) ? std::vector<uint8_t>() : out;
+}
+
+// The number whose products with squares of 1 to 16 these sixteen or fewer numbers, `step` apart, all are, or 0.
+float square_factor(const float* values, int64_t count, int64_t step) {
+    float most = 0;
+    for (int64_t i = 0; i < count; ++i) most = std::max(most, values[i * step]);
+    for (int root = 16; root > 0; --root) {
+        const float factor = most / static_cast<float>(root * root);
+        bool all = std::isnormal(factor);
+        for (int64_t i = 0; i < count && all; ++i) {
+            const float other = std::nearbyint(std::sqrt(std::max(0.0f, values[i * step]) / factor));
+            all = other >= 1 && other * other * factor == values[i * step];
+        }
+        if (all) return factor;
+    }
+    return 0;
+}
+
+// square_factor() of the scales of each panel and group, [panels][groups of a row]; none where one has none.
+std::vector<float> square_factors(const AffineSource& s) {
+    const int64_t a_row = s.cols / s.group, rows = s.rows / s.experts, panels = (rows + panel_rows - 1) / panel_rows;
+    std::vector<float> out;
+    for (int64_t i = 0; i < s.experts * panels; ++i)
+        for (int64_t g = 0; g < a_row; ++g) {
+            const int64_t first = i % panels * panel_rows, row = i / panels * rows + first;
+            out.push_back(square_factor(s.scales + row * a_row + g, std::min(panel_rows, rows - first), a_row));
+            if (out.back() == 0) return {};
+        }
+    return out;
+}
+
 PackedHeader block_header(BlockFormat format, int64_t rows, int64_t cols, int64_t experts) {
     const BlockLayout& layout = block_layout(format);
     const CodeInfo& info = code_info(format);
@@ -242,9 +307,10 @@ PackedHeader block_header(BlockFormat format, int64_t rows, int64_t cols, int64_
     h.zero = info.zero;
     h.group = info.group;
     h.factor = info.factor;
+    if (is_lattice(format)) h.points = format;
     h.scale = info.two_level ? ScaleKind::two_level : ScaleKind::f16;
     h.minimum = info.has_min ? MinKind::stored : MinKind::none;
-    if (info.lut) {
+    if (info.lut && !is_lattice(format)) {
         int values[16];
         std::copy_n(info.lut, 16, values);
         set_lut(h, values, 1 << info.bits);
@@ -276,6 +342,7 @@ Packed pack_blocks(BlockFormat format, int64_t rows, int64_t cols, int64_t exper
         return pack_plain({kind, rows, cols, experts, reinterpret_cast<const std::byte*>(blocks), nullptr, 1, 1});
     }
     PackedHeader h = block_header(format, rows, cols, experts);
+    if (is_lattice(format)) return pack_lattice(h, blocks);
     const CodeInfo& info = code_info(format);
     const int64_t row_bytes = cols / layout.elements * layout.bytes, groups = layout.elements / info.group;
     const float halved = format == BlockFormat::nvfp4 ? 2.0f : 1.0f;
@@ -313,8 +380,12 @@ Packed pack_affine(const AffineSource& s) {
     const float* const minimums = s.fractions ? s.fractions : s.minimums;
     if (minimums && smallest_kind(small, minimums, groups, s.fractions ? "zero point" : "minimum") != h.scale)
         h.scale = ScaleKind::f32;
-    const int64_t a_row = s.cols / s.group;
-    return pack(h, s.order, [&](int64_t row, int64_t span, int64_t count, RowSpan& out) {
+    const int64_t a_row = s.cols / s.group, panels = (h.rows + panel_rows - 1) / panel_rows;
+    const std::vector<uint8_t> widths = code_widths(s);
+    std::vector<float> factors;
+    if (h.scale == ScaleKind::f32 && s.order && h.minimum == MinKind::none) factors = square_factors(s);
+    if (!factors.empty()) h.scale = ScaleKind::squares;
+    const auto fill = [&](int64_t row, int64_t span, int64_t count, RowSpan& out) {
         const uint8_t* const codes = s.codes + row * s.cols + span * span_inputs;
         std::copy_n(codes, count, out.codes);
         if (s.bits < 8 && std::any_of(codes, codes + count, [&](int code) { return code >> s.bits; }))
@@ -323,8 +394,13 @@ Packed pack_affine(const AffineSource& s) {
             out.scale[g] = s.scales[row * a_row + from];
             out.minimum[g] = minimums ? minimums[row * a_row + from] : 0.0f;
             out.zeros[g] = s.zeros ? s.zeros[row * a_row + from] : 0;
+            if (factors.empty()) return;
+            const int64_t panel = row / h.rows * panels + row % h.rows / panel_rows;
+            out.factor[g] = factors[static_cast<std::size_t>(panel * a_row + from)];
+            out.sub_scale[g] = static_cast<std::int16_t>(std::nearbyint(std::sqrt(out.scale[g] / out.factor[g])) - 1);
         });
-    });
+    };
+    return pack(h, s.order, fill, widths.empty() ? nullptr : widths.data());
 }
 
 Packed pack_integer_codebook(const CodebookSource& s, const int* values, float step) {

@@ -2,22 +2,27 @@
 // other, in one flat region that can be written to a file and mapped back as it is.
 //
 // Integer kinds. Inputs come in spans of 256 (the last one shorter, whole units of 32). A span of n units is
-//     codes      n · 64 · bits bytes: per unit the bit planes, high planes last; see codes.h
-//     scales     one-level: [groups of the span][16] numbers of `scale`; two-level: [groups][16] int8
+//     codes      n · 64 · bits bytes: per unit the bit planes, high planes last; see codes.h (lattice: lattice_layout.h)
+//     scales     one-level: [groups of the span][16] numbers of `scale`; two-level: [groups][16] int8; odd nibbles:
+//                [groups / 2][16] bytes of two s, low first, for scales 2 s + 1; squares: [groups][16] uint8 of s for
+//                scales (s + 1)² times the group's
 //     minimums   the same, if any (zeros: [groups][16] uint8; two-level: [groups][16] int8); fractions are zero points in
 //                the kind of the scales
-//     supers     two-level: [16] fp16 scales, then [16] fp16 minimums if any
-// padded to 64 bytes. Longer groups than a span repeat their scale in every span, others are cut into known sizes.
+//     supers     two-level: [16] fp16 scales, then [16] fp16 minimums if any; squares: [groups] fp32
+// padded to 64 bytes (lattice: 32). Longer groups than a span repeat their scale in every span, others are cut into known sizes.
 // Float kinds: [tiles of K][16] float scales if any, then [K][16] values; table kind: nibbles, two inputs a byte.
-// Behind the panels: `order`, if any.
+// Behind the panels: `order`, if any; then `widths`, if any: the bits of each unit's codes, which are those of the others
+// about the same zero, less zero - 2^(bits - 1).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "canonical.h"
+#include "lattice_layout.h"
 #include "model_ops.h"
 
 namespace penstock {
@@ -27,9 +32,14 @@ inline constexpr std::int64_t panel_rows = 16;
 inline constexpr std::int64_t span_inputs = 256;
 inline constexpr std::int64_t unit_inputs = 32;
 
-enum class PackedKind : std::uint32_t { codes, ternary, f32, bf16, f16, f8_e4m3, f8_e5m2, table };
-enum class ScaleKind : std::uint32_t { none, f32, f16, bf16, e8m0, e4m3, two_level, two_level_nibbles };
+enum class PackedKind : std::uint32_t { codes, ternary, f32, bf16, f16, f8_e4m3, f8_e5m2, table, lattice };
+enum class ScaleKind : std::uint32_t { none, f32, f16, bf16, e8m0, e4m3, two_level, two_level_nibbles, odd_nibbles, squares };
 enum class MinKind : std::uint32_t { none, zeros, stored, fractions };
+
+// Whether a kind's weights are integers with scales, multiplied by quantised activations.
+constexpr bool integer_kind(PackedKind kind) {
+    return kind == PackedKind::codes || kind == PackedKind::ternary || kind == PackedKind::lattice;
+}
 
 // Little-endian, 256 bytes, no pointers.
 struct PackedHeader {
@@ -49,7 +59,9 @@ struct PackedHeader {
     std::uint8_t lut[16];
     float table[16];
     char source[16];           // name of the format it came from
-    std::uint8_t unused[52];
+    BlockFormat points;        // lattice: whose grid the codes are places of
+    std::int64_t widths_offset;  // 0 if all codes have `bits`
+    std::uint8_t unused[40];
 };
 static_assert(sizeof(PackedHeader) == 256);
 
@@ -57,15 +69,22 @@ static_assert(sizeof(PackedHeader) == 256);
 struct SpanLayout {
     std::int64_t scales, minimums, supers, bytes;
 };
-SpanLayout span_layout(const PackedHeader& header, std::int64_t units);
+SpanLayout span_layout(const PackedHeader& header, std::int64_t units, const std::uint8_t* widths = nullptr);
 
 // Fills in magic, version and all sizes in bytes and places from the rest.
-void lay_out(PackedHeader& header, bool has_order);
+void lay_out(PackedHeader& header, bool has_order, const std::uint8_t* widths = nullptr);
+
+// One span of every panel.
+struct SpanPlace {
+    std::int64_t offset, units;  // in bytes from the panel; units of inputs
+    const std::uint8_t* widths;  // of the units, or null
+    SpanLayout layout;
+};
 
 class PackedMatrix {
 public:
-    // Data of header.data_bytes, zeros. Throws std::bad_alloc.
-    explicit PackedMatrix(const PackedHeader& header);
+    // Data of header.data_bytes, zeros but for the widths. Throws std::bad_alloc.
+    explicit PackedMatrix(const PackedHeader& header, const std::uint8_t* widths = nullptr);
     // Data that `owner` keeps alive, 64-byte aligned, as data() once gave it. Throws std::invalid_argument with a
     // sentence if the header is not one of this version or disagrees with itself.
     PackedMatrix(const PackedHeader& header, const std::byte* data, std::shared_ptr<void> owner);
@@ -76,7 +95,7 @@ public:
     std::int64_t experts() const { return header_.experts; }
     std::int64_t panels() const { return (header_.rows + panel_rows - 1) / panel_rows; }  // of one expert
     std::int64_t bytes() const { return header_.data_bytes; }
-    bool integer() const { return header_.kind == PackedKind::codes || header_.kind == PackedKind::ternary; }
+    bool integer() const { return integer_kind(header_.kind); }
     bool huge_pages() const { return huge_pages_; }
     std::string kind() const;  // for people: "4-bit codes, group 32, two-level scales and minimums"
 
@@ -87,6 +106,10 @@ public:
     const std::int32_t* order() const {  // [K] or null
         return header_.order_offset ? reinterpret_cast<const std::int32_t*>(data_ + header_.order_offset) : nullptr;
     }
+    const std::uint8_t* widths() const {  // [units of K] or null
+        return header_.widths_offset ? reinterpret_cast<const std::uint8_t*>(data_ + header_.widths_offset) : nullptr;
+    }
+    SpanPlace place(std::int64_t span) const;
     std::byte* writable() { return own_; }  // null if the data is another's
 
 private:
@@ -94,6 +117,7 @@ private:
     std::byte* own_ = nullptr;
     const std::byte* data_;
     std::shared_ptr<void> owner_;
+    std::vector<std::int64_t> starts_;  // of the spans, if widths differ
     bool huge_pages_ = false;
 };
 
@@ -103,6 +127,9 @@ using Packed = std::unique_ptr<PackedMatrix>;
 
 Packed pack_blocks(BlockFormat format, std::int64_t rows, std::int64_t cols, std::int64_t experts,
                    const std::uint8_t* blocks);
+
+// The same of a lattice format: `header` has sizes, group, factor and points.
+Packed pack_lattice(const PackedHeader& header, const std::uint8_t* blocks);
 
 struct AffineSource {  // as Affine of kernels/canonical.py
     std::int64_t rows, cols, experts, group;

@@ -54,6 +54,95 @@ static inline Bytes64 at_least(Bytes64 a, std::uint8_t limit) {
     return {half(a.low), half(a.high)};
 }
 
+static inline Bytes64 operator-(Bytes64 a, Bytes64 b) { return {_mm256_sub_epi8(a.low, b.low), _mm256_sub_epi8(a.high, b.high)}; }
+// Bits set in all bytes.
+static inline Bytes64 either(Bytes64 a, std::uint8_t bits) {
+    const __m256i all = _mm256_set1_epi8(static_cast<char>(bits));
+    return {_mm256_or_si256(a.low, all), _mm256_or_si256(a.high, all)};
+}
+// 128 - a where the bit of the eight bytes at `bits` is set
+static inline Bytes64 reflect_where(Bytes64 a, const std::uint8_t* bits) {
+    const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201u));
+    const auto half = [&](__m256i x, const std::uint8_t* at) {
+        std::int32_t word;
+        __builtin_memcpy(&word, at, 4);
+        const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(word), byte_of);
+        const __m256i where = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit);
+        return _mm256_blendv_epi8(x, _mm256_sub_epi8(_mm256_set1_epi8(-128), x), where);
+    };
+    return {half(a.low, bits), half(a.high, bits + 4)};
+}
+// All ones in the lanes whose bits are set in the two bytes at `bits`.
+struct Lanes16 {
+    __m256i low, high;
+};
+static inline Lanes16 lanes_where(const std::uint8_t* bits) {
+    std::uint16_t word;
+    __builtin_memcpy(&word, bits, 2);
+    const __m256i all = _mm256_set1_epi32(word), bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i next = _mm256_slli_epi32(bit, 8);
+    return {_mm256_cmpeq_epi32(_mm256_and_si256(all, bit), bit), _mm256_cmpeq_epi32(_mm256_and_si256(all, next), next)};
+}
+// For each four bytes: `set` where the bit of the two bytes at `bits` is set, else `clear`.
+static inline Bytes64 fours_where(const std::uint8_t* bits, std::uint8_t clear, std::uint8_t set) {
+    const Lanes16 where = lanes_where(bits);
+    const __m256i no = _mm256_set1_epi8(static_cast<char>(clear)), yes = _mm256_set1_epi8(static_cast<char>(set));
+    return {_mm256_blendv_epi8(no, yes, where.low), _mm256_blendv_epi8(no, yes, where.high)};
+}
+
+struct TwoBytes64 {
+    Bytes64 first, second;
+};
+// The first four bytes of sixteen entries, and the last four.
+template <class Place>
+static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place* at) {
+    const auto two = [&](int i) {
+        const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(table + at[i]));
+        return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), reinterpret_cast<const double*>(table + at[i + 1])));
+    };
+    const auto four = [&](int i) {
+        return _mm256_castsi256_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(two(i)), two(i + 2), 1));
+    };
+    const auto ordered = [](__m256 x) { return _mm256_permute4x64_epi64(_mm256_castps_si256(x), 0xd8); };
+    const __m256 a = four(0), b = four(4), c = four(8), d = four(12);
+    return {{ordered(_mm256_shuffle_ps(a, b, 0x88)), ordered(_mm256_shuffle_ps(c, d, 0x88))},
+            {ordered(_mm256_shuffle_ps(a, b, 0xdd)), ordered(_mm256_shuffle_ps(c, d, 0xdd))}};
+}
+// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of the four
+// bytes at `high` is set (if there are more words than 256)
+template <std::size_t words>
+static inline TwoBytes64 look_up_fours(const std::uint16_t* from, const std::uint8_t* low, const std::uint8_t* high,
+                                       Bytes64 table) {
+    std::uint32_t by256 = 0;
+    if constexpr (words > 256) __builtin_memcpy(&by256, high, 4);
+    const auto word = [&](int i) -> int { return from[low[i] | (by256 >> i & 1) << 8]; };
+    const auto eight = [&](int i) {
+        __m256i w = _mm256_setr_epi32(word(i), word(i + 1), word(i + 2), word(i + 3), word(i + 4), word(i + 5), word(i + 6),
+                                      word(i + 7));
+        w = _mm256_and_si256(_mm256_or_si256(w, _mm256_slli_epi32(w, 8)), _mm256_set1_epi32(0x00ff00ff));
+        w = _mm256_and_si256(_mm256_or_si256(w, _mm256_slli_epi32(w, 4)), _mm256_set1_epi32(0x0f0f0f0f));
+        return _mm256_shuffle_epi8(table.low, w);
+    };
+    return {{eight(0), eight(8)}, {eight(16), eight(24)}};
+}
+// to[i] = low[i] + 256 for bit i of the first two bytes at `high` + 512 for that of the next two …, i < 16
+template <std::int64_t high_bits>
+static inline void store_places(std::uint32_t* to, const std::uint8_t* low, const std::uint8_t* high) {
+    const auto half = [](const std::uint8_t* at) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    };
+    __m256i first = half(low), second = half(low + 8);
+    for (std::int64_t b = 0; b < high_bits; ++b) {
+        const Lanes16 where = lanes_where(high + 2 * b);
+        const __m256i more = _mm256_set1_epi32(256 << b);
+        first = _mm256_add_epi32(first, _mm256_and_si256(where.low, more));
+        second = _mm256_add_epi32(second, _mm256_and_si256(where.high, more));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), first);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8), second);
+}
+
 static inline I32x16 splat_i32(std::int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
 // sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`. Sums of two products
 // have 16 bits here: weights above 129 (wide) are taken in two parts, the activations are at most 127.

@@ -42,6 +42,81 @@ static inline Bytes64 at_least(Bytes64 a, std::uint8_t limit) {
     return {_mm512_maskz_set1_epi8(holds, 1)};
 }
 
+static inline Bytes64 operator-(Bytes64 a, Bytes64 b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+// Bits set in all bytes.
+static inline Bytes64 either(Bytes64 a, std::uint8_t bits) {
+    return {_mm512_or_si512(a.v, _mm512_set1_epi8(static_cast<char>(bits)))};
+}
+// 128 - a where the bit of the eight bytes at `bits` is set
+static inline Bytes64 reflect_where(Bytes64 a, const std::uint8_t* bits) {
+    __mmask64 where;
+    __builtin_memcpy(&where, bits, 8);
+    return {_mm512_mask_sub_epi8(a.v, where, _mm512_set1_epi8(-128), a.v)};
+}
+// For each four bytes: `set` where the bit of the two bytes at `bits` is set, else `clear`.
+static inline Bytes64 fours_where(const std::uint8_t* bits, std::uint8_t clear, std::uint8_t set) {
+    __mmask16 where;
+    __builtin_memcpy(&where, bits, 2);
+    return {_mm512_mask_mov_epi32(_mm512_set1_epi8(static_cast<char>(clear)), where, _mm512_set1_epi8(static_cast<char>(set)))};
+}
+
+struct TwoBytes64 {
+    Bytes64 first, second;
+};
+// The first four bytes of sixteen entries, and the last four. Two are moved at a time: gather instructions are slow on some
+// processors.
+template <class Place>
+static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place* at) {
+    const auto two = [&](int i) {
+        const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(table + at[i]));
+        return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), reinterpret_cast<const double*>(table + at[i + 1])));
+    };
+    const auto four = [&](int i) { return _mm256_inserti128_si256(_mm256_castsi128_si256(two(i)), two(i + 2), 1); };
+    const __m512i low = _mm512_inserti64x4(_mm512_castsi256_si512(four(0)), four(4), 1);
+    const __m512i high = _mm512_inserti64x4(_mm512_castsi256_si512(four(8)), four(12), 1);
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return {{_mm512_permutex2var_epi32(low, even, high)},
+            {_mm512_permutex2var_epi32(low, _mm512_or_si512(even, _mm512_set1_epi32(1)), high)}};
+}
+// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of the four
+// bytes at `high` is set (if there are more words than 256)
+template <std::size_t words>
+static inline TwoBytes64 look_up_fours(const std::uint16_t* from, const std::uint8_t* low, const std::uint8_t* high,
+                                       Bytes64 table) {
+    const __m512i at = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
+    const __mmask32 by64 = _mm512_test_epi16_mask(at, _mm512_set1_epi16(64));
+    const __mmask32 by128 = _mm512_test_epi16_mask(at, _mm512_set1_epi16(128));
+    const auto of64 = [&](const std::uint16_t* x) {
+        return _mm512_permutex2var_epi16(_mm512_loadu_si512(x), at, _mm512_loadu_si512(x + 32));
+    };
+    const auto of128 = [&](const std::uint16_t* x) { return _mm512_mask_blend_epi16(by64, of64(x), of64(x + 64)); };
+    const auto of256 = [&](const std::uint16_t* x) { return _mm512_mask_blend_epi16(by128, of128(x), of128(x + 128)); };
+    __m512i found = of256(from);
+    if constexpr (words > 256) {
+        __mmask32 by256;
+        __builtin_memcpy(&by256, high, 4);
+        found = _mm512_mask_blend_epi16(by256, found, of256(from + 256));
+    }
+    const auto spread = [&](__m256i half) {
+        __m512i w = _mm512_cvtepu16_epi32(half);
+        w = _mm512_and_si512(_mm512_or_si512(w, _mm512_slli_epi32(w, 8)), _mm512_set1_epi32(0x00ff00ff));
+        w = _mm512_and_si512(_mm512_or_si512(w, _mm512_slli_epi32(w, 4)), _mm512_set1_epi32(0x0f0f0f0f));
+        return lookup(table, {w});
+    };
+    return {spread(_mm512_castsi512_si256(found)), spread(_mm512_extracti64x4_epi64(found, 1))};
+}
+// to[i] = low[i] + 256 for bit i of the first two bytes at `high` + 512 for that of the next two …, i < 16
+template <std::int64_t high_bits>
+static inline void store_places(std::uint32_t* to, const std::uint8_t* low, const std::uint8_t* high) {
+    __m512i out = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(low)));
+    for (std::int64_t b = 0; b < high_bits; ++b) {
+        __mmask16 where;
+        __builtin_memcpy(&where, high + 2 * b, 2);
+        out = _mm512_mask_add_epi32(out, where, out, _mm512_set1_epi32(256 << b));
+    }
+    _mm512_storeu_si512(to, out);
+}
+
 static inline I32x16 splat_i32(std::int32_t value) { return {_mm512_set1_epi32(value)}; }
 // sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`
 template <bool wide>

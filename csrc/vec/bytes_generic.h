@@ -55,6 +55,61 @@ static inline Bytes64 at_least(Bytes64 a, std::uint8_t limit) {
     return map64([&](int i) { return a.lane[i] >= limit; });
 }
 
+static inline Bytes64 operator-(Bytes64 a, Bytes64 b) {
+    return map64([&](int i) { return a.lane[i] - b.lane[i]; });
+}
+// Bits set in all bytes.
+static inline Bytes64 either(Bytes64 a, std::uint8_t bits) {
+    return map64([&](int i) { return a.lane[i] | bits; });
+}
+// 128 - a where the bit of the eight bytes at `bits` is set
+static inline Bytes64 reflect_where(Bytes64 a, const std::uint8_t* bits) {
+    return map64([&](int i) {
+        const int set = bits[i / 8] >> i % 8 & 1;
+        return (a.lane[i] ^ -set) + set * 129;
+    });
+}
+// For each four bytes: `set` where the bit of the two bytes at `bits` is set, else `clear`.
+static inline Bytes64 fours_where(const std::uint8_t* bits, std::uint8_t clear, std::uint8_t set) {
+    return map64([=](int i) { return bits[i / 32] >> i / 4 % 8 & 1 ? set : clear; });
+}
+
+struct TwoBytes64 {
+    Bytes64 first, second;
+};
+// The first four bytes of sixteen entries, and the last four.
+template <class Place>
+static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place* at) {
+    TwoBytes64 out;
+    for (int i = 0; i < 16; ++i) {
+        const std::uint64_t entry = table[at[i]];
+        std::memcpy(out.first.lane + 4 * i, &entry, 4);
+        const std::uint64_t rest = entry >> 32;
+        std::memcpy(out.second.lane + 4 * i, &rest, 4);
+    }
+    return out;
+}
+// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of the four
+// bytes at `high` is set (if there are more words than 256)
+template <std::size_t words>
+static inline TwoBytes64 look_up_fours(const std::uint16_t* from, const std::uint8_t* low, const std::uint8_t* high,
+                                       const Bytes64& table) {
+    TwoBytes64 out;
+    for (int i = 0; i < 32; ++i) {
+        const int word = from[words > 256 ? low[i] | (high[i / 8] >> i % 8 & 1) << 8 : low[i]];
+        for (int j = 0; j < 4; ++j) (i < 16 ? out.first : out.second).lane[i % 16 * 4 + j] = table.lane[word >> 4 * j & 15];
+    }
+    return out;
+}
+// to[i] = low[i] + 256 for bit i of the first two bytes at `high` + 512 for that of the next two …, i < 16
+template <std::int64_t high_bits>
+static inline void store_places(std::uint32_t* to, const std::uint8_t* low, const std::uint8_t* high) {
+    for (int i = 0; i < 16; ++i) {
+        to[i] = low[i];
+        for (std::int64_t b = 0; b < high_bits; ++b) to[i] += (high[2 * b + i / 8] >> i % 8 & 1u) << (8 + b);
+    }
+}
+
 static inline I32x16 splat_i32(std::int32_t value) {
     I32x16 out;
     for (auto& lane : out.lane) lane = value;

@@ -17,6 +17,7 @@ from penstock.quant.formats import FORMATS, format_bytes
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 ROWS = 70
 BLOCKS = [name for name, stored in FORMATS.items() if stored.block_size > 1]
+SHAPES = ((32, "zero"), (128, "zeros"), (16, "minimums"), (64, "order"), (512, "zero"), (64, "fractions"))
 NF4 = np.linspace(-1.0, 1.0, 16, dtype=np.float32) ** 3
 
 
@@ -56,6 +57,17 @@ def affine(bits: int, group: int, how: str, seed: int) -> Affine:
     return Affine(codes, bits, group, scales, zero, zeros, minimums, order)
 
 
+def sorted_by_width(widths: tuple[int, ...], group: int, seed: int) -> Affine:
+    """As EXL2: a width a group of inputs, the most important first, and scales that are squares times the group's."""
+    rng, bits, inputs = np.random.default_rng(seed), max(widths), len(widths) * group
+    each = np.repeat(widths, group)
+    codes = rng.integers(0, 2**each, (ROWS, inputs)) + 2 ** (bits - 1) - 2 ** (each - 1)
+    units = rng.uniform(0.01, 1, len(widths)).astype(np.float16).astype(np.float32) / np.float32(256)
+    scales = rng.integers(1, 17, (ROWS, len(widths))).astype(np.float32) ** 2 * units
+    order = rng.permutation(inputs).astype(np.int32)
+    return Affine(codes.astype(np.uint8), bits, group, scales, zero=2 ** (bits - 1), order=order)
+
+
 def codebook(table: np.ndarray, group: int, seed: int) -> Codebook:
     rng, inputs = np.random.default_rng(seed), 320
     codes = rng.integers(0, 16, (ROWS, inputs), dtype=np.uint8)
@@ -90,8 +102,11 @@ def matrices() -> Iterator[tuple[str, Canonical]]:
     for seed, name in enumerate(BLOCKS):
         yield name, random_blocks(name, ROWS, seed)
     for bits in (1, 2, 3, 4, 5, 6, 7, 8):
-        for group, how in ((32, "zero"), (128, "zeros"), (16, "minimums"), (64, "order"), (512, "zero"), (64, "fractions")):
+        for group, how in SHAPES:
             yield f"affine {bits} bits, group {group}, {how}", affine(bits, group, how, bits)
+    yield "sorted by width, group 32", sorted_by_width((8, 6, 6, 5, 4, 4, 3, 3, 3, 2, 2, 1), 32, 0)
+    yield "sorted by width, group 16", sorted_by_width((6, 6, 4, 4, 4, 4, 3, 2, 2), 16, 1)
+    yield "sorted by width, group 128", sorted_by_width((5, 4, 3), 128, 2)
     for group in (16, 32, 64):
         yield f"nf4 {group}", codebook(NF4, group, group)
         yield f"whole codebook {group}", codebook(np.arange(-8.0, 8.0) / 2, group, group)
@@ -135,15 +150,21 @@ def test_packed_values_and_products(matrix: Canonical) -> None:
     assert all(torch.equal(other, others[0]) for other in others)
 
 
-@pytest.mark.parametrize(
-    "name", ["q4_0", "q8_0", "q4_k", "q6_k", "q5_k", "q3_k", "q2_k", "iq4_xs", "tq1_0", "mxfp4", "nvfp4"]
-)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_packed_blocks_are_about_as_large_as_stored(name: str) -> None:
     inputs = 4096
     stored = format_bytes(name, 64 * inputs)
     packed = packing.pack(Blocks(name, (64, inputs), np.zeros(stored, dtype=np.uint8)))
     assert packed.file_bytes == stored
     assert packed.nbytes <= 1.1 * stored
+
+
+@pytest.mark.parametrize(("widths", "group"), [((4, 4, 3, 3), 128), ((6, 5, 4, 3, 2, 2, 2, 2), 32), ((4,) * 8, 32)])
+def test_inputs_sorted_by_width_keep_their_widths(widths: tuple[int, ...], group: int) -> None:
+    packed = packing.pack(sorted_by_width(widths * 8, group, 3))
+    stored = ROWS * group * sum(widths) + (4 * ROWS + 48) * len(widths) + 32 * group * len(widths)  # bytes of the file
+    assert packed.nbytes <= 1.1 * stored * (80 / ROWS)  # panels have sixteen rows
+    assert "squared scales" in packed.kind
 
 
 def test_scales_of_nvfp4_stay_a_byte() -> None:

@@ -117,6 +117,30 @@ void add_affine_samples(Random& random, std::vector<Sample>& out) {
         }
 }
 
+// Inputs whose codes have fewer and fewer bits, and scales that are squares times a number of the group.
+void add_sorted_samples(Random& random, std::vector<Sample>& out) {
+    for (const std::int64_t group : {16, 32, 64}) {
+        const std::int64_t rows = 37, cols = 7 * 64 + group;
+        std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * cols));
+        Floats scales(static_cast<std::size_t>(rows * cols / group)), values(codes.size());
+        std::vector<std::int32_t> order(static_cast<std::size_t>(cols));
+        for (std::size_t k = 0; k < order.size(); ++k) order[k] = static_cast<std::int32_t>(order.size() - 1 - k);
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+            const std::int64_t k = i % cols, bits = std::max<std::int64_t>(1, 8 - k / 64), g = k / group;
+            const auto at = static_cast<std::size_t>(i), scale = static_cast<std::size_t>(i / group);
+            codes[at] = static_cast<std::uint8_t>(128 + static_cast<int>(random() % (1u << bits)) - (1 << (bits - 1)));
+            if (i % group == 0) {
+                const float root = static_cast<float>(random() % 16 + 1);
+                scales[scale] = root * root * static_cast<float>(g + 3) / 1024;
+            }
+            values[static_cast<std::size_t>(i - k + order[static_cast<std::size_t>(k)])] = scales[scale] * static_cast<float>(codes[at] - 128);
+        }
+        const AffineSource source{rows, cols, 1, group, 8, 128, codes.data(), scales.data(), nullptr, nullptr, nullptr, order.data()};
+        out.push_back({"sorted by width/" + std::to_string(group), pack_affine(source), values});
+        require(out.back().packed->widths() != nullptr, "widths differ");
+    }
+}
+
 void add_codebook_samples(Random& random, std::vector<Sample>& out) {
     const std::int64_t rows = 33, cols = 320;
     for (const int integer : {0, 1})
@@ -311,6 +335,7 @@ int main() {
     std::vector<Sample> samples;
     add_block_samples(random, samples);
     add_affine_samples(random, samples);
+    add_sorted_samples(random, samples);
     add_codebook_samples(random, samples);
     add_plain_samples(random, samples);
     for (const Sample& sample : samples) check_values(sample);
