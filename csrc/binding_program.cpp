@@ -112,24 +112,27 @@ void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int ac
 
 void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, const PackedMatrix& gate,
              const PackedMatrix& up, const PackedMatrix& down, Value gate_up_bias, Value down_bias, Value residual,
-             int activation, float alpha, float limit, Value out) {
+             int activation, float alpha, float limit, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
     const auto act = static_cast<Activation>(activation);
     p.add({"experts", [=, &gate, &up, &down](const Frame& f, Worker& w) {
-               ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.step.tokens, top_k, &gate,
+               ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.count(e), top_k, &gate,
                               &up, &down, f.at<float>(gate_up_bias), f.at<float>(down_bias), f.at<float>(residual), act,
                               alpha, limit, f.at<float>(out), f.scratch()},
                              w);
            },
            {x, weights, ids, gate_up_bias, down_bias, residual},
            {out},
-           [=, &gate, &up, &down](std::int64_t rows) { return experts_scratch(gate, up, down, rows, top_k); }});
+           [=, &gate, &up, &down](std::int64_t rows) { return experts_scratch(gate, up, down, rows, top_k); },
+           e});
 }
 
 void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
-           Value weights, Value ids) {
+           Value weights, Value ids, const std::string& extent) {
+    const Extent e = extent_of(extent);
     const auto how = static_cast<Routing>(routing);
     p.add({"route", [=](const Frame& f, Worker& w) {
-               ops().route_experts({f.at<float>(logits), f.step.tokens, num_experts, top_k, how, renormalize,
+               ops().route_experts({f.at<float>(logits), f.count(e), num_experts, top_k, how, renormalize,
                                     f.at<float>(weights), f.at<std::int64_t>(ids)},
                                    w);
            },
@@ -138,9 +141,10 @@ void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_
            nullptr});
 }
 
-void add(Program& p, Value a, Value b, std::int64_t size, Value out) {
+void add(Program& p, Value a, Value b, std::int64_t size, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
     p.add({"add", [=](const Frame& f, Worker& w) {
-               ops().add({f.at<float>(a), f.at<float>(b), f.step.tokens, size, f.at<float>(out)}, w);
+               ops().add({f.at<float>(a), f.at<float>(b), f.count(e), size, f.at<float>(out)}, w);
            },
            {a, b},
            {out},

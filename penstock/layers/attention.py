@@ -73,7 +73,7 @@ class Attention(Layer):
         )
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
-        """hidden [T, hidden_size], normalised → the layer's output (+ residual), [T, hidden_size]."""
+        """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         cache: LayerCache = step.caches[self.index]
         cos, sin = step.rotation(self.rotary)
         query = self._write(
@@ -93,7 +93,7 @@ class Attention(Layer):
             None if self.sinks is None else self.sinks.value,
             self.soft_cap,
         )
-        return self.output(attended, residual)
+        return self.output(step.wanted(attended), None if residual is None else step.wanted(residual))
 
 
 def _head_norms(prefix: str, options: AttentionOptions) -> Weight:

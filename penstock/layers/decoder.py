@@ -44,7 +44,7 @@ class DecoderBlock(Layer):
         self.feed_forward = feed_forward
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """hidden [T, hidden_size] → the same shape."""
+        """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         normed, hidden = self.input_norm(hidden)
         hidden = self.attention(normed, step, hidden)
         normed, hidden = self.middle_norm(hidden)
@@ -69,9 +69,10 @@ class SandwichBlock(Layer):
         self.feed_forward = feed_forward
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """hidden [T, hidden_size] → the same shape."""
+        """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         normed, residual = self.before_attention(hidden)
         attended, _ = self.after_attention(self.attention(normed, step))
+        residual = step.wanted(residual)
         normed, residual = self.before_feed_forward(attended, residual)
         fed, _ = self.after_feed_forward(self.feed_forward(normed, step))
         return self._add(residual, fed)
@@ -116,14 +117,19 @@ class DecoderModel(Layer):
 
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
-        """Runs the step and writes its keys and values to `caches` (one an attention layer): [T, hidden_size]."""
+        """Runs the step and writes its keys and values to `caches` (one an attention layer).
+
+        Returns:
+            [L, hidden_size] of the tokens `batch.logit_rows`.
+        """
         step = Step(batch, caches, self.kernels)
         hidden = self.embedding(batch.token_ids)
         for block in self.blocks:
+            step.last = block is self.blocks[-1]
             hidden = block(hidden, step)
         return self.norm(hidden)[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Rows [L] int64 of `forward`'s hidden [T, hidden_size] → [L, vocab_size] float32."""
+        """Rows int64 of `forward`'s hidden [L, hidden_size] → [rows, vocab_size] float32."""
         return self.head(self.kernels.take_rows(hidden, rows))

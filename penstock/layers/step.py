@@ -21,11 +21,13 @@ class Step:
         batch: the step's tokens.
         caches: one an attention layer, in layer order.
         kernels: the ops.
+        last: the step is in the model's last layer.
     """
 
     batch: Batch
     caches: Sequence[LayerCache]
     kernels: KernelSet
+    last: bool = False
     _plans: dict[int, Any] = field(default_factory=dict)
     _rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -44,6 +46,13 @@ class Step:
                 window,
             )
         return plan
+
+    def wanted(self, x: Tensor) -> Tensor:
+        """In the last layer, once its tokens have been mixed: the rows [L, N] of x [T, N] whose logits are wanted.
+
+        Only they are computed further, and tokens of a prompt but its last one cost no feed-forward there. Elsewhere x.
+        """
+        return self.kernels.take_rows(x, self.batch.logit_rows) if self.last else x
 
     def rotation(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """The rotary tables at the step's positions: cos and signed sin, each [T, 1, rot] float32."""

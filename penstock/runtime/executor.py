@@ -26,7 +26,7 @@ class Executor(Protocol):
         """Runs a step and writes its keys and values."""
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits [L, vocab] float32 after tokens rows [L] int64 of the last step; valid until the next call."""
+        """Logits [n, vocab] float32 of the last `logit_rows[rows]`, rows [n] int64; valid until the next call."""
 
 
 class EagerExecutor:
@@ -52,7 +52,7 @@ class RecordedExecutor:
     def __init__(self, model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int) -> None:
         body = recording.Recording()
         hidden = model.forward(_symbolic(body, 1 + max(cache.group for cache in caches)), caches)
-        body.finish(hidden, max_tokens, 0)
+        body.finish(hidden, max_tokens, max_tokens)
         head = recording.Recording()
         logits = model.logits(head.result_of(body, hidden), head.logit_index)
         head.finish(logits, 0, max_logit_rows)
@@ -63,7 +63,9 @@ class RecordedExecutor:
 
     def forward(self, batch: Batch) -> None:
         tables = [(group.block_table, group.slot) for group in batch.groups]
-        self._body.run(batch.token_ids, batch.positions, batch.query_start, batch.context_len, tables)
+        self._body.run(
+            batch.token_ids, batch.positions, batch.query_start, batch.context_len, tables, batch.logit_rows
+        )
 
     def logits(self, rows: Tensor) -> Tensor:
         if len(rows) <= self._max_logit_rows:

@@ -58,10 +58,11 @@ class ModelRunner:
             self._memory.apply(op)
         self._count_forced(plan)
         ends, scored = self._wanted_logits(plan)
-        batch = self._builder.build(plan.spans, ends)
+        total = sum(len(span.tokens) for span in plan.spans)
+        batch = self._builder.build(plan.spans, range(total) if scored else ends)
         built = perf_counter()
         self._executor.forward(batch)
-        logits = self._executor.logits(batch.logit_rows) if ends else None
+        logits = self._executor.logits(torch.tensor(ends) if scored else torch.arange(len(ends))) if ends else None
         computed = perf_counter()
         rows = self._draw(plan, logits, masks)
         for entry in scored:

@@ -157,7 +157,7 @@ class Scorer:
         self._builder.add_row(NewRow(0, "score", 0, tokens, (), 0, self._blocks, SamplingParams()))
         empty = ((),) * len(self._blocks)
         span = RowSpan(0, 0, tokens, len(tokens), 0, sample=False, new_blocks=empty)
-        self._executor.forward(self._builder.build([span], []))
+        self._executor.forward(self._builder.build([span], range(len(tokens))))
         targets = torch.tensor(tokens)
         for start in range(window.first - 1, len(tokens) - 1, _LOGIT_ROWS):
             rows = torch.arange(start, min(start + _LOGIT_ROWS, len(tokens) - 1))

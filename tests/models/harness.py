@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ class Harness:
 
     def step(self, work: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
         """Computes the given tokens of each row (new rows appear by being named): logits [tokens, vocab] of each."""
-        for row, tokens in work.items():
-            self._extend(row, len(tokens))
-        batch = self._batch(work)
-        logits = self.model.logits(self.model.forward(batch, self.caches), torch.arange(len(batch.token_ids)))
+        logits = self.wanted(work, range(sum(map(len, work.values()))))
         return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
+
+    def wanted(self, work: Mapping[str, Sequence[int]], tokens: Sequence[int]) -> Tensor:
+        """Computes a step as `step` does, and the logits of some of its tokens: [tokens, vocab]."""
+        for row, new in work.items():
+            self._extend(row, len(new))
+        batch = replace(self._batch(work), logit_rows=torch.tensor(tokens, dtype=torch.int64))
+        return self.model.logits(self.model.forward(batch, self.caches), torch.arange(len(tokens)))
 
     def _extend(self, row: str, count: int) -> None:
         tables = self.tables.setdefault(row, [[] for _ in self.groups])
@@ -100,7 +105,7 @@ class Harness:
             groups=tuple(groups),
             prompt_tokens=torch.tensor(query_lens, dtype=torch.int32),
             draft_tokens=torch.zeros(len(query_lens), dtype=torch.int32),
-            logit_rows=torch.arange(sum(query_lens)),
+            logit_rows=torch.arange(0),
             query_lens=query_lens,
             context_lens=context_lens,
         )

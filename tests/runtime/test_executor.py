@@ -76,6 +76,25 @@ def test_every_family_is_recorded_and_equals_its_layers_to_the_bit(family: str, 
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_tokens_whose_logits_are_not_wanted_change_nothing(family: str, recorded: bool, tmp_path: Path) -> None:
+    tiny.save(family, tmp_path)
+    model = load(tmp_path)
+    every, _ = run(model, best if recorded else None)
+    harness = Harness(model, seed=1)
+    if recorded:
+        harness.model = Through(best(harness))  # type: ignore[assignment]
+    with torch.inference_mode():
+        none, some, last = (
+            harness.wanted(work, tokens) for work, tokens in zip(WORK, ((), (0, 26, 27), (2, 0)), strict=True)
+        )
+    _, _, a, b, c, _, _, last_b = every
+    assert none.shape == (0, model.vocab_size)
+    assert torch.equal(some, torch.stack([a[0], b[25], c[0]]))
+    assert torch.equal(last, torch.stack([last_b[0], every[5][0]]))
+
+
 def calls_torch(x: Any) -> Any:
     return torch.tanh(x)
 

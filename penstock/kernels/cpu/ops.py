@@ -126,8 +126,8 @@ def gated_linear(
 
 def add(a: Any, b: Any) -> Any:
     tape, size = tape_of(a), width_of(a)
-    out = tape.new(size)
-    tape.program.add(tape.index(a), tape.index(b), size, tape.index(out))
+    out = tape.new(size, extent_of(a))
+    tape.program.add(tape.index(a), tape.index(b), size, tape.index(out), extent_of(a))
     return tape.done(out)
 
 
@@ -210,10 +210,11 @@ def head_linear(x: Any, weight: Packed, cos: Any = None, sin: Any = None, interl
 
 def route_experts(router_logits: Any, top_k: int, routing: str, renormalize: bool) -> Any:
     tape = tape_of(router_logits)
-    weights, ids = tape.new(top_k), tape.new(top_k, dtype=torch.int64)
+    extent = extent_of(router_logits)
+    weights, ids = tape.new(top_k, extent), tape.new(top_k, extent, dtype=torch.int64)
     how = top_k, ROUTINGS.index(routing), renormalize
     logits = tape.index(router_logits)
-    tape.program.route_experts(logits, width_of(router_logits), *how, tape.index(weights), tape.index(ids))
+    tape.program.route_experts(logits, width_of(router_logits), *how, tape.index(weights), tape.index(ids), extent)
     return tape.done(weights, ids)
 
 
@@ -231,12 +232,12 @@ def grouped_experts(
     residual: Any = None,
 ) -> Any:
     tape = tape_of(x)
-    out = tape.new(width_of(x))
+    out = tape.new(width_of(x), extent_of(x))
     tape.refs.append((gate_up, down))
     inputs = tape.index(x), tape.index(weights), tape.index(ids), width_of(ids)
     biases = tape.index(gate_up_bias), tape.index(down_bias)
-    how = ACTIVATIONS.index(activation), alpha, limit
-    tape.program.experts(*inputs, *gate_up.parts, *down.parts, *biases, tape.index(residual), *how, tape.index(out))
+    how = ACTIVATIONS.index(activation), alpha, limit, tape.index(out), extent_of(x)
+    tape.program.experts(*inputs, *gate_up.parts, *down.parts, *biases, tape.index(residual), *how)
     return tape.done(out)
 
 

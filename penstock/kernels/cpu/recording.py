@@ -133,11 +133,13 @@ class Recording:
         query_start: Tensor,
         context_len: Tensor,
         groups: Sequence[tuple[Tensor, Tensor]],
+        logit_rows: Tensor,
     ) -> None:
         """Replays it for a step; arguments as in `layers.batch.Batch`, groups as (block_table, slot)."""
         step = self._step
         pointers = (tensor.data_ptr() for tensor in (token_ids, positions, query_start, context_len))
         step.set(len(token_ids), len(context_len), *pointers)
+        step.set_logits(len(logit_rows), logit_rows.data_ptr())
         for group, (table, slot) in enumerate(groups):
             step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr())
         self.program.run(step)
