@@ -16,6 +16,7 @@ struct KvEntry {
     float scale;                   // of all elements (f8_e4m3, i8)
     std::uint16_t* group_scale;    // bfloat16, one for 32 elements (i4)
     std::uint16_t* group_minimum;  // the same
+    std::uint16_t* half;           // [2][16][room], elements of up to 16 tokens' keys and values (bf16)
 };
 
 static inline std::uint32_t bits_of(float value) {
@@ -40,16 +41,12 @@ static inline float most_magnitude(const float* value, std::int64_t count) {
     return vec::most(most) + vec::sum(odd);
 }
 
-// Codes of sixteen bits, saturated at the greatest finite half.
-template <KvType type>
-static inline void encode_half(KvEntry& entry, std::int64_t count) {
+// Saturated at the greatest finite half.
+static inline void encode_f16(KvEntry& entry, std::int64_t count) {
     for (std::int64_t i = 0; i < count; i += 16) {
         std::uint16_t bits[16];
         const vec::F32x16 x = vec::load16(entry.value + i);
-        if constexpr (type == KvType::bf16)
-            vec::store16_bf16(bits, x);
-        else
-            vec::store16_f16(bits, vec::max(vec::splat16(-65504.0f), vec::min(vec::splat16(65504.0f), x)));
+        vec::store16_f16(bits, vec::max(vec::splat16(-65504.0f), vec::min(vec::splat16(65504.0f), x)));
         for (int j = 0; j < 16; ++j) entry.code[i + j] = bits[j];
     }
 }
@@ -117,9 +114,9 @@ static inline void encode_entry(KvType type, KvEntry& entry, std::int64_t count)
             for (std::int64_t i = 0; i < room; ++i) entry.code[i] = bits_of(entry.value[i]);
             return;
         case KvType::bf16:
-            return encode_half<KvType::bf16>(entry, room);
+            return;  // rounded where they are placed
         case KvType::f16:
-            return encode_half<KvType::f16>(entry, room);
+            return encode_f16(entry, room);
         case KvType::f8_e4m3:
             return encode_e4m3(entry, room);
         case KvType::i8:

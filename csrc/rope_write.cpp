@@ -9,21 +9,26 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// A head's elements into `out`, normed if `scales` are given, and zeros up to a multiple of 32.
+// A head's elements into `out`, normed if `scales` are given.
 void take_head(const float* x, const float* scales, std::int64_t dim, float eps, float* out) {
     const auto part = [=](std::int64_t i) { return std::min<std::int64_t>(16, dim - i); };
-    vec::F32x16 squares = vec::splat16(0.0f);
+    vec::F32x16 factor = vec::splat16(1.0f);
+    if (scales) {
+        vec::F32x16 squares = vec::splat16(0.0f);
+        for (std::int64_t i = 0; i < dim; i += 16) {
+            const vec::F32x16 value = vec::load_some(x + i, part(i));
+            squares = vec::fma(value, value, squares);
+        }
+        factor = vec::splat16(1.0f / std::sqrt(vec::sum(squares) / static_cast<float>(dim) + eps));
+    }
     for (std::int64_t i = 0; i < dim; i += 16) {
         const vec::F32x16 value = vec::load_some(x + i, part(i));
-        squares = vec::fma(value, value, squares);
-        vec::store(out + i, value);
+        vec::store_some(out + i, scales ? value * factor * vec::load_some(scales + i, part(i)) : value, part(i));
     }
-    for (std::int64_t i = round_up(dim, 16); i < round_up(dim, kv_group); ++i) out[i] = 0.0f;
-    if (!scales) return;
-    const vec::F32x16 factor = vec::splat16(1.0f / std::sqrt(vec::sum(squares) / static_cast<float>(dim) + eps));
-    for (std::int64_t i = 0; i < dim; i += 16)
-        vec::store(out + i, vec::load16(out + i) * factor * vec::load_some(scales + i, part(i)));
 }
+
+// Zeros up to a multiple of 32 elements.
+void pad(float* x, std::int64_t dim) { std::fill(x + dim, x + round_up(dim, kv_group), 0.0f); }
 
 template <class T>
 void place_key(const std::uint32_t* code, std::int64_t dim, std::int64_t lane, std::byte* tile) {
@@ -37,14 +42,59 @@ void place_value(const std::uint32_t* code, std::int64_t dim, std::int64_t lane,
     for (std::int64_t d = 0; d < dim; ++d) to[d] = static_cast<T>(code[d]);
 }
 
-// Keys and values of bfloat16, in pairs of elements and of tokens.
-void place_key_pairs(const std::uint32_t* code, std::int64_t dim, std::int64_t lane, std::byte* tile) {
-    auto* const to = reinterpret_cast<std::uint32_t*>(tile) + lane;
-    for (std::int64_t d = 0; d < dim; d += 2) to[d / 2 * kv_tile] = code[d] | code[d + 1] << 16;
+// Keys and values of bfloat16 of up to 16 tokens that lie side by side in a tile from `lane` on.
+struct HalfRun {
+    const std::uint16_t* code;  // [count][stride], zeros beyond the head
+    std::int64_t stride, count, lane;
+};
+
+// Rounds a head's elements, which zeros follow, and returns `to`.
+const std::uint16_t* store_halves(const float* x, std::int64_t dim, std::uint16_t* to) {
+    for (std::int64_t i = 0; i < dim; i += 16) vec::store16_bf16(to + i, vec::load16(x + i));
+    return to;
 }
-void place_value_pairs(const std::uint32_t* code, std::int64_t dim, std::int64_t lane, std::byte* tile) {
-    auto* const to = reinterpret_cast<std::uint16_t*>(tile) + lane / 2 * 2 * dim + lane % 2;
-    for (std::int64_t d = 0; d < dim; ++d) to[2 * d] = static_cast<std::uint16_t>(code[d]);
+
+// In pairs of elements.
+void place_key_pairs(const HalfRun& run, std::int64_t dim, std::byte* tile) {
+    constexpr std::int64_t few = 5;  // below, moving pairs one by one is faster than turning 16 rows
+    auto* const to = reinterpret_cast<std::uint32_t*>(tile) + run.lane;
+    if (run.count < few) {
+        for (std::int64_t t = 0; t < run.count; ++t)
+            for (std::int64_t d = 0; d < dim; d += 2)
+                std::memcpy(to + d / 2 * kv_tile + t, run.code + t * run.stride + d, 4);
+        return;
+    }
+    for (std::int64_t d = 0; d < dim; d += 32) {
+        vec::F32x16 row[kv_tile];
+        for (std::int64_t t = 0; t < kv_tile; ++t) {
+            float lane[16] = {};
+            if (t < run.count) std::memcpy(lane, run.code + t * run.stride + d, sizeof lane);
+            row[t] = vec::load16(lane);
+        }
+        vec::transpose(row);
+        for (std::int64_t i = 0; i < kv_tile && d + 2 * i < dim; ++i)
+            vec::store_some(reinterpret_cast<float*>(to + (d / 2 + i) * kv_tile), row[i], run.count);
+    }
+}
+
+// In pairs of tokens.
+void place_value_pairs(const HalfRun& run, std::int64_t dim, std::byte* tile) {
+    auto* const to = reinterpret_cast<std::uint16_t*>(tile);
+    const auto row = [&](std::int64_t lane) { return run.code + (lane - run.lane) * run.stride; };
+    const std::int64_t end = run.lane + run.count;
+    for (std::int64_t lane = run.lane; lane < end; ++lane) {
+        std::uint16_t* const pair = to + lane / 2 * 2 * dim;
+        const std::uint16_t* const first = row(lane);
+        if (lane % 2 == 0 && lane + 1 < end) {
+            const std::uint16_t* const second = row(++lane);
+            for (std::int64_t d = 0; d < dim; ++d) {
+                pair[2 * d] = first[d];
+                pair[2 * d + 1] = second[d];
+            }
+        } else {
+            for (std::int64_t d = 0; d < dim; ++d) pair[2 * d + lane % 2] = first[d];
+        }
+    }
 }
 
 void place_scales(const KvLayout& layout, const KvEntry& entry, std::int64_t dim, std::int64_t lane,
@@ -75,7 +125,7 @@ void write_key(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std::b
             place_key<std::uint32_t>(entry.code, dim, lane, tile);
             break;
         case KvType::bf16:
-            place_key_pairs(entry.code, dim, lane, tile);
+            place_key_pairs({store_halves(entry.value, dim, entry.half), 0, 1, lane}, dim, tile);
             break;
         case KvType::f16:
             place_key<std::uint16_t>(entry.code, dim, lane, tile);
@@ -99,7 +149,7 @@ void write_value(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std:
             place_value<std::uint32_t>(entry.code, room, lane, tile);
             break;
         case KvType::bf16:
-            place_value_pairs(entry.code, room, lane, tile);
+            place_value_pairs({store_halves(entry.value, layout.value_dim, entry.half), 0, 1, lane}, room, tile);
             break;
         case KvType::f16:
             place_value<std::uint16_t>(entry.code, room, lane, tile);
@@ -117,11 +167,16 @@ void write_value(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std:
     place_scales(layout, entry, layout.value_dim, lane, tile + value_code_bytes(layout));
 }
 
+// Elements that a thread has room for in an entry.
+std::int64_t entry_room(const KvLayout& layout) {
+    return round_up(std::max(layout.key_dim, layout.value_dim), kv_group) + kv_group;
+}
+
 void write_latent(const LatentWriteArgs& args, std::int64_t token, KvEntry& entry) {
     const KvLayout& layout = args.layout;
     const std::int64_t dim = layout.key_dim, latent = layout.value_dim;
     const float* const x = args.x + token * dim;
-    std::fill_n(entry.value + latent, round_up(dim, kv_group) + kv_group - latent, 0.0f);
+    std::fill_n(entry.value + latent, entry_room(layout) - latent, 0.0f);
     take_head(x, args.norm, latent, args.eps, entry.value);
     take_rotated(x + latent, args.rotation, token, entry.value + latent);
     const std::int64_t block = args.slot[token] / layout.block_size, offset = args.slot[token] % layout.block_size;
@@ -129,37 +184,86 @@ void write_latent(const LatentWriteArgs& args, std::int64_t token, KvEntry& entr
               args.keys + block * layout.key_block_bytes + offset / kv_tile * key_tile_bytes(layout));
 }
 
-// All of a token that concerns one KV head.
-void write_token(const RopeWriteArgs& args, std::int64_t token, std::int64_t kv_head, KvEntry& entry) {
+// The queries of a token that read one KV head, and their key into `entry`; where the value lies.
+const float* take_token(const RopeWriteArgs& args, std::int64_t token, std::int64_t kv_head, KvEntry& entry) {
     const KvLayout& layout = args.layout;
     const std::int64_t dim = layout.key_dim, half = args.rotary_dim / 2;
     const float* const x = args.qkv + token * ((args.heads + layout.heads) * dim + layout.heads * layout.value_dim);
     const float* const cos = args.cos + token * args.rotary_dim;
     const float* const sin = args.sin + token * args.rotary_dim;
-    const auto head = [&](std::int64_t index) {
-        take_head(x + index * dim, args.qk_norm ? args.qk_norm + index * dim : nullptr, dim, args.eps, entry.value);
-        rotate(entry.value, cos, sin, half);
+    const auto head = [&](std::int64_t index, float* out) {
+        take_head(x + index * dim, args.qk_norm ? args.qk_norm + index * dim : nullptr, dim, args.eps, out);
+        rotate(out, cos, sin, half);
     };
     const std::int64_t end = first_query_head(kv_head + 1, args.heads, layout.heads);
-    for (std::int64_t h = first_query_head(kv_head, args.heads, layout.heads); h < end; ++h) {
-        head(h);
-        std::memcpy(args.query + (token * args.heads + h) * dim, entry.value, static_cast<std::size_t>(dim) * 4);
+    for (std::int64_t h = first_query_head(kv_head, args.heads, layout.heads); h < end; ++h)
+        head(h, args.query + (token * args.heads + h) * dim);
+    head(args.heads + kv_head, entry.value);
+    pad(entry.value, dim);
+    return x + (args.heads + layout.heads) * dim + kv_head * layout.value_dim;
+}
+
+void take_value(const float* value, std::int64_t dim, KvEntry& entry) {
+    take_head(value, nullptr, dim, 0.0f, entry.value);
+    pad(entry.value, dim);
+}
+
+// Where a slot's token lies, for one KV head.
+struct Place {
+    Place(const RopeWriteArgs& args, std::int64_t slot, std::int64_t kv_head) {
+        const KvLayout& layout = args.layout;
+        const std::int64_t block = slot / layout.block_size, offset = slot % layout.block_size;
+        const std::int64_t tile = kv_head * tiles_per_block(layout) + offset / kv_tile;
+        lane = offset % kv_tile;
+        key_tile = args.keys + block * layout.key_block_bytes + tile * key_tile_bytes(layout);
+        value_tile = args.values + block * layout.value_block_bytes + tile * value_tile_bytes(layout);
     }
-    const std::int64_t block = args.slot[token] / layout.block_size, offset = args.slot[token] % layout.block_size;
-    const std::int64_t tile = kv_head * tiles_per_block(layout) + offset / kv_tile, lane = offset % kv_tile;
-    head(args.heads + kv_head);
-    write_key(layout, entry, lane, args.keys + block * layout.key_block_bytes + tile * key_tile_bytes(layout));
-    const float* const value = x + (args.heads + layout.heads) * dim + kv_head * layout.value_dim;
-    take_head(value, nullptr, layout.value_dim, 0.0f, entry.value);
-    write_value(layout, entry, lane, args.values + block * layout.value_block_bytes + tile * value_tile_bytes(layout));
+    std::byte *key_tile, *value_tile;
+    std::int64_t lane;
+};
+
+// All of tokens [first, last), at most 16, that concerns one KV head.
+void write_tokens(const RopeWriteArgs& args, std::int64_t first, std::int64_t last, std::int64_t kv_head,
+                  KvEntry& entry) {
+    const KvLayout& layout = args.layout;
+    for (std::int64_t token = first; token < last; ++token) {
+        const Place place(args, args.slot[token], kv_head);
+        const float* const value = take_token(args, token, kv_head, entry);
+        write_key(layout, entry, place.lane, place.key_tile);
+        take_value(value, layout.value_dim, entry);
+        write_value(layout, entry, place.lane, place.value_tile);
+    }
+}
+
+// The same in bfloat16: tokens that are neighbours in a tile go there together.
+void write_token_pairs(const RopeWriteArgs& args, std::int64_t first, std::int64_t last, std::int64_t kv_head,
+                       KvEntry& entry) {
+    const KvLayout& layout = args.layout;
+    const std::int64_t room = entry_room(layout);
+    std::uint16_t *const keys = entry.half, *const values = keys + kv_tile * room;
+    for (std::int64_t token = first; token < last; ++token) {
+        const float* const value = take_token(args, token, kv_head, entry);
+        store_halves(entry.value, layout.key_dim, keys + (token - first) * room);
+        take_value(value, layout.value_dim, entry);
+        store_halves(entry.value, layout.value_dim, values + (token - first) * room);
+    }
+    for (std::int64_t token = first, end; token < last; token = end) {
+        const Place place(args, args.slot[token], kv_head);
+        for (end = token + 1; end < last && args.slot[end] == args.slot[end - 1] + 1; ++end)
+            if (Place(args, args.slot[end], kv_head).key_tile != place.key_tile) break;
+        const std::int64_t at = (token - first) * room;
+        place_key_pairs({keys + at, room, end - token, place.lane}, layout.key_dim, place.key_tile);
+        place_value_pairs({values + at, room, end - token, place.lane}, padded_value_dim(layout), place.value_tile);
+    }
 }
 
 KvEntry entry_memory(const KvLayout& layout) {
-    const std::int64_t room = round_up(std::max(layout.key_dim, layout.value_dim), kv_group) + kv_group;
-    std::byte* const memory = thread_memory(3, static_cast<std::size_t>(room * 12));
+    const std::int64_t room = entry_room(layout);
+    std::byte* const memory = thread_memory(3, static_cast<std::size_t>(room * (12 + 4 * kv_tile)));
     auto* const value = reinterpret_cast<float*>(memory);
     auto* const groups = reinterpret_cast<std::uint16_t*>(memory + room * 8);
-    return {value, reinterpret_cast<std::uint32_t*>(memory + room * 4), 0.0f, groups, groups + room / kv_group};
+    auto* const half = reinterpret_cast<std::uint16_t*>(memory + room * 12);
+    return {value, reinterpret_cast<std::uint32_t*>(memory + room * 4), 0.0f, groups, groups + room / kv_group, half};
 }
 
 }  // namespace
@@ -200,8 +304,8 @@ void rope_write(const RopeWriteArgs& args, Worker& worker) {
         KvEntry entry = entry_memory(layout);
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t first = item / layout.heads * kv_tile, last = std::min(first + kv_tile, args.tokens);
-            for (std::int64_t token = first; token < last; ++token)
-                write_token(args, token, item % layout.heads, entry);
+            const auto write = layout.type == KvType::bf16 ? write_token_pairs : write_tokens;
+            write(args, first, last, item % layout.heads, entry);
         }
     });
 }
