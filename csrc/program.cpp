@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
-#include <new>
 #include <stdexcept>
 #include <string>
 
 #include "attention_plan.h"
+#include "huge_memory.h"
 
 namespace penstock {
 namespace {
@@ -109,8 +109,7 @@ void Program::place_activations() {
         }
     }
     const std::int64_t bytes = places.size + aligned(scratch) + alignment;
-    arena_ = {static_cast<std::byte*>(::operator new[](static_cast<std::size_t>(bytes), std::align_val_t{alignment})),
-              [](std::byte* memory) { ::operator delete[](memory, std::align_val_t{alignment}); }};
+    arena_ = huge_memory(static_cast<std::size_t>(bytes)).bytes;
     for (Slot& slot : slots_)
         if (slot.row_bytes != 0) slot.memory = arena_.get() + slot.offset;
     scratch_ = arena_.get() + places.size;

@@ -88,7 +88,7 @@ private:
     std::vector<Op> ops_;
     std::vector<double> seconds_;
     std::vector<std::shared_ptr<AttentionPlan>> plans_;
-    std::unique_ptr<std::byte[], void (*)(std::byte*)> arena_{nullptr, nullptr};
+    std::shared_ptr<std::byte> arena_;
     std::byte* scratch_ = nullptr;
     std::int64_t arena_bytes_ = 0, max_tokens_ = 0, max_logit_rows_ = 0;
     bool finished_ = false;
