@@ -121,7 +121,12 @@ class ItemRun {
 public:
     // `next` is what the thread does afterwards, or null.
     ItemRun(const AttentionArgs& args, const Piece& piece, const Piece* next)
-        : args_(args), plan_(*args.plan), layout_(args.layout), item_(*piece.item), next_(next), kv_head_(piece.kv_head) {
+        : args_(args),
+          plan_(*args.plan),
+          layout_(args.layout),
+          item_(*piece.item),
+          next_(next),
+          kv_head_(piece.kv_head) {
         const std::int64_t end = first_query_head(kv_head_ + 1, args.heads, layout_.heads);
         first_head_ = first_query_head(kv_head_, args.heads, layout_.heads) + piece.chunk * plan_.head_chunk;
         heads_ = std::max<std::int64_t>(0, std::min(first_head_ + plan_.head_chunk, end) - first_head_);
@@ -139,7 +144,7 @@ public:
             locate(p);
             if (tile_from_ < tile_to_) {
                 score();
-                for (std::int64_t t = tile_from_; t < std::min(tile_from_ + 2, tile_to_); ++t)
+                for (std::int64_t t = tile_from_; !deep_ && t < std::min(tile_from_ + 2, tile_to_); ++t)
                     prefetch(value_tile_[t], value_tile_bytes(layout_));
                 weigh();
                 sum();
@@ -291,8 +296,17 @@ private:
         look_ahead(keys, num_keys);
     }
 
-    // While values are summed, those two tiles further on are asked for, at last the beginnings of the keys that follow.
+    // While values are summed, the keys that follow are asked for. Where there are few tiles, values are asked for at
+    // the same time, two tiles further on, and at last the beginnings of the keys; else while the keys before them are
+    // read.
     void look_ahead(const std::byte* const* keys, std::int64_t num_keys) {
+        const std::int64_t tiles = tile_to_ - tile_from_;
+        deep_ = tiles > vec::vector_block;
+        if (deep_) {
+            for (std::int64_t k = 0; k < num_keys; ++k) ahead_[k] = {keys[k], key_tile_bytes(layout_)};
+            for (std::int64_t t = 0; t <= tiles; ++t) ahead_end_[tile_from_ + t] = ahead_ + t * num_keys / tiles;
+            return;
+        }
         const std::int64_t bytes = std::min<std::int64_t>(1024, key_tile_bytes(layout_) / 2);
         Stretch* at = ahead_;
         for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
@@ -319,6 +333,7 @@ private:
             const float* converted[step];
             if (converts_)
                 for (std::int64_t t = begin; t < end; ++t) {
+                    if (deep_) prefetch(value_tile_[t], value_tile_bytes(layout_));
                     float* const to = keys_ + (t - group) * kv_tile * round_up(layout_.key_dim, 2);
                     if (layout_.latent)
                         convert_latent_keys<type>(key_tile_[t], layout_, to);
@@ -334,12 +349,15 @@ private:
                 if constexpr (dots) {
                     const std::int64_t dim = padded_key_dim(layout_);
                     score_pairs({query_pairs() + block.row * dim, dim, block.count}, dim,
-                                {keys.data() + from, nullptr}, to - from, out, partition_lanes);
+                                {keys.data() + from, deep_ && &block == blocks_.data() ? value_tile_ + from : nullptr},
+                                to - from, out, partition_lanes);
                 } else if (converts_)
                     score_tiles<Converted>(query_block(block), layout_.key_dim, {converted + (from - group), nullptr},
                                            to - from, out, partition_lanes);
                 else
-                    score_tiles<Stored>(query_block(block), layout_.key_dim, {keys.data() + from, nullptr}, to - from, out, partition_lanes);
+                    score_tiles<Stored>(query_block(block), layout_.key_dim,
+                                        {keys.data() + from, deep_ ? value_tile_ + from : nullptr}, to - from, out,
+                                        partition_lanes);
             }
         }
     }
@@ -393,7 +411,7 @@ private:
         now_[row] = vec::sum(total);
     }
 
-    // Final scores of tiles [begin, end) in place; the greatest of them. Tiles a query sees whole are final as they are.
+    // Final scores of tiles [begin, end) in place; the greatest of them. Tiles a query sees whole are final already.
     float finish_scores(float* scores, std::int64_t begin, std::int64_t end, const ItemQuery& query) const {
         const bool all = scaled || args_.soft_cap > 0.0f || layout_.block_size % kv_tile != 0;
         const std::int64_t from = all ? end : std::min(end, (query.from + kv_tile - 1) / kv_tile);
@@ -483,7 +501,7 @@ private:
     void sum_dots() {
         if (layout_.latent) return sum_latent_dots();
         const auto tiles = stored(value_tile_);
-        const std::int64_t each = num_blocks_ == 1 ? columns_ : value_columns;
+        const std::int64_t each = num_blocks_ == 1 && !deep_ ? columns_ : value_columns;
         for (std::int64_t column = 0; column < columns_; column += each)
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
                 if (block.from >= block.to) continue;
@@ -572,6 +590,7 @@ private:
     std::int64_t tile_from_ = 0, tile_to_ = 0;
     const std::byte* key_tile_[partition_tiles] = {};
     const std::byte* value_tile_[partition_tiles] = {};
+    bool deep_ = false;  // many tiles
     Stretch ahead_[partition_tiles + 2 * vec::vector_block];
     const Stretch* ahead_end_[partition_tiles + 1] = {};
     std::int64_t width_[partition_tiles] = {};
@@ -586,7 +605,8 @@ void run_items(const AttentionArgs& args, Worker& worker) {
     const AttentionPlan& plan = *args.plan;
     const std::int64_t each = args.layout.heads * plan.head_chunks;
     const auto piece = [&](std::int64_t i) {
-        return Piece{&plan.items[static_cast<std::size_t>(i / each)], i % each / plan.head_chunks, i % plan.head_chunks};
+        return Piece{&plan.items[static_cast<std::size_t>(i / each)], i % each / plan.head_chunks,
+                     i % plan.head_chunks};
     };
     const std::int64_t count = static_cast<std::int64_t>(plan.items.size()) * each;
     worker.share(count, plan.pieces, [&](std::int64_t begin, std::int64_t end) {

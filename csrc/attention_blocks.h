@@ -51,7 +51,7 @@ struct Codes<KvType::i8> {
 };
 
 // Asks for a cache line that will be read soon; any address will do.
-static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
 static inline void prefetch(const std::byte* from, std::int64_t bytes) {
     for (std::int64_t i = 0; i < bytes; i += 64) prefetch(from + i);
 }
