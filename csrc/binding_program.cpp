@@ -51,6 +51,10 @@ struct BoundStep : Step {
         if (groups.size() <= group) groups.resize(group + 1);
         groups[group] = {pointer<const std::int32_t>(table), width, pointer<const std::int64_t>(slot)};
     }
+    void set_slots(std::uintptr_t states, std::uintptr_t adapters) {
+        state_slot = pointer<const std::int64_t>(states);
+        adapter_slot = pointer<const std::int64_t>(adapters);
+    }
     void set_logits(std::int64_t count, std::uintptr_t index) {
         logit_rows = count;
         logit_index = pointer<const std::int64_t>(index);
@@ -291,9 +295,11 @@ void bind_program(nb::module_& m) {
         .def(nb::init<>())
         .def("set", &BoundStep::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
         .def("set_group", &BoundStep::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
+        .def("set_slots", &BoundStep::set_slots, "state_slot"_a, "adapter_slot"_a)
         .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);
-    nb::class_<Program>(m, "Program", "A recorded list of ops over an arena.")
-        .def(nb::init<>())
+    nb::class_<Program> program(m, "Program", "A recorded list of ops over an arena.");
+    bind_recurrent(m, program);
+    program.def(nb::init<>())
         .def("activation", [](Program& p, std::int64_t row_bytes, const std::string& extent) {
             return p.activation(row_bytes, extent_of(extent));
         })

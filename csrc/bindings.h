@@ -5,7 +5,10 @@
 
 namespace penstock {
 
+class Program;
+
 void bind_packed(nanobind::module_& m);   // PackedMatrix
 void bind_program(nanobind::module_& m);  // Program, Step, KvLayout, KvBuffers
+void bind_recurrent(nanobind::module_& m, nanobind::class_<Program>& program);  // ops over states of rows, and adapters
 
 }  // namespace penstock

@@ -206,4 +206,83 @@ struct AttentionArgs {
     float* out;          // [T, H · Dv]
 };
 
+// Some columns of an activation: [T, width] inside rows of `stride` elements; no data where an op's input is absent.
+struct Columns {
+    const float* data = nullptr;
+    std::int64_t stride = 0;
+    const float* at(std::int64_t token) const { return data + token * stride; }
+};
+
+// The rows of a step over a pool of states, a slot a row. A row whose first position is 0 finds zeros in its slot.
+struct StateRows {
+    const std::int32_t* query_start;  // [R + 1]
+    const std::int32_t* context_len;  // [R]
+    const std::int64_t* slot;         // [R], all different
+    std::int64_t rows;
+    bool fresh(std::int64_t row) const { return context_len[row] == query_start[row + 1] - query_start[row]; }
+};
+
+// out[t] = after[t] · f(bias + sum over j < W of weight[j] · in[t - W + 1 + j]), in = before · x, f SiLU or nothing.
+struct ShortConvArgs {
+    Columns x, before, after;  // [T, C], the last two may be absent
+    const float* weight;       // [W, C], oldest first
+    const float* bias;         // [C] or null
+    std::int64_t taps, channels;
+    bool silu;
+    StateRows rows;
+    float* state;  // [slots, W - 1, C], oldest first
+    float* out;    // [T, C]
+};
+
+// h = exp(dt · a) · h + dt · b ⊗ x, out = c · h + skip · x, times silu(gate); dt = clamp(softplus(dt + bias)). Steps and
+// decays belong to heads (Mamba-2) or to channels (Mamba-1).
+struct SelectiveScanArgs {
+    Columns x, dt, b, c, gate;  // [T, H · P]; [T, H] or [T, H · P]; [T, G · N] twice; [T, H · P] or absent
+    const float* a;             // [H], or [N, H · P] where every channel has its own; negative
+    const float* dt_bias;       // as wide as dt, or null
+    const float* skip;          // [H], or [H · P], or null
+    bool per_channel;
+    float least, most;  // of dt
+    std::int64_t heads, groups, size, states;  // H, G, P, N
+    StateRows rows;
+    float* state;  // [slots, H, N, P]
+    float* out;    // [T, H · P]
+};
+
+// s = exp(g) · s; s = s + k ⊗ beta · (v - k · s); out = q · s, with q and k divided by their lengths, q by sqrt(D) too,
+// g = a · softplus(step + bias), beta = sigmoid(beta).
+struct DeltaRuleArgs {
+    Columns q, k, v, step, beta;  // [T, K · D] twice, [T, H · Dv], [T, H] twice
+    const float* a;               // [H], negative
+    const float* bias;            // [H] or null
+    float eps;
+    std::int64_t heads, key_heads, key_dim, value_dim;
+    StateRows rows;
+    float* state;  // [slots, H, D, Dv]
+    float* out;    // [T, H · Dv]
+};
+
+// norm(x) · weight · silu(gate), or norm(x · silu(gate)) · weight; every group of elements has its own norm.
+struct GatedNormArgs {
+    Columns x, gate;  // [T, N], the second may be absent
+    const float* weight;  // [N]
+    std::int64_t tokens, size, group;
+    float eps;
+    bool gate_first;
+    float* out;  // [T, N]
+};
+
+class AdapterTable;  // adapter_table.h
+
+// out[t, offset + i] += (B_s · A_s · x[t])_i · scale_s for the tokens of every row with an adapter s > 0.
+struct AdapterArgs {
+    const float* x;  // [T, K]
+    const AdapterTable* table;
+    const std::int32_t* query_start;  // [R + 1]
+    const std::int64_t* slot;         // [R]; null where no row has one
+    std::int64_t rows, tokens, width, offset;
+    float* out;      // [T, width]
+    float* scratch;  // [T, most_rank]
+};
+
 }  // namespace penstock

@@ -67,7 +67,38 @@ void layer_norm_row(const LayerNormArgs& args, std::int64_t row) {
     }
 }
 
+// One group of one token, from element `at` on.
+void gated_norm_group(const GatedNormArgs& args, std::int64_t token, std::int64_t at) {
+    const float* const x = args.x.at(token) + at;
+    const float* const gates = args.gate.data ? args.gate.at(token) + at : nullptr;
+    float* const out = args.out + token * args.size + at;
+    const auto value = [&](std::int64_t i, std::int64_t n) { return vec::load_some(x + i, n); };
+    const auto gate = [&](std::int64_t i, std::int64_t n) {
+        const vec::F32x16 given = vec::load_some(gates + i, n);
+        return given * vec::sigmoid(given);
+    };
+    const bool before = gates && args.gate_first, after = gates && !args.gate_first;
+    const float squares = row_sum(args.group, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
+        const vec::F32x16 term = before ? value(i, n) * gate(i, n) : value(i, n);
+        return vec::fma(term, term, sum);
+    });
+    const vec::F32x16 factor = vec::splat16(1.0f / std::sqrt(squares / static_cast<float>(args.group) + args.eps));
+    for (std::int64_t i = 0; i < args.group; i += 16) {
+        const std::int64_t n = args.group - i < 16 ? args.group - i : 16;
+        const vec::F32x16 term = before ? value(i, n) * gate(i, n) : value(i, n);
+        const vec::F32x16 normal = term * factor * vec::load_some(args.weight + at + i, n);
+        vec::store_some(out + i, after ? normal * gate(i, n) : normal, n);
+    }
+}
+
 }  // namespace
+
+void gated_norm(const GatedNormArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t token = begin; token < end; ++token)
+            for (std::int64_t at = 0; at < args.size; at += args.group) gated_norm_group(args, token, at);
+    });
+}
 
 void rms_norm(const RmsNormArgs& args, Worker& worker) {
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {

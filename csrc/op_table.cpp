@@ -25,6 +25,11 @@ void rope_tables(const RopeTablesArgs& args, Worker& worker);
 void rope_write(const RopeWriteArgs& args, Worker& worker);
 void latent_write(const LatentWriteArgs& args, Worker& worker);
 void embedding(const EmbeddingArgs& args, Worker& worker);
+void gated_norm(const GatedNormArgs& args, Worker& worker);
+void short_conv(const ShortConvArgs& args, Worker& worker);
+void selective_scan(const SelectiveScanArgs& args, Worker& worker);
+void delta_rule(const DeltaRuleArgs& args, Worker& worker);
+void adapter(const AdapterArgs& args, Worker& worker);
 std::int64_t run_limit(Limit limit, std::int64_t rounds);
 std::uint64_t read_memory(const std::byte* from, std::int64_t bytes);
 
@@ -61,6 +66,11 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        base::embedding,
                        linear,
                        experts,
+                       base::gated_norm,
+                       base::short_conv,
+                       base::selective_scan,
+                       base::delta_rule,
+                       base::adapter,
                        base::run_limit,
                        base::read_memory};
 

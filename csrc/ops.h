@@ -60,13 +60,16 @@ struct SampledRow {
 
 // Of the ops of a model's forward pass: model_ops.h.
 class Worker;
+struct AdapterArgs;
 struct AddArgs;
 struct AttentionArgs;
 struct AttentionPlan;
 struct AttentionRows;
+struct DeltaRuleArgs;
 struct EmbeddingArgs;
 struct ExpertsArgs;
 struct GateUpArgs;
+struct GatedNormArgs;
 struct HeadLinearArgs;
 struct KvLayout;
 struct LatentWriteArgs;
@@ -76,6 +79,8 @@ struct RmsNormArgs;
 struct RopeTablesArgs;
 struct RopeWriteArgs;
 struct RouteArgs;
+struct SelectiveScanArgs;
+struct ShortConvArgs;
 struct SoftCapArgs;
 struct TakeRowsArgs;
 
@@ -107,6 +112,11 @@ struct OpTable {
     void (*embedding)(const EmbeddingArgs& args, Worker& worker);
     void (*linear)(const LinearArgs& args, Worker& worker);
     void (*experts)(const ExpertsArgs& args, Worker& worker);
+    void (*gated_norm)(const GatedNormArgs& args, Worker& worker);
+    void (*short_conv)(const ShortConvArgs& args, Worker& worker);
+    void (*selective_scan)(const SelectiveScanArgs& args, Worker& worker);
+    void (*delta_rule)(const DeltaRuleArgs& args, Worker& worker);
+    void (*adapter)(const AdapterArgs& args, Worker& worker);
     // Of machine_limits.h: operations done, and something of all bytes (a multiple of 256).
     std::int64_t (*run_limit)(Limit limit, std::int64_t rounds);
     std::uint64_t (*read_memory)(const std::byte* from, std::int64_t bytes);

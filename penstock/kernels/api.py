@@ -13,7 +13,8 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from penstock.kernels import cpu, onednn, reference
-from penstock.kernels.cache import KvCache
+from penstock.kernels.adapters import AdapterSlots
+from penstock.kernels.cache import KvCache, StateRows
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
@@ -328,6 +329,151 @@ class PagedAttention(Protocol):
         """
 
 
+class Split(Protocol):
+    """Parts of a merged projection, without a copy."""
+
+    def __call__(self, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """x [T, sum of sizes] → one [T, size] each. Ops that say so take such parts; others need a whole activation."""
+
+
+class ShortConv(Protocol):
+    """Causal depthwise convolution over the last W tokens (Mamba, arXiv:2312.00752; gated: LFM2, arXiv:2511.23404)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor,
+        rows: StateRows,
+        activation: Literal["silu"] | None = None,
+        before: Tensor | None = None,
+        after: Tensor | None = None,
+    ) -> Tensor:
+        """after[t] · f(bias + Σ_j weight[j] · in[t - W + 1 + j]) with in = before · x, as [T, C].
+
+        Args:
+            x: [T, C]; may be a part.
+            weight: [W, C] float32, W 2 to 4, the oldest token's first.
+            bias: [C] float32 or None.
+            state: [slots, W - 1, C] float32, each row's last inputs, oldest first; written in place.
+            rows: of the step.
+            activation: f.
+            before, after: [T, C], factors; may be parts.
+        """
+
+
+class SelectiveScan(Protocol):
+    """Selective state space, token by token: Mamba-2 (Dao & Gu 2024, arXiv:2405.21060), Mamba (arXiv:2312.00752)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        state: Tensor,
+        rows: StateRows,
+        dt_bias: Tensor | None = None,
+        skip: Tensor | None = None,
+        gate: Tensor | None = None,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+    ) -> Tensor:
+        """h ← exp(dt · a) · h + dt · b ⊗ x; out = (c · h + skip · x) · silu(gate), as [T, H · P].
+
+        With `a` [H] (Mamba-2), steps and decays belong to heads. With `a` [N, C] (Mamba), they belong to channels, and
+        H is 1, P is C. The sum over N runs upwards, so that any cut of a row into steps gives the same bits.
+
+        Args:
+            x: [T, H · P]; may be a part, as may dt, b, c and gate.
+            dt: [T, H] (or [T, C]); the step is clamp(softplus(dt + dt_bias), *dt_limit).
+            a: [H] or [N, C] float32, negative.
+            b, c: [T, G · N]; head h reads group h // (H / G).
+            state: [slots, H, N, P] float32, written in place.
+            rows: of the step.
+            dt_bias: float32, as wide as dt.
+            skip: [H] (or [C]) float32.
+            gate: [T, H · P].
+        """
+
+
+class GatedDeltaRule(Protocol):
+    """Gated delta rule (Yang et al. 2024, arXiv:2412.06464), token by token."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: Tensor,
+        beta: Tensor,
+        a: Tensor,
+        state: Tensor,
+        rows: StateRows,
+        bias: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """s ← exp(g) · s; s ← s + k ⊗ sigmoid(beta) · (v - k · s); out = q · s, as [T, H · Dv].
+
+        g = a · softplus(step + bias). Heads of k, and of q, are divided by √(Σ k² + eps), those of q by √D besides.
+
+        Args:
+            q, k: [T, K · D]; head h of v reads head h // (H / K). May be parts, as may v, step and beta.
+            v: [T, H · Dv].
+            step, beta: [T, H].
+            a: [H] float32, negative.
+            state: [slots, H, D, Dv] float32, written in place.
+            rows: of the step.
+            bias: [H] float32.
+            eps: in the lengths.
+        """
+
+
+class GatedRmsNorm(Protocol):
+    """RMS norm of groups of elements with a SiLU gate, as after a recurrent layer (Mamba-2, arXiv:2405.21060)."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        gate: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        group_size: int | None = None,
+        gate_first: bool = False,
+    ) -> Tensor:
+        """norm(x) · weight · silu(gate), or norm(x · silu(gate)) · weight if `gate_first`, as [T, N].
+
+        x [T, N] and gate [T, N] may be parts, weight is [N] float32; every `group_size` elements have a norm of their
+        own (None: all of them have one).
+        """
+
+
+class MakeAdapters(Protocol):
+    """The adapters of one projection; filled and emptied between steps."""
+
+    def __call__(self, slots: int, inputs: int, outputs: int, max_rank: int = 256) -> AdapterSlots:
+        """Slots 0 … slots - 1, all empty; slot 0 stands for none and stays so."""
+
+
+class Adapter(Protocol):
+    """Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), a different one a row (Punica, arXiv:2310.18547)."""
+
+    def __call__(
+        self, x: Tensor, out: Tensor, adapters: AdapterSlots, slot: Tensor, query_start: Tensor, offset: int = 0
+    ) -> Tensor:
+        """out[:, offset : offset + M] += scale · up · (down · x), in place; returns `out`.
+
+        Args:
+            x: [T, K], the projection's input.
+            out: [T, N], its output.
+            adapters: of the projection, or of the part of a merged one that starts at `offset`.
+            slot: [R] int64, each row's adapter; rows with 0, or with an empty slot, stay as they are.
+            query_start: [R + 1] int32, first token of each row.
+            offset: first column.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSet:
     """The implementation of every op for one engine, and why each was chosen.
@@ -358,6 +504,13 @@ class KernelSet:
     cache_block_bytes: CacheBlockBytes
     plan_attention: PlanAttention
     paged_attention: PagedAttention
+    split: Split
+    short_conv: ShortConv
+    selective_scan: SelectiveScan
+    gated_delta_rule: GatedDeltaRule
+    gated_rms_norm: GatedRmsNorm
+    make_adapters: MakeAdapters
+    adapter: Adapter
     sampling: Callable[[], SamplingKernel]
     choices: tuple[Choice, ...]
 

@@ -1,4 +1,4 @@
-"""One layer's KV memory, in the layout of the implementation that made it."""
+"""One layer's memory: keys and values in the layout of the implementation that made it, or recurrent states."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ class KvCache:
         self.key[target] = self.key[source]
         if not self.latent:
             self.value[target] = self.value[source]
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Where the rows of a step keep their recurrent states. A state tensor is [slots, …] float32, a slot a row.
+
+    A row that starts at position 0 finds zeros in its slot, whatever lies there; any other what its tokens so far left.
+
+    Attributes:
+        slot: [R] int64, all different.
+        query_start: [R + 1] int32, first token of each row.
+        context_len: [R] int32, tokens of the row so far, this step's included.
+    """
+
+    slot: Tensor
+    query_start: Tensor
+    context_len: Tensor

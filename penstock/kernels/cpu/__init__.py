@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kernels.cpu import native, ops, packing
+from penstock.kernels.cpu import native, ops, packing, recurrent
 from penstock.kernels.registry import Implementation, KernelContext
 
 
@@ -50,6 +50,13 @@ def implementations() -> tuple[Implementation, ...]:
         "cache_block_bytes": ops.cache_block_bytes,
         "plan_attention": ops.plan_attention,
         "paged_attention": ops.paged_attention,
+        "split": recurrent.split,
+        "short_conv": recurrent.short_conv,
+        "selective_scan": recurrent.selective_scan,
+        "gated_delta_rule": recurrent.gated_delta_rule,
+        "gated_rms_norm": recurrent.gated_rms_norm,
+        "make_adapters": recurrent.make_adapters,
+        "adapter": recurrent.adapter,
     }
     return (
         *(Implementation(op, name, run, _refuse_model) for op, run in model.items()),

@@ -27,14 +27,22 @@ class Handle:
         width: elements of a row.
         extent: "tokens" or "logit_rows": what its rows are.
         group: for a step's block table or slots, the cache group.
+        offset, stride: of a part of an activation, its first column and the elements of a whole row.
     """
 
-    __slots__ = ("extent", "group", "index", "tape", "width")
+    __slots__ = ("extent", "group", "index", "offset", "stride", "tape", "width")
 
     dtype = torch.float32
 
     def __init__(self, tape: Recording, index: int, width: int, extent: str = TOKENS, group: int = 0) -> None:
         self.tape, self.index, self.width, self.extent, self.group = tape, index, width, extent, group
+        self.offset, self.stride = 0, width
+
+    def part(self, offset: int, width: int) -> Handle:
+        """Some columns, as a handle that only ops which take parts take."""
+        part = Handle(self.tape, self.index, width, self.extent)
+        part.offset, part.stride = self.offset + offset, self.stride
+        return part
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotRecordableError(f"the model uses {name} of an activation, which is no op")
@@ -89,8 +97,24 @@ class Recording:
         if isinstance(value, Handle):
             if value.tape is not self:
                 raise NotRecordableError("an activation of another program is used")
+            if value.stride != value.width:
+                raise NotRecordableError("a part of an activation is given to an op that takes whole ones")
             return value.index
         return self.constant(value)
+
+    def part(self, value: Any) -> Any:
+        """The program's columns for a handle, a tensor [T, width] that may be a part of one, or None."""
+        make = native.library().Part
+        if value is None:
+            return make(NONE, 0, 0)
+        if isinstance(value, Handle):
+            if value.tape is not self:
+                raise NotRecordableError("an activation of another program is used")
+            return make(value.index, value.offset, value.stride)
+        if value.stride(1) != 1:
+            raise NotRecordableError("a tensor whose columns do not lie side by side is given to an op")
+        self.refs.append(value)
+        return make(int(self.program.constant(value.data_ptr())), 0, value.stride(0))
 
     def constant(self, tensor: Tensor) -> int:
         if not tensor.is_contiguous():
@@ -134,6 +158,8 @@ class Recording:
         context_len: Tensor,
         groups: Sequence[tuple[Tensor, Tensor]],
         logit_rows: Tensor,
+        state_slot: Tensor | None = None,
+        adapter_slot: Tensor | None = None,
     ) -> None:
         """Replays it for a step; arguments as in `layers.batch.Batch`, groups as (block_table, slot)."""
         step = self._step
@@ -142,6 +168,7 @@ class Recording:
         step.set_logits(len(logit_rows), logit_rows.data_ptr())
         for group, (table, slot) in enumerate(groups):
             step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr())
+        step.set_slots(*(0 if slots is None else slots.data_ptr() for slots in (state_slot, adapter_slot)))
         self.program.run(step)
 
     def run_rows(self, rows: Tensor) -> Tensor:

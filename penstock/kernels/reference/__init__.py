@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kernels.reference import attention, dense, experts, latent
+from penstock.kernels.reference import attention, dense, experts, latent, recurrent
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.registry import Implementation, KernelContext
 
@@ -40,6 +40,13 @@ def implementations() -> tuple[Implementation, ...]:
         "pack_heads": experts.pack_experts,
         "grouped_experts": experts.grouped_experts,
         "head_linear": latent.head_linear,
+        "split": recurrent.split,
+        "short_conv": recurrent.short_conv,
+        "selective_scan": recurrent.selective_scan,
+        "gated_delta_rule": recurrent.gated_delta_rule,
+        "gated_rms_norm": recurrent.gated_rms_norm,
+        "make_adapters": recurrent.make_adapters,
+        "adapter": recurrent.adapter,
         "sampling": ReferenceSampling,
     }
     cached: dict[str, Callable[..., Any]] = {

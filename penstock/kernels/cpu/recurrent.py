@@ -1,0 +1,118 @@
+"""Recurrent ops and adapters, as in `kernels.api`, over the native library: on tensors at once, on handles recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from penstock.kernels.adapters import AdapterSlots
+from penstock.kernels.cache import StateRows
+from penstock.kernels.cpu import native
+from penstock.kernels.cpu.recording import Eager, Handle, Recording, tape_of, width_of
+
+
+def _tape(x: Any, rows: StateRows) -> Recording:
+    """The tape of x, told of the rows where it runs at once."""
+    tape = tape_of(x)
+    if isinstance(tape, Eager):
+        tape.refs.append(rows)
+        starts, lengths = rows.query_start.data_ptr(), rows.context_len.data_ptr()
+        tape.step.set(tape.rows, len(rows.slot), 0, 0, starts, lengths)
+        tape.step.set_slots(rows.slot.data_ptr(), 0)
+    return tape
+
+
+def split(x: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
+    if not isinstance(x, Handle):
+        return tuple(x.split(list(sizes), dim=-1))
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return tuple(x.part(start, size) for start, size in zip(starts, sizes, strict=True))
+
+
+def short_conv(
+    x: Any,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    rows: StateRows,
+    activation: str | None = None,
+    before: Any = None,
+    after: Any = None,
+) -> Any:
+    tape, (taps, channels) = _tape(x, rows), weight.shape
+    out = tape.new(channels)
+    inputs = *map(tape.part, (x, before, after)), *map(tape.index, (weight, bias))
+    tape.program.short_conv(*inputs, taps, channels, activation == "silu", tape.index(state), tape.index(out))
+    return tape.done(out)
+
+
+def selective_scan(
+    x: Any,
+    dt: Any,
+    a: Tensor,
+    b: Any,
+    c: Any,
+    state: Tensor,
+    rows: StateRows,
+    dt_bias: Tensor | None = None,
+    skip: Tensor | None = None,
+    gate: Any = None,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+) -> Any:
+    tape, (_, heads, states, size) = _tape(x, rows), state.shape
+    out = tape.new(heads * size)
+    inputs = *map(tape.part, (x, dt, b, c, gate)), *map(tape.index, (a, dt_bias, skip))
+    sizes = heads, width_of(b) // states, size, states
+    tape.program.selective_scan(*inputs, a.dim() == 2, *dt_limit, *sizes, tape.index(state), tape.index(out))
+    return tape.done(out)
+
+
+def gated_delta_rule(
+    q: Any,
+    k: Any,
+    v: Any,
+    step: Any,
+    beta: Any,
+    a: Tensor,
+    state: Tensor,
+    rows: StateRows,
+    bias: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Any:
+    tape, (_, heads, dim, width) = _tape(q, rows), state.shape
+    out = tape.new(heads * width)
+    inputs = *map(tape.part, (q, k, v, step, beta)), tape.index(a), tape.index(bias), eps
+    tape.program.delta_rule(*inputs, heads, width_of(q) // dim, dim, width, tape.index(state), tape.index(out))
+    return tape.done(out)
+
+
+def gated_rms_norm(
+    x: Any,
+    gate: Any,
+    weight: Tensor,
+    eps: float,
+    group_size: int | None = None,
+    gate_first: bool = False,
+) -> Any:
+    tape, size = tape_of(x), width_of(x)
+    out = tape.new(size)
+    inputs = tape.part(x), tape.part(gate), tape.index(weight)
+    tape.program.gated_norm(*inputs, size, group_size or size, eps, gate_first, tape.index(out))
+    return tape.done(out)
+
+
+def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256) -> AdapterSlots:
+    table = native.library().AdapterTable(slots, inputs, outputs, max_rank)
+    return AdapterSlots(slots, inputs, outputs, max_rank, table)
+
+
+def adapter(x: Any, out: Any, adapters: AdapterSlots, slot: Any, query_start: Any, offset: int = 0) -> Any:
+    tape = tape_of(x)
+    if isinstance(tape, Eager):
+        tape.step.set(tape.rows, len(slot), 0, 0, query_start.data_ptr(), 0)
+        tape.step.set_slots(0, slot.data_ptr())
+    tape.refs.append(adapters)
+    tape.program.adapter(tape.index(x), adapters.table, width_of(out), offset, tape.index(out))
+    return tape.done(out)
