@@ -21,7 +21,7 @@ def _spans(rows: StateRows) -> Iterator[tuple[int, int, int, bool]]:
 
 
 def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    return x.split(list(sizes), dim=-1)
+    return torch.split(x, list(sizes), dim=-1)
 
 
 def short_conv(
