@@ -68,6 +68,7 @@ class SchedulerOptions:
         block_size: tokens in one block.
         num_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         enable_prefix_caching, policy, depth, max_chunk_tokens: as in EngineOptions.
+        recurrent: whether layers keep states, so that no branch can go on from another's blocks.
     """
 
     max_num_seqs: int
@@ -79,6 +80,7 @@ class SchedulerOptions:
     policy: str = "fcfs"
     depth: int = 0
     max_chunk_tokens: int | None = None
+    recurrent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

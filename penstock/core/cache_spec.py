@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 
 class CacheKind(str, Enum):
@@ -27,6 +28,7 @@ class CacheSpec:
         key_dim: elements of one head's key.
         value_dim: elements of one head's value; of a LATENT cache, the first of the key, kept once.
         window: for SLIDING, how many positions (the current one included) a query sees; else None.
+        state: for STATE, the shapes of the float32 arrays kept for a branch; else ().
     """
 
     kind: CacheKind
@@ -34,10 +36,13 @@ class CacheSpec:
     key_dim: int
     value_dim: int
     window: int | None = None
+    state: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.kind is CacheKind.SLIDING) != (self.window is not None):
             raise ValueError(f"window is {self.window} for a {self.kind.value} cache; only sliding caches have one")
+        if (self.kind is CacheKind.STATE) != bool(self.state):
+            raise ValueError(f"state is {self.state} for a {self.kind.value} cache; only recurrent ones have shapes")
 
     @property
     def latent(self) -> bool:
@@ -47,6 +52,16 @@ class CacheSpec:
     @property
     def elements_per_token(self) -> int:
         return self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one branch's state."""
+        return sum(4 * prod(shape) for shape in self.state)
+
+
+def state_spec(*shapes: tuple[int, ...]) -> CacheSpec:
+    """The declaration of a layer that keeps float32 arrays of these shapes for every branch."""
+    return CacheSpec(CacheKind.STATE, 0, 0, 0, state=shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +81,17 @@ class CacheGroup:
 
 
 def group_layers(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:
-    """Groups layers by (kind, window), in order of first appearance."""
+    """Groups layers by (kind, window), in order of first appearance.
+
+    Recurrent layers have no blocks and are in none; a model that has no others gets a group without layers, so that its
+    tokens are counted in blocks like everyone's.
+    """
     found: dict[tuple[CacheKind, int | None], list[int]] = {}
     for index, spec in enumerate(specs):
-        found.setdefault((spec.kind, spec.window), []).append(index)
+        if spec.kind is not CacheKind.STATE:
+            found.setdefault((spec.kind, spec.window), []).append(index)
+    if not found:
+        found[CacheKind.FULL, None] = []
     return tuple(
         CacheGroup(kind, window, tuple(layers), sum(specs[i].elements_per_token for i in layers))
         for (kind, window), layers in found.items()

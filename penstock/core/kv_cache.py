@@ -18,13 +18,17 @@ class KVCache:
 
     A block is released only after the last step that touches it has committed: releases of a branch with a step in
     flight wait in `_deferred`, keyed by that step. `releases` grows whenever blocks may have become available.
+    Where layers keep recurrent states (`recurrent`), of which there are no checkpoints, nothing is shared: blocks alone
+    are of no use to another branch.
     """
 
-    def __init__(self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int) -> None:
+    def __init__(
+        self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int, recurrent: bool = False
+    ) -> None:
         for group in groups:
             if group.kind not in _SERVED:
                 raise ValueError(f"cache kind {group.kind.value} is not served; served: {[k.value for k in _SERVED]}")
-        self.block_size = block_size
+        self.block_size, self.recurrent = block_size, recurrent
         self.windows = tuple(group.window for group in groups)
         self.pools = tuple(BlockPool(count) for count in num_blocks)
         self.tree = RadixTree(self.pools, self.windows, block_size)
@@ -93,6 +97,8 @@ class KVCache:
     # -- a branch's life ----------------------------------------------------------------------------------------------
 
     def match(self, branch: Branch, limit: int) -> Match:
+        if self.recurrent:
+            return Match((), None, 0, 0, None, "")
         return self.tree.match(branch.namespace, branch.tokens, limit)
 
     def attach(self, branch: Branch, match: Match) -> None:
@@ -141,7 +147,7 @@ class KVCache:
         """Tells the tree which prefix the branch is about to compute, so that others can wait for it."""
         hold = branch.hold
         assert hold is not None
-        if branch.computed < branch.num_prompt:
+        if branch.computed < branch.num_prompt and not self.recurrent:
             hold.announced = self.tree.announce(hold.cursor, branch.tokens[: branch.num_prompt], branch)
 
     def extend(self, branch: Branch, tokens: int) -> tuple[tuple[int, ...], ...] | None:
@@ -171,7 +177,7 @@ class KVCache:
         branch.committed = committed
         if hold.cursor.depth + size <= committed:
             self._drop_tail(hold)
-        while hold.cursor.depth + size <= committed:
+        while hold.cursor.depth + size <= committed and not self.recurrent:
             start = hold.cursor.depth
             self._fill(hold, tuple(branch.tokens[start : start + size]), start // size)
         if reached_prompt_end:
@@ -199,7 +205,7 @@ class KVCache:
         assert hold is not None
         start = hold.cursor.depth
         key = tuple(branch.tokens[start:committed])
-        if not key or self.tree.has_longer(hold.cursor, key):
+        if not key or self.recurrent or self.tree.has_longer(hold.cursor, key):
             return
         index = start // self.block_size
         self._drop_tail(hold)

@@ -26,7 +26,7 @@ class CacheOpKind(str, Enum):
     COPY = "copy"  # first num_tokens slots of block source → block target, in every layer of the group
     LOAD = "load"  # from a lower tier into block target
     SAVE = "save"  # block source into a lower tier
-    CHECKPOINT = "checkpoint"  # recurrent state of a row into slot target
+    CHECKPOINT = "checkpoint"  # recurrent state in slot source, which is the row's number, into slot target
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CacheOp:
     """One cache operation on blocks of one group.
 
     Attributes:
-        kind, group: what, and in which cache group.
+        kind, group: what, and in which cache group; recurrent states count as one behind all groups of blocks.
         source, target: block ids (or state slots); a lower tier's place is named by `transfer`.
         num_tokens: leading slots it concerns.
         transfer: number under which a load or save is reported finished; 0 where it is over within the step.

@@ -59,7 +59,7 @@ class Scheduler:
         gates: Sequence[Gate] | None = None,
     ) -> None:
         self.options = options
-        self.cache = KVCache(groups, options.num_blocks, options.block_size)
+        self.cache = KVCache(groups, options.num_blocks, options.block_size, options.recurrent)
         self.counters = Counters()
         self._chunk = min(options.max_num_batched_tokens, options.max_chunk_tokens or options.max_num_batched_tokens)
         self._policy = policy or policy_named(options.policy)

@@ -48,6 +48,7 @@ class Batch:
         query_lens, context_lens: query_start's differences and context_len as Python ints, for planning without a read
             from the device.
         state_slot: [R] int64, each row's slot of recurrent state; None for models without.
+        adapter_slot: [R] int64, each row's adapter, 0 for none; None where no row has one.
         masks: one kind a row; () where all rows are causal.
     """
 
@@ -62,12 +63,20 @@ class Batch:
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
     state_slot: Tensor | None = None
+    adapter_slot: Tensor | None = None
     masks: tuple[MaskKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One attention layer's KV memory and the index of its cache group."""
+    """One layer's memory.
+
+    Attributes:
+        group: index of its cache group; recurrent layers have that behind the last.
+        kv: keys and values; of a recurrent layer, nothing.
+        state: a recurrent layer's arrays, [slots, …] float32 each, in the order of its `CacheSpec.state`.
+    """
 
     group: int
     kv: KvCache
+    state: tuple[Tensor, ...] = ()

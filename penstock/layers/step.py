@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
+from penstock.kernels.cache import StateRows
 from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.rotary import Rotary
 
@@ -19,7 +20,7 @@ class Step:
 
     Attributes:
         batch: the step's tokens.
-        caches: one an attention layer, in layer order.
+        caches: one a layer that keeps something, in layer order.
         kernels: the ops.
         last: the step is in the model's last layer.
     """
@@ -53,6 +54,13 @@ class Step:
         Only they are computed further, and tokens of a prompt but its last one cost no feed-forward there. Elsewhere x.
         """
         return self.kernels.take_rows(x, self.batch.logit_rows) if self.last else x
+
+    @property
+    def state_rows(self) -> StateRows:
+        """Where the step's rows keep their recurrent states."""
+        batch = self.batch
+        assert batch.state_slot is not None
+        return StateRows(batch.state_slot, batch.query_start, batch.context_len)
 
     def rotation(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """The rotary tables at the step's positions: cos and signed sin, each [T, 1, rot] float32."""

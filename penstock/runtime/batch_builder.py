@@ -13,17 +13,22 @@ from penstock.layers.batch import Batch, GroupTables
 
 
 class BatchBuilder:
-    """Keeps every row's block tables and the last token each row sampled."""
+    """Keeps every row's block tables, its adapter and the last token it sampled. A row's state lies in the slot of its
+
+    number, so that nothing needs to be handed out; slots behind the rows are free for checkpoints.
+    """
 
     def __init__(self, num_groups: int, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         self._block_size = block_size
         self._device = device
         self._tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self._used = [[0] * max_rows for _ in range(num_groups)]
+        self._adapters: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
         self._last: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
 
     def add_row(self, new: NewRow) -> None:
         """Starts a row's tables with the blocks it was admitted with."""
+        self._adapters[new.row] = new.adapter
         for g, blocks in enumerate(new.blocks):
             self._tables[g][new.row, : len(blocks)] = blocks
             self._used[g][new.row] = len(blocks)
@@ -51,6 +56,7 @@ class BatchBuilder:
         contexts = starts + lens
         widest = -(-int(contexts.max()) // self._block_size)
         token_rows = np.repeat(rows, lens)
+        adapters = self._adapters[rows]
         logical, offset = np.divmod(positions, self._block_size)
         groups = tuple(
             GroupTables(
@@ -70,6 +76,8 @@ class BatchBuilder:
             logit_rows=self._tensor(np.asarray(logit_rows, np.int64)),
             query_lens=tuple(lens.tolist()),
             context_lens=tuple(contexts.tolist()),
+            state_slot=self._tensor(rows),
+            adapter_slot=self._tensor(adapters) if adapters.any() else None,
         )
 
     def _append_blocks(self, span: RowSpan) -> None:

@@ -63,9 +63,8 @@ class RecordedExecutor:
 
     def forward(self, batch: Batch) -> None:
         tables = [(group.block_table, group.slot) for group in batch.groups]
-        self._body.run(
-            batch.token_ids, batch.positions, batch.query_start, batch.context_len, tables, batch.logit_rows
-        )
+        rows = batch.query_start, batch.context_len, tables, batch.logit_rows, batch.state_slot, batch.adapter_slot
+        self._body.run(batch.token_ids, batch.positions, *rows)
 
     def logits(self, rows: Tensor) -> Tensor:
         if len(rows) <= self._max_logit_rows:
@@ -87,6 +86,8 @@ def _symbolic(tape: recording.Recording, groups: int) -> Batch:
         logit_rows=tape.logit_index,
         query_lens=(),
         context_lens=(),
+        state_slot=tape.unreadable,
+        adapter_slot=tape.unreadable,
     )
 
 

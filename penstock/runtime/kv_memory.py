@@ -1,12 +1,16 @@
-"""The KV cache's memory: keys and values of every layer, in blocks."""
+"""What layers keep between steps: keys and values in blocks, recurrent states in slots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from penstock.core.cache_spec import CacheGroup, CacheSpec
 from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.kernels.api import KernelSet
+from penstock.kernels.cache import KvCache
 from penstock.layers.batch import LayerCache
 
 
@@ -23,17 +27,24 @@ class KVMemory:
         *,
         kv_types: Sequence[str] = (),
         device: str = "cpu",
+        state_slots: int = 1,
     ) -> None:
-        """`kv_types` are the layers' types; without them all keep float32."""
+        """`kv_types` are the layers' types; without them all keep float32. Recurrent layers get `state_slots` slots."""
         kv_types = kv_types or ("float32",) * len(specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.caches: list[LayerCache] = []
         for layer, spec in enumerate(specs):
+            if spec.state:
+                arrays = tuple(torch.zeros(state_slots, *shape, device=device) for shape in spec.state)
+                nothing = torch.empty(0, device=device)
+                self.caches.append(LayerCache(len(groups), KvCache(nothing, nothing), arrays))
+                continue
             group = group_of[layer]
             sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
             kv = kernels.make_cache(kv_types[layer], num_blocks[group], block_size, *sizes, device, spec.latent)
             self.caches.append(LayerCache(group, kv))
         self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
+        self._states: list[Tensor] = [array for cache in self.caches for array in cache.state]
 
     def apply(self, op: CacheOp) -> None:
         """Runs one cache operation.
@@ -41,6 +52,10 @@ class KVMemory:
         Raises:
             ValueError: its kind needs a memory tier this engine does not have.
         """
+        if op.group == len(self._members) and op.kind in (CacheOpKind.COPY, CacheOpKind.CHECKPOINT):
+            for array in self._states:
+                array[op.target] = array[op.source]
+            return
         if op.kind is not CacheOpKind.COPY:
             raise ValueError(f"cache operation {op.kind.value} has no tier to go to; served here: copy")
         for kv in self._members[op.group]:
@@ -50,3 +65,4 @@ class KVMemory:
         """Frees all blocks; nothing can be computed afterwards."""
         self.caches.clear()
         self._members.clear()
+        self._states.clear()

@@ -119,4 +119,5 @@ class _Probe:
             logit_rows=torch.arange(end - begin),
             query_lens=(end - begin,),
             context_lens=(end,),
+            state_slot=torch.zeros(1, dtype=torch.int64),
         )

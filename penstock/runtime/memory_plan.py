@@ -28,6 +28,7 @@ class MemoryLimits:
         kv_cache_memory_fixed: whether the user set it; if not, it may shrink to what is left.
         kv_blocks: exact blocks of every group (block 0 included); overrides kv_cache_memory.
         enable_prefix_caching: whether sliding groups get blocks for prefixes nobody is using.
+        state_bytes: recurrent states of one row.
     """
 
     available_bytes: int
@@ -40,6 +41,7 @@ class MemoryLimits:
     kv_cache_memory_fixed: bool = True
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class MemoryPlan:
         kv_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         kv_block_bytes: per cache group, bytes of one block over all its layers.
         activation_bytes: the largest step's intermediate results and logits, an upper estimate.
+        state_bytes: recurrent states of all rows.
         max_model_len: longest prompt plus output, tokens.
         max_concurrent_full_length: sequences of max_model_len that fit at once.
         available_bytes: what the plan was made for.
@@ -69,10 +72,11 @@ class MemoryPlan:
     max_concurrent_full_length: float
     available_bytes: int
     notes: tuple[str, ...] = ()
+    state_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.activation_bytes
+        return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.state_bytes
 
     def table(self) -> tuple[tuple[str, str, str], ...]:
         """Rows (what, how much, remark) for printing."""
@@ -81,6 +85,7 @@ class MemoryPlan:
         return (
             ("weights", format_bytes(self.weights_bytes), f"{format_bytes(self.weights_file_bytes)} in the checkpoint"),
             ("KV cache", format_bytes(self.kv_bytes), f"{blocks} blocks; {fits}"),
+            *((("states", format_bytes(self.state_bytes), "of recurrent layers"),) if self.state_bytes else ()),
             ("activations", format_bytes(self.activation_bytes), "largest step, estimated"),
             ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available"),
             *(("note", "", note) for note in self.notes),
@@ -160,7 +165,8 @@ def _share_blocks(
         blocks[i] += int(count * part)
         spare -= sizes[i] * int(count * part)
     if full:
-        more = spare // sum(sizes[i] for i in full)
+        each = sum(sizes[i] for i in full)  # 0 where no layer keeps keys: as many blocks as rows can ever name
+        more = spare // each if each else limits.max_num_seqs * _ceil(tokens, limits.block_size)
         for i in full:
             blocks[i] += more
     return tuple(blocks)
@@ -195,6 +201,15 @@ def _no_room(
         f"the weights need {format_bytes(weights)}, a step {format_bytes(step)} and the KV cache of one sequence "
         f"{format_bytes(least)}, but only {format_bytes(limits.available_bytes)} are available: "
         f"{sum(parts) - limits.available_bytes} bytes are missing; {remedy}."
+    )
+
+
+def _no_room_for_states(needed: int, left: int, rows: int, limits: MemoryLimits) -> MemoryPlanError:
+    """`rows`: how many fit beside the least KV cache."""
+    return MemoryPlanError(
+        f"the recurrent states of {limits.max_num_seqs} sequences need {format_bytes(needed)}, but beside weights and "
+        f"activations only {format_bytes(left)} are available: {needed - left} bytes are missing; "
+        f"{f'start with --max-num-seqs {rows}' if rows else NO_REMEDY}."
     )
 
 
@@ -303,9 +318,14 @@ def plan_memory(
     """
     weights = model.parameters * dtype_bytes if weights_bytes is None else weights_bytes
     activations = activation_bytes(model, limits, dtype_bytes)
-    left = limits.available_bytes - weights - activations
+    states = limits.state_bytes * limits.max_num_seqs
+    left = limits.available_bytes - weights - activations - states
     per_token = dtype_bytes * limits.block_size
     sizes = tuple(block_bytes or (per_token * group.elements_per_token for group in groups))
+    if states and left <= _least(groups, sizes, limits.block_size, limits) and left + states > 0:
+        wished = limits.max_model_len if limits.max_model_len_fixed else limits.block_size
+        spare = left + states - _least(groups, sizes, wished, limits) - 1
+        raise _no_room_for_states(states, left + states, max(0, spare) // limits.state_bytes, limits)
     if left <= 0:
         least = _least(groups, sizes, limits.max_model_len, limits)
         if limits.max_model_len_fixed or limits.max_model_len <= limits.block_size:
@@ -332,4 +352,5 @@ def plan_memory(
         max_concurrent_full_length=_concurrent(groups, blocks, replace(limits, max_model_len=length)),
         available_bytes=limits.available_bytes,
         notes=notes,
+        state_bytes=states,
     )

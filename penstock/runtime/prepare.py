@@ -141,7 +141,9 @@ def _plan(
     kv_types: Sequence[str],
 ) -> MemoryPlan:
     sizes = [
-        kernels.cache_block_bytes(
+        0
+        if spec.state
+        else kernels.cache_block_bytes(
             kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent
         )
         for kind, spec in zip(kv_types, model.cache_specs, strict=True)
@@ -151,7 +153,7 @@ def _plan(
         groups=groups,
         dtype_bytes=DTYPE_BYTES[options.dtype],
         block_bytes=tuple(sum(sizes[layer] for layer in group.layers) for group in groups),
-        limits=limits,
+        limits=replace(limits, state_bytes=sum(spec.state_bytes for spec in model.cache_specs)),
         weights_bytes=_resident_bytes(facts, kernels, options),
     )
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import LayerFacts, ModelFacts
-from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers, state_spec
 from penstock.core.kv_cache import KVCache
 from penstock.runtime.memory_plan import (
     MemoryLimits,
@@ -80,6 +80,39 @@ def test_table_says_everything_in_words() -> None:
         "3.0 GiB",
         "10.0 TiB",
     ]
+
+
+def test_recurrent_states_are_counted_and_refused_with_a_remedy_that_works() -> None:
+    facts = model()
+
+    def made(
+        rows: int, state_bytes: int = 1_000_000, groups: tuple[CacheGroup, ...] = planned_groups(facts)
+    ) -> MemoryPlan:
+        bounds = limits(50_000_000, max_num_seqs=rows, state_bytes=state_bytes)
+        return plan_memory(model=facts, groups=groups, dtype_bytes=4, limits=bounds)
+
+    found = made(8)
+    assert found.state_bytes == 8_000_000
+    assert found.total_bytes <= found.available_bytes
+    assert ("states", "7.6 MiB", "of recurrent layers") in found.table()
+    assert found.kv_blocks[0] == plan(facts, limits(42_000_000)).kv_blocks[0]
+    for groups in (planned_groups(facts), group_layers([state_spec((1000, 250))])):
+        with pytest.raises(MemoryPlanError, match="recurrent states of 900 sequences") as caught:
+            made(900, groups=groups)
+        most = re.search(r"--max-num-seqs (\d+)", str(caught.value))
+        assert most is not None
+        assert made(int(most[1]), groups=groups).max_concurrent_full_length >= 1
+    with pytest.raises(MemoryPlanError, match="smaller model"):
+        made(1, 60_000_000)
+
+
+def test_a_model_of_recurrent_layers_alone_has_blocks_for_every_row() -> None:
+    groups = group_layers([state_spec((10, 10))])
+    bounds = limits(50_000_000, state_bytes=400)
+    found = plan_memory(model=model(), groups=groups, dtype_bytes=4, limits=bounds)
+    assert found.kv_bytes == 0
+    assert found.kv_blocks[0] > 8 * 4096 // 16
+    assert found.max_concurrent_full_length >= 8
 
 
 def test_sliding_groups_get_only_what_they_can_use() -> None:
