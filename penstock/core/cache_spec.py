@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import prod
 
 
 class CacheKind(str, Enum):
@@ -32,9 +31,9 @@ class CacheSpec:
     """
 
     kind: CacheKind
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
+    num_kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
     window: int | None = None
     state: tuple[tuple[int, ...], ...] = ()
 
@@ -52,16 +51,6 @@ class CacheSpec:
     @property
     def elements_per_token(self) -> int:
         return self.num_kv_heads * (self.key_dim + (0 if self.latent else self.value_dim))
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of one branch's state."""
-        return sum(4 * prod(shape) for shape in self.state)
-
-
-def state_spec(*shapes: tuple[int, ...]) -> CacheSpec:
-    """The declaration of a layer that keeps float32 arrays of these shapes for every branch."""
-    return CacheSpec(CacheKind.STATE, 0, 0, 0, state=shapes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def build_engine(
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         plan = plan_again(prepared, kv.of_layer)
         prepared = replace(prepared, plan=plan)
-    scheduler_options = _scheduler_options(concrete, plan, any(spec.state for spec in model.cache_specs))
+    scheduler_options = _scheduler_options(concrete, plan)
     memory = KVMemory(
         kernels,
         model.cache_specs,
@@ -123,7 +123,7 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
     return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
 
 
-def _scheduler_options(options: EngineOptions, plan: MemoryPlan, recurrent: bool) -> SchedulerOptions:
+def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOptions:
     assert options.max_num_seqs and options.max_num_batched_tokens
     return SchedulerOptions(
         max_num_seqs=options.max_num_seqs,
@@ -135,7 +135,7 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan, recurrent: bool
         policy=options.policy,
         depth=options.depth,
         max_chunk_tokens=options.max_chunk_tokens,
-        recurrent=recurrent,
+        recurrent=plan.state_bytes > 0,
     )
 
 

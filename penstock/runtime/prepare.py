@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 import torch
 
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, resolve
-from penstock.core.cache_spec import CacheGroup, group_layers
+from penstock.core.cache_spec import CacheGroup, CacheSpec, group_layers
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
@@ -153,9 +154,14 @@ def _plan(
         groups=groups,
         dtype_bytes=DTYPE_BYTES[options.dtype],
         block_bytes=tuple(sum(sizes[layer] for layer in group.layers) for group in groups),
-        limits=replace(limits, state_bytes=sum(spec.state_bytes for spec in model.cache_specs)),
+        limits=replace(limits, state_bytes=_state_bytes(model.cache_specs)),
         weights_bytes=_resident_bytes(facts, kernels, options),
     )
+
+
+def _state_bytes(specs: Sequence[CacheSpec]) -> int:
+    """Bytes of one row's recurrent states."""
+    return sum(4 * prod(shape) for spec in specs for shape in spec.state)
 
 
 def packs_natively(kernels: KernelSet) -> bool:

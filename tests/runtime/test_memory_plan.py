@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import LayerFacts, ModelFacts
-from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers, state_spec
+from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.kv_cache import KVCache
 from penstock.runtime.memory_plan import (
     MemoryLimits,
@@ -96,7 +96,7 @@ def test_recurrent_states_are_counted_and_refused_with_a_remedy_that_works() -> 
     assert found.total_bytes <= found.available_bytes
     assert ("states", "7.6 MiB", "of recurrent layers") in found.table()
     assert found.kv_blocks[0] == plan(facts, limits(42_000_000)).kv_blocks[0]
-    for groups in (planned_groups(facts), group_layers([state_spec((1000, 250))])):
+    for groups in (planned_groups(facts), group_layers([CacheSpec(CacheKind.STATE, state=((1000, 250),))])):
         with pytest.raises(MemoryPlanError, match="recurrent states of 900 sequences") as caught:
             made(900, groups=groups)
         most = re.search(r"--max-num-seqs (\d+)", str(caught.value))
@@ -107,7 +107,7 @@ def test_recurrent_states_are_counted_and_refused_with_a_remedy_that_works() -> 
 
 
 def test_a_model_of_recurrent_layers_alone_has_blocks_for_every_row() -> None:
-    groups = group_layers([state_spec((10, 10))])
+    groups = group_layers([CacheSpec(CacheKind.STATE, state=((10, 10),))])
     bounds = limits(50_000_000, state_bytes=400)
     found = plan_memory(model=model(), groups=groups, dtype_bytes=4, limits=bounds)
     assert found.kv_bytes == 0

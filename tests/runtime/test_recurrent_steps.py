@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.options import SchedulerOptions
-from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers, state_spec
+from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind, TokenLogprobs
 from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams
@@ -55,7 +55,7 @@ class Mixer(Layer):
         self.widths = widths
         self.conv_width = widths[1]
         memory = (HEADS, STATES, SIZE) if rule == "scan" else (HEADS, SIZE, SIZE)
-        self.spec = state_spec((3, self.conv_width), memory)
+        self.spec = CacheSpec(CacheKind.STATE, state=((3, self.conv_width), memory))
         self.input = Linear(kernels, ((f"{index}.in", sum(widths)),), HIDDEN, bias=False)
         self.output = Linear(kernels, ((f"{index}.out", HIDDEN),), INNER, bias=False)
         self.taps, self.bias = drawn(11, 4, self.conv_width) * 3, drawn(12, self.conv_width)
@@ -261,8 +261,8 @@ def test_a_checkpoint_brings_a_row_back(model: DecoderModel) -> None:
 
 
 def test_declarations() -> None:
-    spec = state_spec((3, 40), (2, 5, 7))
-    assert spec.state_bytes == 4 * (120 + 70) and spec.elements_per_token == 0
+    spec = CacheSpec(CacheKind.STATE, state=((3, 40), (2, 5, 7)))
+    assert spec.elements_per_token == 0
     full = CacheSpec(CacheKind.FULL, 1, 4, 4)
     assert group_layers([spec, full, spec]) == (CacheGroup(CacheKind.FULL, None, (1,), 8),)
     assert group_layers([spec]) == (CacheGroup(CacheKind.FULL, None, (), 0),)
