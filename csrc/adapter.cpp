@@ -67,10 +67,10 @@ void expand(const AdapterArgs& args, const AdapterTable::Entry& entry, std::int6
 template <class F>
 void for_runs(const AdapterArgs& args, std::int64_t from, std::int64_t to, F&& function) {
     const std::int32_t* const starts = args.query_start;
-    std::int64_t row = std::upper_bound(starts, starts + args.rows + 1, static_cast<std::int32_t>(from)) - starts - 1;
-    for (; row < args.rows && starts[row] < to; ++row) {
-        const std::int64_t first = std::max<std::int64_t>(from, starts[row]), last = std::min<std::int64_t>(to, starts[row + 1]);
-        if (args.slot[row] == 0 || first >= last) continue;
+    for (std::int64_t first = from, last; first < to; first = last) {
+        const auto token = static_cast<std::int32_t>(args.index ? args.index[first] : first);
+        const std::int64_t row = std::upper_bound(starts, starts + args.rows + 1, token) - starts - 1;
+        last = args.index ? first + 1 : std::min<std::int64_t>(to, starts[row + 1]);
         const AdapterTable::Entry& entry = (*args.table)[args.slot[row]];
         if (entry.rank > 0) function(entry, first, last);
     }
@@ -110,7 +110,7 @@ void adapter(const AdapterArgs& args, Worker& worker) {
     if (!args.slot) return;
     std::int64_t rank = 0;
     for (std::int64_t row = 0; row < args.rows; ++row)
-        if (args.slot[row] > 0) rank = std::max(rank, (*args.table)[args.slot[row]].rank);
+        rank = std::max(rank, (*args.table)[args.slot[row]].rank);
     const std::int64_t blocks = (args.tokens + token_block - 1) / token_block;
     const std::int64_t lines = (rank + rank_block - 1) / rank_block;
     const std::int64_t columns = (args.table->outputs + column_block - 1) / column_block;

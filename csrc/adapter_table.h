@@ -33,7 +33,11 @@ public:
                                         std::to_string(most_rank) + ".");
         entries_[static_cast<std::size_t>(slot)] = entry;
     }
-    const Entry& operator[](std::int64_t slot) const { return entries_[static_cast<std::size_t>(slot)]; }
+    // A slot that is not there is empty.
+    const Entry& operator[](std::int64_t slot) const {
+        static constexpr Entry none;
+        return slot > 0 && slot < static_cast<std::int64_t>(entries_.size()) ? entries_[static_cast<std::size_t>(slot)] : none;
+    }
 
     const std::int64_t inputs, outputs, most_rank;
 

@@ -73,9 +73,10 @@ void delta_rule(Program& p, Part q, Part k, Part v, Part step, Part beta, Value 
 }
 
 void gated_norm(Program& p, Part x, Part gate, Value weight, std::int64_t size, std::int64_t group, float eps,
-                bool gate_first, Value out) {
+                bool gate_first, Value out, bool some_tokens) {
+    const Extent e = some_tokens ? Extent::logit_rows : Extent::tokens;
     p.add({"gated_norm", [=](const Frame& f, Worker& w) {
-               ops().gated_norm({x.at(f), gate.at(f), f.at<float>(weight), f.step.tokens, size, group, eps, gate_first,
+               ops().gated_norm({x.at(f), gate.at(f), f.at<float>(weight), f.count(e), size, group, eps, gate_first,
                                  f.at<float>(out)},
                                 w);
            },
@@ -84,15 +85,19 @@ void gated_norm(Program& p, Part x, Part gate, Value weight, std::int64_t size, 
            nullptr});
 }
 
-void adapter(Program& p, Value x, const AdapterTable& table, std::int64_t width, std::int64_t offset, Value out) {
+void adapter(Program& p, Value x, const AdapterTable& table, std::int64_t width, std::int64_t offset, Value out,
+             bool some_tokens) {
+    const Extent e = some_tokens ? Extent::logit_rows : Extent::tokens;
     p.add({"adapter", [=, &table](const Frame& f, Worker& w) {
-               ops().adapter({f.at<float>(x), &table, f.step.query_start, f.step.adapter_slot, f.step.rows, f.step.tokens,
-                              width, offset, f.at<float>(out), reinterpret_cast<float*>(f.scratch())},
+               ops().adapter({f.at<float>(x), &table, f.step.query_start, f.step.adapter_slot,
+                              some_tokens ? f.step.logit_index : nullptr, f.step.rows, f.count(e), width, offset,
+                              f.at<float>(out), reinterpret_cast<float*>(f.scratch())},
                              w);
            },
            {x, out},
            {out},
-           [&table](std::int64_t rows) { return rows * table.most_rank * static_cast<std::int64_t>(sizeof(float)); }});
+           [&table](std::int64_t rows) { return rows * table.most_rank * static_cast<std::int64_t>(sizeof(float)); },
+           e});
 }
 
 FloatType float_type(const std::string& name) {

@@ -280,6 +280,7 @@ struct AdapterArgs {
     const AdapterTable* table;
     const std::int32_t* query_start;  // [R + 1]
     const std::int64_t* slot;         // [R]; null where no row has one
+    const std::int64_t* index;        // [T], which of the step's tokens x has; null for all
     std::int64_t rows, tokens, width, offset;
     float* out;      // [T, width]
     float* scratch;  // [T, most_rank]

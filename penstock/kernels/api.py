@@ -460,7 +460,14 @@ class Adapter(Protocol):
     """Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), a different one a row (Punica, arXiv:2310.18547)."""
 
     def __call__(
-        self, x: Tensor, out: Tensor, adapters: AdapterSlots, slot: Tensor, query_start: Tensor, offset: int = 0
+        self,
+        x: Tensor,
+        out: Tensor,
+        adapters: AdapterSlots,
+        slot: Tensor,
+        query_start: Tensor,
+        offset: int = 0,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """out[:, offset : offset + M] += scale · up · (down · x), in place; returns `out`.
 
@@ -471,6 +478,7 @@ class Adapter(Protocol):
             slot: [R] int64, each row's adapter; rows with 0, or with an empty slot, stay as they are.
             query_start: [R + 1] int32, first token of each row.
             offset: first column.
+            rows: [T] int64, which of the step's tokens x holds; None if all.
         """
 
 

@@ -77,12 +77,23 @@ def test_a_part_of_a_merged_projection(ops):
 
 
 @pytest.mark.parametrize("ops", OPS.values(), ids=OPS)
+def test_some_tokens_of_a_step(ops):
+    x, base = activations()
+    out = ops.adapter(x, base.clone(), filled(ops), SLOTS, STARTS)
+    rows = torch.tensor([29, 0, 8, 12, 7])
+    some = ops.adapter(x[rows], base[rows], filled(ops), SLOTS, STARTS, 0, rows)
+    torch.testing.assert_close(some, out[rows], rtol=1e-5, atol=1e-5)
+    assert ops is reference or torch.equal(some, out[rows])
+
+
+@pytest.mark.parametrize("ops", OPS.values(), ids=OPS)
 def test_an_emptied_slot_changes_nothing(ops):
     adapters = filled(ops)
     for slot in RANKS:
         adapters.clear(slot)
     x, base = activations()
     assert torch.equal(ops.adapter(x, base.clone(), adapters, SLOTS, STARTS), base)
+    assert torch.equal(ops.adapter(x, base.clone(), filled(ops), SLOTS * 0 + 99, STARTS), base)  # no such slot
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ void adapters(std::int64_t inputs, std::int64_t outputs, std::int64_t rank) {
     const Ints starts = {0, 2, 3, 11};
     const std::vector<std::int64_t> slots = {2, 0, 2};
     Floats out(at(tokens * outputs), 1.0f), scratch(at(tokens * rank));
-    run(ops().adapter, {x.data(), &table, starts.data(), slots.data(), 3, tokens, outputs, 0, out.data(), scratch.data()});
+    run(ops().adapter, {x.data(), &table, starts.data(), slots.data(), nullptr, 3, tokens, outputs, 0, out.data(), scratch.data()});
     for (std::int64_t t = 0; t < tokens; ++t)
         for (std::int64_t o = 0; o < outputs; ++o) {
             double want = 1.0, size = 1.0;
@@ -145,6 +145,14 @@ void adapters(std::int64_t inputs, std::int64_t outputs, std::int64_t rank) {
             }
             require(std::fabs(want - out[at(t * outputs + o)]) < 1e-5 * size, "adapter");
         }
+    const std::vector<std::int64_t> some = {10, 2, 0};
+    Floats rows, part(at(3 * outputs), 1.0f);
+    for (const std::int64_t t : some) rows.insert(rows.end(), x.begin() + t * inputs, x.begin() + (t + 1) * inputs);
+    run(ops().adapter, {rows.data(), &table, starts.data(), slots.data(), some.data(), 3, 3, outputs, 0, part.data(),
+                        scratch.data()});
+    for (std::int64_t i = 0; i < 3; ++i)
+        for (std::int64_t o = 0; o < outputs; ++o)
+            require(part[at(i * outputs + o)] == out[at(some[at(i)] * outputs + o)], "an adapter over some tokens");
 }
 
 }  // namespace

@@ -76,9 +76,12 @@ class Mixer(Layer):
             q, k, v = ops.split(mixed, (INNER,) * 3)
             mixed = ops.gated_delta_rule(q, k, v, *rest, self.a, memory, rows, self.dt_bias)
         mixed = ops.gated_rms_norm(mixed, gate, self.scale, 1e-6, SIZE, self.rule == "scan")
-        out = self.output(mixed, residual)
-        slot = step.batch.adapter_slot
-        return out if slot is None else ops.adapter(mixed, out, self.adapters, slot, step.batch.query_start)
+        mixed, residual = step.wanted(mixed), None if residual is None else step.wanted(residual)
+        out, batch = self.output(mixed, residual), step.batch
+        if batch.adapter_slot is None:
+            return out
+        rows = batch.logit_rows if step.last else None
+        return ops.adapter(mixed, out, self.adapters, batch.adapter_slot, batch.query_start, 0, rows)
 
 
 def build(mixers: tuple[str, ...], reference: bool = False) -> DecoderModel:

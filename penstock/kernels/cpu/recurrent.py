@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.kernels.adapters import AdapterSlots
 from penstock.kernels.cache import StateRows
 from penstock.kernels.cpu import native
-from penstock.kernels.cpu.recording import Eager, Handle, Recording, tape_of, width_of
+from penstock.kernels.cpu.recording import LOGIT_ROWS, Eager, Handle, Recording, extent_of, tape_of, width_of
 
 
 def _tape(x: Any, rows: StateRows) -> Recording:
@@ -97,9 +97,10 @@ def gated_rms_norm(
     gate_first: bool = False,
 ) -> Any:
     tape, size = tape_of(x), width_of(x)
-    out = tape.new(size)
+    out = tape.new(size, extent_of(x))
     inputs = tape.part(x), tape.part(gate), tape.index(weight)
-    tape.program.gated_norm(*inputs, size, group_size or size, eps, gate_first, tape.index(out))
+    how = size, group_size or size, eps, gate_first
+    tape.program.gated_norm(*inputs, *how, tape.index(out), extent_of(x) == LOGIT_ROWS)
     return tape.done(out)
 
 
@@ -108,11 +109,16 @@ def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256) ->
     return AdapterSlots(slots, inputs, outputs, max_rank, table)
 
 
-def adapter(x: Any, out: Any, adapters: AdapterSlots, slot: Any, query_start: Any, offset: int = 0) -> Any:
+def adapter(
+    x: Any, out: Any, adapters: AdapterSlots, slot: Any, query_start: Any, offset: int = 0, rows: Any = None
+) -> Any:
     tape = tape_of(x)
     if isinstance(tape, Eager):
+        if rows is not None:
+            tape.step.set_logits(len(rows), rows.data_ptr())
         tape.step.set(tape.rows, len(slot), 0, 0, query_start.data_ptr(), 0)
         tape.step.set_slots(0, slot.data_ptr())
     tape.refs.append(adapters)
-    tape.program.adapter(tape.index(x), adapters.table, width_of(out), offset, tape.index(out))
+    where = width_of(out), offset, tape.index(out), rows is not None
+    tape.program.adapter(tape.index(x), adapters.table, *where)
     return tape.done(out)

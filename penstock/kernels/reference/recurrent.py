@@ -147,13 +147,21 @@ def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256) ->
 
 
 def adapter(
-    x: Tensor, out: Tensor, adapters: AdapterSlots, slot: Tensor, query_start: Tensor, offset: int = 0
+    x: Tensor,
+    out: Tensor,
+    adapters: AdapterSlots,
+    slot: Tensor,
+    query_start: Tensor,
+    offset: int = 0,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    starts = query_start.tolist()
-    for row, index in enumerate(slot.tolist()):
-        entry = adapters.entries[index]
+    named = slot.repeat_interleave(query_start.diff())
+    named = named if rows is None else named[rows]
+    part = out[:, offset : offset + adapters.outputs]
+    for index in named.unique().tolist():
+        entry = adapters.entries[index] if index < len(adapters.entries) else None
         if entry is not None:
-            low = functional.linear(x[starts[row] : starts[row + 1]].float(), entry.down.float()) * entry.scale
-            part = out[starts[row] : starts[row + 1], offset : offset + adapters.outputs]
-            part += (low @ entry.up.float()).to(out.dtype)
+            tokens = (named == index).nonzero().squeeze(1)
+            low = functional.linear(x[tokens].float(), entry.down.float()) * entry.scale
+            part[tokens] += (low @ entry.up.float()).to(out.dtype)
     return out
