@@ -158,7 +158,7 @@ def adapter(
     named = slot.repeat_interleave(query_start.diff())
     named = named if rows is None else named[rows]
     part = out[:, offset : offset + adapters.outputs]
-    for index in named.unique().tolist():
+    for index in set(named.tolist()):
         entry = adapters.entries[index] if index < len(adapters.entries) else None
         if entry is not None:
             tokens = (named == index).nonzero().squeeze(1)
