@@ -1,4 +1,4 @@
-// Causal attention over the paged cache (Kwon et al. 2023, arXiv:2309.06180), partitions merged as in Milakov &
+// Attention over the paged cache (Kwon et al. 2023, arXiv:2309.06180), partitions merged as in Milakov &
 // Gimelshein 2018, arXiv:1805.02867.
 #include <algorithm>
 #include <array>
@@ -167,12 +167,12 @@ private:
             if (i == 0) table_ = args_.rows.block_table + unit.row * args_.rows.table_width;
             for (std::int64_t q = 0; q < unit.count; ++q) {
                 const std::int64_t state = unit.state < 0 ? -1 : unit.state + q * unit.states + part.state;
-                const std::int64_t low = lowest_seen(unit.position + q, args_.rows.window),
-                                   end = lane_of(unit.position + q) + 1;
+                const Seen view = seen(args_.rows, unit, q);
+                const std::int64_t end = lane_of(view.end - 1) + 1;
                 for (std::int64_t h = 0; h < heads_; ++h)
                     query_of_row_[static_cast<std::size_t>(rows_++)] = static_cast<std::uint8_t>(num_queries_);
                 queries_[static_cast<std::size_t>(num_queries_++)] = {
-                    unit.token + q, lane_of(low), end, state, part.folds, 0, 0};
+                    unit.token + q, lane_of(view.low), end, state, part.folds, 0, 0};
                 end_tile_ = std::max(end_tile_, std::min((end + kv_tile - 1) / kv_tile, item_.end * partition_tiles));
             }
         }

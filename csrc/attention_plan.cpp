@@ -44,14 +44,14 @@ private:
     }
 
     std::int64_t first_partition(const QueryUnit& unit) const {
-        return tile_of(layout_, lowest_seen(unit.position, rows_.window)) / partition_tiles;
+        return tile_of(layout_, seen(rows_, unit, 0).low) / partition_tiles;
     }
     std::int64_t end_partition(const QueryUnit& unit) const {
-        return tile_of(layout_, unit.position + unit.count - 1) / partition_tiles + 1;
+        return tile_of(layout_, seen(rows_, unit, unit.count - 1).end - 1) / partition_tiles + 1;
     }
     // Partitions before it are seen in full by every query of the unit, but for their beginning under a window.
     std::int64_t full_partitions(const QueryUnit& unit) const {
-        return tile_of(layout_, unit.position + 1) / partition_tiles;
+        return tile_of(layout_, seen(rows_, unit, 0).end) / partition_tiles;
     }
 
     // Rows with few queries become one unit, first in the list; those with many become several.
@@ -86,7 +86,7 @@ private:
     };
     Blocks full_blocks(std::int64_t unit) const {
         const QueryUnit& u = plan_.units[at(unit)];
-        const std::int64_t first = lowest_seen(u.position, rows_.window) / layout_.block_size;
+        const std::int64_t first = seen(rows_, u, 0).low / layout_.block_size;
         const std::int64_t end = blocks_before(full_partitions(u));
         return {first, std::max(first, end), rows_.block_table + u.row * rows_.table_width};
     }

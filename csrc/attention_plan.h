@@ -5,6 +5,7 @@
 // in ascending order by one formula, so that the result is the same to the bit however the work is cut.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -70,6 +71,22 @@ inline std::int64_t tile_start(const KvLayout& layout, std::int64_t tile) {
 }
 inline std::int64_t lowest_seen(std::int64_t position, std::int64_t window) {
     return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+// Positions [low, end) that a query of a unit sees. Neither falls from one query of a row to the next.
+struct Seen {
+    std::int64_t low, end;
+};
+inline Seen seen(const AttentionRows& rows, const QueryUnit& unit, std::int64_t query) {
+    const std::int64_t position = unit.position + query, context = rows.context_len[unit.row], side = rows.window / 2;
+    const MaskKind kind = rows.masks ? rows.masks[unit.row] : MaskKind::causal;
+    if (kind == MaskKind::cross || (kind == MaskKind::bidirectional && rows.window == 0)) return {0, context};
+    if (kind == MaskKind::bidirectional)
+        return {std::max<std::int64_t>(0, position - side), std::min(context, position + side + 1)};
+    const std::int64_t low = lowest_seen(position, rows.window);
+    if (kind == MaskKind::causal) return {low, position + 1};
+    const std::int32_t* const span = rows.spans + 2 * (unit.token + query);
+    return {std::min<std::int64_t>(low, span[0]), std::clamp<std::int64_t>(span[1], position + 1, context)};
 }
 
 // Made by one member of the team; `plan` keeps its memory between steps.

@@ -55,6 +55,10 @@ struct BoundStep : Step {
         state_slot = pointer<const std::int64_t>(states);
         adapter_slot = pointer<const std::int64_t>(adapters);
     }
+    void set_masks(std::uintptr_t kinds, std::uintptr_t ranges) {
+        masks = pointer<const MaskKind>(kinds);
+        spans = pointer<const std::int32_t>(ranges);
+    }
     void set_logits(std::int64_t count, std::uintptr_t index) {
         logit_rows = count;
         logit_index = pointer<const std::int64_t>(index);
@@ -132,15 +136,17 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
 }
 
 void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
-           Value weights, Value ids, const std::string& extent) {
+           Value weights, Value ids, Value bias, std::int64_t groups, std::int64_t top_groups, float scale,
+           const std::string& extent) {
     const Extent e = extent_of(extent);
     const auto how = static_cast<Routing>(routing);
     p.add({"route", [=](const Frame& f, Worker& w) {
                ops().route_experts({f.at<float>(logits), f.count(e), num_experts, top_k, how, renormalize,
-                                    f.at<float>(weights), f.at<std::int64_t>(ids)},
+                                    f.at<float>(weights), f.at<std::int64_t>(ids), f.at<float>(bias), groups, top_groups,
+                                    scale},
                                    w);
            },
-           {logits},
+           {logits, bias},
            {weights, ids},
            nullptr});
 }
@@ -226,20 +232,23 @@ void latent_write(Program& p, Value x, Value norm, float eps, Value cos, Value s
 }
 
 void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Value sin, std::int64_t rotary_dim,
-                 bool interleaved, Value out) {
+                 bool interleaved, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
     const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
     p.add({"head_linear", [=, &weight](const Frame& f, Worker& w) {
-               ops().head_linear({f.at<float>(x), &weight, f.step.tokens, rotation.at(f), f.at<float>(out), f.scratch()},
+               ops().head_linear({f.at<float>(x), &weight, f.count(e), rotation.at(f), f.at<float>(out), f.scratch()},
                                  w);
            },
            {x, cos, sin},
            {out},
-           [=, &weight](std::int64_t rows) { return head_linear_scratch(weight, rotary_dim > 0, rows); }});
+           [=, &weight](std::int64_t rows) { return head_linear_scratch(weight, rotary_dim > 0, rows); },
+           e});
 }
 
 AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window) {
     const Step::Group& tables = f.step.groups[group];
-    return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows, window};
+    return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows,
+            window, f.step.masks, f.step.spans};
 }
 
 int plan_attention(Program& p, std::size_t group, std::int64_t window, const KvLayout& layout, std::int64_t heads) {
@@ -296,6 +305,7 @@ void bind_program(nb::module_& m) {
         .def("set", &BoundStep::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
         .def("set_group", &BoundStep::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
         .def("set_slots", &BoundStep::set_slots, "state_slot"_a, "adapter_slot"_a)
+        .def("set_masks", &BoundStep::set_masks, "masks"_a, "spans"_a)
         .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);
     nb::class_<Program> program(m, "Program", "A recorded list of ops over an arena.");
     bind_recurrent(m, program);

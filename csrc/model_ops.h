@@ -16,7 +16,10 @@ namespace penstock {
 class PackedMatrix;  // packed.h
 
 enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai };
-enum class Routing : int { softmax_topk, topk_softmax };
+enum class Routing : int { softmax_topk, topk_softmax, sigmoid_topk };
+// Which tokens of its context a row's queries see: those up to their own; all; all of another sequence's; or those up to
+// their own and all of the span they lie in.
+enum class MaskKind : std::int32_t { causal, bidirectional, cross, spans };
 enum class KvType : int { f32, bf16, f16, f8_e4m3, i8, i4 };
 
 struct EmbeddingArgs {
@@ -67,6 +70,9 @@ struct RouteArgs {
     bool renormalize;
     float* weights;     // [T, top_k]
     std::int64_t* ids;  // [T, top_k]
+    const float* bias = nullptr;  // [E] added to scores for the choice alone (sigmoid_topk); or null
+    std::int64_t groups = 1, top_groups = 1;  // only experts of the best groups are chosen; a group is consecutive ones
+    float scale = 1.0f;                       // of the weights
 };
 
 struct RmsNormArgs {
@@ -189,7 +195,9 @@ struct AttentionRows {
     const std::int32_t* context_len;  // [R]
     const std::int32_t* block_table;  // [R, table_width]
     std::int64_t table_width, rows;
-    std::int64_t window;  // 0 for none
+    std::int64_t window;  // 0 for none; a bidirectional row's queries see window / 2 positions on either side
+    const MaskKind* masks = nullptr;       // [R], or null: all are causal
+    const std::int32_t* spans = nullptr;  // [T, 2] first position and end of a token's span, for rows of that kind
 };
 
 struct AttentionArgs {

@@ -21,6 +21,8 @@ struct Step {
     const std::int32_t* context_len = nullptr;
     const std::int64_t* state_slot = nullptr;    // [rows], where a row's recurrent state lies
     const std::int64_t* adapter_slot = nullptr;  // [rows], 0 for none; null where no row has one
+    const MaskKind* masks = nullptr;       // [rows], null if all are causal
+    const std::int32_t* spans = nullptr;  // [tokens, 2], as in AttentionRows
     const std::int64_t* logit_index = nullptr;  // [logit_rows], tokens whose logits are wanted
     struct Group {
         const std::int32_t* block_table = nullptr;  // [rows, table_width]

@@ -1,4 +1,7 @@
 // Which experts a token goes to, and with what weights. Of equal logits the lower expert comes first.
+#include <algorithm>
+#include <limits>
+
 #include "model_ops.h"
 #include "row_chunk.h"
 #include "vec/wide.h"
@@ -37,17 +40,65 @@ float sum_of_exponentials(const float* logits, std::int64_t experts, float highe
     return total;
 }
 
+float sigmoid_of(float x) {
+    float lane[16];
+    vec::store(lane, vec::sigmoid(vec::splat16(x)));
+    return lane[0];
+}
+
+// A group counts for its best expert, or, of sigmoids, for the sum of its best two.
+float group_score(const RouteArgs& args, const float* scores) {
+    const std::int64_t size = args.experts / args.groups;
+    float best[2];
+    std::int64_t ids[2];
+    const std::int64_t counted = args.routing == Routing::sigmoid_topk ? std::min<std::int64_t>(2, size) : 1;
+    choose_experts(scores, size, counted, best, ids);
+    return counted == 2 ? best[0] + best[1] : best[0];
+}
+
+// What experts are chosen by: the logits, or scores made of them with those of other groups at -infinity.
+const float* choice_scores(const RouteArgs& args, const float* logits) {
+    const bool sigmoid = args.routing == Routing::sigmoid_topk;
+    if (!sigmoid && args.groups == 1) return logits;
+    const std::int64_t experts = args.experts, groups = args.groups, size = experts / groups;
+    const std::size_t bytes = static_cast<std::size_t>(experts + 2 * groups) * 4 + static_cast<std::size_t>(groups) * 8;
+    std::byte* const memory = thread_memory(3, bytes);
+    auto* const chosen = reinterpret_cast<std::int64_t*>(memory);
+    auto* const scores = reinterpret_cast<float*>(memory + groups * 8);
+    float *const of_group = scores + experts, *const best = of_group + groups;
+    for (std::int64_t e = 0; e < experts; ++e)
+        scores[e] = sigmoid ? sigmoid_of(logits[e]) + (args.bias ? args.bias[e] : 0.0f) : logits[e];
+    if (groups == 1) return scores;
+    for (std::int64_t g = 0; g < groups; ++g) of_group[g] = group_score(args, scores + g * size);
+    choose_experts(of_group, groups, args.top_groups, best, chosen);
+    for (std::int64_t g = 0; g < groups; ++g)
+        if (std::find(chosen, chosen + args.top_groups, g) == chosen + args.top_groups)
+            std::fill_n(scores + g * size, size, -std::numeric_limits<float>::infinity());
+    return scores;
+}
+
+void scale_weights(const RouteArgs& args, float* weights, float by) {
+    for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] *= by;
+}
+
 void route_token(const RouteArgs& args, std::int64_t token) {
     const float* const logits = args.logits + token * args.experts;
     float* const weights = args.weights + token * args.top_k;
-    choose_experts(logits, args.experts, args.top_k, weights, args.ids + token * args.top_k);
+    std::int64_t* const ids = args.ids + token * args.top_k;
+    choose_experts(choice_scores(args, logits), args.experts, args.top_k, weights, ids);
+    if (args.routing == Routing::sigmoid_topk) {
+        float sum = 0.0f;
+        for (std::int64_t k = 0; k < args.top_k; ++k) sum += weights[k] = sigmoid_of(logits[ids[k]]);
+        return scale_weights(args, weights, args.renormalize ? args.scale / (sum + 1e-20f) : args.scale);
+    }
     const float highest = weights[0];
     const bool over_all = args.routing == Routing::softmax_topk;
     const float total = over_all ? sum_of_exponentials(logits, args.experts, highest) : 1.0f;
     float chosen = 0.0f;
     for (std::int64_t k = 0; k < args.top_k; ++k) chosen += weights[k] = exp_of(weights[k] - highest) / total;
-    if (over_all && !args.renormalize) return;
-    for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] /= chosen;
+    if (!over_all || args.renormalize)
+        for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] /= chosen;
+    if (args.scale != 1.0f) scale_weights(args, weights, args.scale);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai"]
-Routing = Literal["softmax_topk", "topk_softmax"]
+Routing = Literal["softmax_topk", "topk_softmax", "sigmoid_topk"]
 Matrix = Canonical | Tensor  # what a weight is packed from: still quantised, or a plain tensor [N, K]
 
 
@@ -198,11 +198,25 @@ class TakeRows(Protocol):
 class RouteExperts(Protocol):
     """Chooses each token's experts."""
 
-    def __call__(self, router_logits: Tensor, top_k: int, routing: Routing, renormalize: bool) -> tuple[Tensor, Tensor]:
-        """router_logits [T, E] → (weights [T, top_k] float32, expert ids [T, top_k] int64).
+    def __call__(
+        self,
+        router_logits: Tensor,
+        top_k: int,
+        routing: Routing,
+        renormalize: bool,
+        bias: Tensor | None = None,
+        groups: tuple[int, int] = (1, 1),
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """router_logits [T, E] → (weights [T, top_k] float32 times `scale`, expert ids [T, top_k] int64).
 
         "softmax_topk" takes the largest of the softmax over all experts (divided by their sum if `renormalize`);
-        "topk_softmax" takes the softmax over the largest logits.
+        "topk_softmax" takes the softmax over the largest logits; "sigmoid_topk" takes sigmoids (DeepSeek-V3,
+        arXiv:2412.19437), chosen with `bias` [E] float32 added (divided by their sum without it if `renormalize`).
+
+        With groups (G, g) experts form G groups of consecutive ones, and only those of the g best groups are chosen
+        (DeepSeek-V2, arXiv:2405.04434, section 2.2.2). A group counts for its best expert, or, of sigmoids, for the
+        sum of its best two.
         """
 
 
@@ -288,6 +302,8 @@ class PlanAttention(Protocol):
         query_lens: Sequence[int],
         context_lens: Sequence[int],
         window: int | None,
+        masks: Sequence[str] = (),
+        spans: Tensor | None = None,
     ) -> Any:
         """The plan, an object only this implementation's `paged_attention` understands.
 
@@ -298,12 +314,18 @@ class PlanAttention(Protocol):
             block_table: [R, B] int32, block ids; entries beyond a row's context or before its window are not read.
             query_lens: query_start's differences as ints.
             context_lens: context_len as ints.
-            window: positions a query sees, its own included; None for all.
+            window: positions a query sees, its own included; None for all. A query of a bidirectional row sees
+                window // 2 positions on either side of its own.
+            masks: "causal", "bidirectional", "cross" or "spans" a row; () where all are causal. "cross" rows attend to
+                all of another sequence's context_len tokens, whatever the window.
+            spans: [T, 2] int32, first position and end of the span each token lies in (its own and the next where in
+                none), read for rows of mask "spans": a query also sees all of its span, whatever the window. A span's
+                tokens are in the cache before any of them attends.
         """
 
 
 class PagedAttention(Protocol):
-    """Causal attention of the step's queries over the paged cache (Kwon et al. 2023, arXiv:2309.06180)."""
+    """Attention of the step's queries, each to what its mask shows it (Kwon et al. 2023, arXiv:2309.06180)."""
 
     def __call__(
         self,

@@ -27,7 +27,7 @@ class MaskKind(Enum):
     """Which tokens of its context a row's queries see."""
 
     CAUSAL = "causal"  # their own position and those before it
-    BIDIRECTIONAL = "bidirectional"  # every token of the row
+    BIDIRECTIONAL = "bidirectional"  # every token of the row; in a sliding group, half the window on either side
     CROSS = "cross"  # the encoder's output
     SPANS = "spans"  # causal, and both ways inside marked spans
 
@@ -50,6 +50,8 @@ class Batch:
         state_slot: [R] int64, each row's slot of recurrent state; None for models without.
         adapter_slot: [R] int64, each row's adapter, 0 for none; None where no row has one.
         masks: one kind a row; () where all rows are causal.
+        spans: [T, 2] int32, first position and end of the span each token lies in, its own and the next where in none;
+            None where no row is of kind SPANS.
     """
 
     token_ids: Tensor
@@ -65,6 +67,7 @@ class Batch:
     state_slot: Tensor | None = None
     adapter_slot: Tensor | None = None
     masks: tuple[MaskKind, ...] = ()
+    spans: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

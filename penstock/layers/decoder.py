@@ -10,7 +10,6 @@ from torch import Tensor
 
 from penstock.core.cache_spec import CacheSpec
 from penstock.kernels.api import KernelSet
-from penstock.layers.attention import Attention
 from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.embedding import Embedding, Head
 from penstock.layers.norm import RmsNorm
@@ -24,10 +23,18 @@ class FeedForward(Protocol):
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor: ...
 
 
+class SelfAttention(Protocol):
+    """Attention, LatentAttention or another layer that keeps something of every token."""
+
+    spec: CacheSpec
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor: ...
+
+
 class Block(Protocol):
     """One layer of a decoder."""
 
-    attention: Attention
+    attention: SelfAttention
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor: ...
 
@@ -36,7 +43,7 @@ class DecoderBlock(Layer):
     """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(
-        self, input_norm: RmsNorm, attention: Attention, middle_norm: RmsNorm, feed_forward: FeedForward
+        self, input_norm: RmsNorm, attention: SelfAttention, middle_norm: RmsNorm, feed_forward: FeedForward
     ) -> None:
         self.input_norm = input_norm
         self.attention = attention
@@ -58,7 +65,7 @@ class SandwichBlock(Layer):
         self,
         kernels: KernelSet,
         attention_norms: tuple[RmsNorm, RmsNorm],
-        attention: Attention,
+        attention: SelfAttention,
         feed_forward_norms: tuple[RmsNorm, RmsNorm],
         feed_forward: FeedForward,
     ) -> None:

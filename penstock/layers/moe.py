@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.api import Activation, KernelSet, Routing
+from penstock.layers.mlp import GatedMlp
 from penstock.layers.step import Step
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -19,7 +20,7 @@ class ExpertOptions:
 
     Attributes:
         hidden_size, intermediate_size, num_experts, top_k: sizes.
-        routing, renormalize: how experts are chosen and weighted, see kernels.api.RouteExperts.
+        routing, renormalize, groups, scale: how experts are chosen and weighted, see kernels.api.RouteExperts.
         activation, alpha, limit: of the gated MLP, see kernels.api.GateUp.
         bias: the router and the experts have biases.
     """
@@ -30,6 +31,8 @@ class ExpertOptions:
     top_k: int
     routing: Routing = "softmax_topk"
     renormalize: bool = True
+    groups: tuple[int, int] = (1, 1)
+    scale: float = 1.0
     activation: Activation = "silu"
     alpha: float = 1.702
     limit: float = 7.0
@@ -56,10 +59,12 @@ class SparseMoe(Layer):
         experts: ExpertWeights,
         options: ExpertOptions,
         router_bias: Weight | None = None,
+        choice_bias: Weight | None = None,
     ) -> None:
+        """`router_bias` is added to the router's product, `choice_bias` to its scores for the choice alone."""
         self._kernels = kernels
         self.options = options
-        self.router, self.router_bias = router, router_bias
+        self.router, self.router_bias, self.choice_bias = router, router_bias, choice_bias
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
         self.gate_up.halves = True
@@ -71,7 +76,8 @@ class SparseMoe(Layer):
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         options = self.options
         scores = self._kernels.linear(hidden, self.router.value, _value(self.router_bias))
-        weights, ids = self._kernels.route_experts(scores, options.top_k, options.routing, options.renormalize)
+        choice = options.top_k, options.routing, options.renormalize, _value(self.choice_bias)
+        weights, ids = self._kernels.route_experts(scores, *choice, options.groups, options.scale)
         return self._kernels.grouped_experts(
             hidden,
             weights,
@@ -85,6 +91,17 @@ class SparseMoe(Layer):
             options.limit,
             residual,
         )
+
+
+class SharedExperts(Layer):
+    """Routed experts beside an MLP that every token runs through (DeepSeekMoE, arXiv:2401.06066)."""
+
+    def __init__(self, shared: GatedMlp, routed: SparseMoe) -> None:
+        self.shared, self.routed = shared, routed
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size] → the sum of both (+ residual), [T, hidden_size]."""
+        return self.routed(hidden, step, self.shared(hidden, step, residual))
 
 
 def _value(weight: Weight | None) -> Tensor | None:

@@ -89,11 +89,14 @@ def _yarn(rope: RopeParameters, frequencies: Tensor) -> Tensor:
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:
     """YaRN's temperature on attention, as a factor on cos and sin (arXiv:2309.00071, section 3.4)."""
+    if mscale and mscale_all_dim:
+        return yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
+    return yarn_mscale(factor, 1.0)
 
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
+def yarn_mscale(factor: float, weight: float) -> float:
+    """The temperature's square root for a stretch by `factor`, more or less of it by `weight`."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 class Rotary:

@@ -45,6 +45,8 @@ class Step:
                 batch.query_lens,
                 batch.context_lens,
                 window,
+                tuple(mask.value for mask in batch.masks),
+                batch.spans,
             )
         return plan
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from penstock.layers.attention import Attention, AttentionOptions
-from penstock.layers.decoder import Block, DecoderBlock, DecoderModel, FeedForward
+from penstock.layers.decoder import Block, DecoderBlock, DecoderModel, FeedForward, SelfAttention
 from penstock.layers.embedding import Embedding, Head, table
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
@@ -126,7 +126,9 @@ class Blueprint:
         rotary: Rotary | None = None,
         windows: Sequence[int | None] | None = None,
         feed_forward: Callable[[int], FeedForward] | None = None,
+        self_attention: Callable[[int], SelfAttention] | None = None,
         mlp_bias: bool = False,
+        ignorable: tuple[str, ...] = (),
         **attention: Any,
     ) -> DecoderModel:
         """A model of pre-norm blocks that differ only in window and feed-forward layer.
@@ -135,6 +137,8 @@ class Blueprint:
             rotary: None reads the configuration's.
             windows: each layer's; None for full attention everywhere.
             feed_forward: makes layer `index`'s; None for a gated MLP (with biases if `mlp_bias`).
+            self_attention: makes layer `index`'s; None for the usual one.
+            ignorable: as in DecoderModel.
             attention: options of AttentionOptions for every layer.
         """
         rotary = rotary or self.rotary()
@@ -145,12 +149,14 @@ class Blueprint:
             blocks.append(
                 DecoderBlock(
                     self.norm(f"{prefix}.input_layernorm"),
-                    self.attention(index, rotary, window=window, **attention),
+                    self_attention(index)
+                    if self_attention
+                    else self.attention(index, rotary, window=window, **attention),
                     self.norm(f"{prefix}.post_attention_layernorm"),
                     feed_forward(index) if feed_forward else self.mlp(index, bias=mlp_bias),
                 )
             )
-        return self.model(blocks, rotary.rope, self.norm("model.norm"))
+        return self.model(blocks, rotary.rope, self.norm("model.norm"), ignorable=ignorable)
 
     def model(
         self,

@@ -13,7 +13,7 @@ from penstock.config.errors import CheckpointError
 from penstock.config.model_defaults import with_defaults
 from penstock.layers.decoder import DecoderModel as Model
 from penstock.layers.ops import KernelSet
-from penstock.models import gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from penstock.models import deepseek, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from penstock.models.blueprint import Blueprint
 from penstock.models.fields import Fields
 
@@ -45,6 +45,8 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "MixtralForCausalLM": Family(mixtral.build),
         "Gemma3ForCausalLM": Family(gemma3.build, "gemma3_text"),
         "Gemma3ForConditionalGeneration": Family(gemma3.build, "gemma3_text", "text_config"),
+        "DeepseekV2ForCausalLM": Family(deepseek.build),
+        "DeepseekV3ForCausalLM": Family(deepseek.build_v3),
         "GptOssForCausalLM": Family(gpt_oss.build, "gpt_oss"),
     }
 )

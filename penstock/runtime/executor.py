@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import recording
+from penstock.kernels.cpu.ops import mask_kinds
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model
 
@@ -64,7 +65,8 @@ class RecordedExecutor:
     def forward(self, batch: Batch) -> None:
         tables = [(group.block_table, group.slot) for group in batch.groups]
         rows = batch.query_start, batch.context_len, tables, batch.logit_rows, batch.state_slot, batch.adapter_slot
-        self._body.run(batch.token_ids, batch.positions, *rows)
+        masks = mask_kinds([mask.value for mask in batch.masks])
+        self._body.run(batch.token_ids, batch.positions, *rows, masks, batch.spans)
 
     def logits(self, rows: Tensor) -> Tensor:
         if len(rows) <= self._max_logit_rows:

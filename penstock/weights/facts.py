@@ -54,7 +54,18 @@ def _layers(config: Mapping[str, Any]) -> tuple[LayerFacts, ...]:
     heads = _integer(config, "num_attention_heads")
     kv_heads = _integer(config, "num_key_value_heads", heads)
     elements = 2 * kv_heads * _integer(config, "head_dim", max(1, _integer(config, "hidden_size") // heads))
+    if "kv_lora_rank" in config:  # latent attention
+        elements = _integer(config, "kv_lora_rank") + _integer(config, "qk_rope_head_dim")
     return tuple(LayerFacts(elements, window) for window in _windows(config, count))
+
+
+def _head_size(config: Mapping[str, Any], usual: int) -> int:
+    """A quarter of what attention holds of a head and token at once: query, key, value and result."""
+    if "kv_lora_rank" not in config:
+        return _integer(config, "head_dim", usual)
+    rotated = _integer(config, "qk_rope_head_dim")
+    plain = rotated + _integer(config, "qk_nope_head_dim") + _integer(config, "v_head_dim")
+    return -(-(plain + 2 * _integer(config, "kv_lora_rank") + rotated) // 4)
 
 
 def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
@@ -103,6 +114,6 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         vocab_size=_integer(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=_integer(config, "intermediate_size", 4 * hidden),
-        attention_size=heads * _integer(config, "head_dim", max(1, hidden // heads)),
+        attention_size=heads * _head_size(config, max(1, hidden // heads)),
         layers=_layers(config),
     )

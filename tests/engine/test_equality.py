@@ -272,9 +272,9 @@ def test_long_prompts_are_scored_alike_in_any_chunks(kv_type: str) -> None:
 
 @native_only
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "gemma3", "mixtral-sliding"])
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "gemma3", "mixtral-sliding", "deepseek-v3"])
 @pytest.mark.parametrize("kv_type", ["float32", "int8"])
-def test_experts_and_windows_are_alike_in_any_company(family: str, kv_type: str, tmp_path: Path) -> None:
+def test_experts_windows_and_latents_are_alike_in_any_company(family: str, kv_type: str, tmp_path: Path) -> None:
     tiny.save(family, tmp_path)
     prompt = tuple(tiny.prompt(43))
     truth: dict[bool, Answer] = {}

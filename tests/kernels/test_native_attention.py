@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import native, ops
-from tests.kernels.test_paged_attention import ROWS, Built, Case, build, run
+from tests.kernels.test_paged_attention import MASKED, ROWS, Built, Case, build, by_the_rule, masked, run
 
 ISAS = native.built_isas()
 TYPES = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "fp8": 0.2, "int8": 3e-2, "int4": 0.5}
@@ -30,7 +30,8 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor:
     """Writes the built keys and values to a native cache whose every other byte is 255, and attends."""
-    start, contexts, table, query_lens, context_lens = built.facts
+    start, contexts, table, query_lens, context_lens, *rest = built.facts
+    window, *masking = rest or (case.window,)
     blocks = built.key_cache.shape[0]
     cache = ops.make_cache(kv_type, blocks, case.block_size, case.kv_heads, case.dim, case.value_dim)
     cache.key.fill_(255)
@@ -43,7 +44,7 @@ def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor
         qkv = torch.cat((*parts, built.values[row][lowest:].flatten(1)), dim=1)
         cos, sin = torch.ones(len(place), 2), torch.zeros(len(place), 2)
         ops.rope_and_cache_write(qkv, cos, sin, slot, cache)
-    plan = ops.plan_attention(cache, start, contexts, table, query_lens, context_lens, case.window)
+    plan = ops.plan_attention(cache, start, contexts, table, query_lens, context_lens, window, *masking)
     return ops.paged_attention(built.query, cache, plan, scale, built.sinks, case.soft_cap)
 
 
@@ -80,3 +81,35 @@ def test_a_latent_cache(isa):
     case = Case(((1, 40), (5, 21)), 16, 1, 576, 512, 16)
     built = build(case)
     torch.testing.assert_close(attend(case, built, "float32", 0.04), run(case, built, 0.04), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 9, 1000])
+@pytest.mark.parametrize("name", MASKED)
+def test_masks(isa, name, window):
+    case, built = masked(name, window)
+    torch.testing.assert_close(
+        attend(case, built, "float32").double(), by_the_rule(case, built, 0.3), rtol=2e-5, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("window", [None, 90])
+def test_masked_rows_do_not_depend_on_their_mates(isa, kv_type, window):
+    """Long rows, cut into several units and partitions, give the bits they give alone."""
+    rows, masks = ((300, 300), (290, 290), (1, 301), (33, 310)), ("bidirectional", "causal", "causal", "cross")
+    case = Case(rows, 4, 2, 16, 16, 16)
+    built = build(case)
+    built.facts = (*built.facts, window, masks)
+    whole = attend(case, built, kv_type)
+    if kv_type == "float32":
+        built.facts = (*built.facts, torch.zeros(624, 2, dtype=torch.int32))
+        torch.testing.assert_close(whole.double(), by_the_rule(case, built, 0.3), rtol=2e-5, atol=2e-6)
+    begin = 0
+    for row, (queries, context) in enumerate(rows):
+        alone = build(Case(((queries, context),), 4, 2, 16, 16, 16), seed=5)
+        alone.keys, alone.values = [built.keys[row]], [built.values[row]]
+        alone.query = built.query[begin : begin + queries].contiguous()
+        alone.facts = (*alone.facts, window, masks[row : row + 1])
+        single = attend(Case(((queries, context),), 4, 2, 16, 16, 16), alone, kv_type)
+        assert torch.equal(single, whole[begin : begin + queries])
+        begin += queries

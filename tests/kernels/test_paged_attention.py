@@ -180,3 +180,66 @@ def test_a_row_does_not_depend_on_its_mates():
 def test_an_empty_step():
     case = Case(((0, 7), (0, 3)))
     assert run(case, build(case)).shape == (0, 32)
+
+
+MASKED = {
+    "bidirectional": (((9, 9), (40, 40), (1, 1), (21, 21)), ("bidirectional",) * 4),
+    "mixed": (((1, 30), (20, 20), (17, 17), (5, 33)), ("causal", "bidirectional", "causal", "causal")),
+    "cross": (((30, 7), (1, 40), (5, 5), (12, 12)), ("cross", "cross", "causal", "bidirectional")),
+    "spans": (((40, 40), (30, 50), (1, 30), (20, 20)), ("spans", "spans", "causal", "bidirectional")),
+}
+# Of the rows of kind "spans": marked ones (first, end); the second row's queries begin at position 20.
+MARKED = (((3, 11), (11, 12), (20, 39)), ((22, 30), (41, 50)))
+
+
+def masked(name: str, window: int | None) -> tuple[Case, Built]:
+    """A case whose rows are entirely in the cache, and what plan_attention is told of it."""
+    rows, masks = MASKED[name]
+    case = Case(rows)
+    built = build(case)
+    built.facts = (*built.facts, window, masks, step_spans(rows, masks))
+    return case, built
+
+
+def step_spans(rows: tuple[tuple[int, int], ...], masks: tuple[str, ...]) -> Tensor:
+    marked = iter(MARKED)
+    out = []
+    for (queries, context), mask in zip(rows, masks, strict=True):
+        spans = next(marked) if mask == "spans" else ()
+        for place in range(context - queries, context):
+            out.append(next(((low, end) for low, end in spans if low <= place < end), (place, place + 1)))
+    return torch.tensor(out, dtype=torch.int32)
+
+
+def visible(mask: str, place: int, other: int, window: int | None, span: tuple[int, int]) -> bool:
+    """The rule, pair by pair."""
+    if mask == "cross":
+        return True
+    if mask == "bidirectional":
+        return window is None or abs(place - other) <= window // 2
+    if mask == "spans" and span[0] <= other < span[1]:
+        return True
+    return other <= place and (window is None or place - other < window)
+
+
+def by_the_rule(case: Case, built: Built, scale: float) -> Tensor:
+    window, masks, spans = built.facts[5:]
+    out, token = [], 0
+    for row, (queries, context) in enumerate(case.rows):
+        for place in range(context - queries, context):
+            span = tuple(spans[token].tolist())
+            shown = [other for other in range(context) if visible(masks[row], place, other, window, span)]
+            for head in range(case.heads):
+                kv = head * case.kv_heads // case.heads
+                scores = built.keys[row][shown, kv].double() @ built.query[token, head].double() * scale
+                out.append(scores.softmax(0) @ built.values[row][shown, kv].double())
+            token += 1
+    return torch.stack(out).view(token, -1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 9, 1000])
+@pytest.mark.parametrize("name", MASKED)
+def test_masks(name, window):
+    case, built = masked(name, window)
+    ours = PagedAttention()(built.query, built.cache, plan_attention(built.cache, *built.facts), 0.3)
+    torch.testing.assert_close(ours.double(), by_the_rule(case, built, 0.3), rtol=2e-5, atol=2e-6)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.core.cache_spec import CacheKind
+from penstock.core.cache_spec import CacheKind, CacheSpec
 from penstock.models.registry import Model
 from tests.models import tiny
 from tests.models.harness import Harness, load
@@ -74,6 +74,10 @@ def test_caches_follow_the_configuration(pair):
     config = theirs.config
     assert len(ours.cache_specs) == config.num_hidden_layers
     assert ours.vocab_size == config.vocab_size
+    if hasattr(config, "kv_lora_rank"):
+        latent = CacheSpec(CacheKind.LATENT, 1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank)
+        assert set(ours.cache_specs) == {latent}
+        return
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     if type(config).__name__ in ("MistralConfig", "MixtralConfig") and config.sliding_window:
         types = ["sliding_attention"] * config.num_hidden_layers

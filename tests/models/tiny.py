@@ -31,6 +31,21 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+LATENT = {
+    "num_key_value_heads": 6,
+    "head_dim": None,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 7,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 5,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 14,
+}
+
 # name → (architecture without "ForCausalLM", fields that differ from SIZES)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -79,6 +94,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3-cap": ("Gemma3", {"sliding_window": 5, "final_logit_softcapping": 2.0}),
+    "deepseek-v2": ("DeepseekV2", LATENT),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": 24,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+            "n_routed_experts": 6,
+            "routed_scaling_factor": 1.7,
+            "attention_bias": True,
+            "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "q_lora_rank": 24,
+            "n_group": 3,
+            "topk_group": 2,
+            "n_routed_experts": 6,
+            "n_shared_experts": 1,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+        },
+    ),
+    "deepseek-v3-halves": (
+        "DeepseekV3",
+        {**LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False, "norm_topk_prob": False},
+    ),
     "gpt-oss": (
         "GptOss",
         {
@@ -108,6 +154,9 @@ def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
             parameter.normal_(0.0, spread)
             if "norm" in key and architecture != "Gemma3":
                 parameter += 1.0
+        for key, buffer in model.named_buffers():
+            if "correction_bias" in key:
+                buffer.normal_(0.0, 0.3)
     return model
 
 

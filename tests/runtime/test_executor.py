@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.recording import Handle, NotRecordableError
-from penstock.layers.batch import Batch
+from penstock.layers.batch import Batch, MaskKind
 from penstock.models.registry import Model
 from penstock.runtime.executor import EagerExecutor, Executor, RecordedExecutor, make_executor
 from tests.models import tiny
@@ -209,3 +210,37 @@ def test_recorded_steps_follow_the_threads_and_the_instruction_set(folder: Path)
     finally:
         native.select_isa("auto")
         native.set_num_threads(1)
+
+
+class Masked(Harness):
+    """Row b is read both ways in its first step, and row a has a span that is."""
+
+    def _batch(self, work: Any) -> Batch:
+        batch = super()._batch(work)
+        if "c" in work:
+            return batch
+        spans = torch.stack((batch.positions[0], batch.positions[0] + 1), dim=1).int()
+        spans[5:20] = torch.tensor([5, 20])
+        return replace(batch, masks=(MaskKind.SPANS, MaskKind.BIDIRECTIONAL), spans=spans)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gemma3", "deepseek-v2"])
+def test_masks_reach_a_recording(family: str, tmp_path: Path) -> None:
+    """And are forgotten with the step."""
+    tiny.save(family, tmp_path)
+    model = load(tmp_path)
+
+    def steps(kind: type[Harness], executor: Callable[[Harness], Executor] | None) -> list[list[Tensor]]:
+        harness = kind(model, seed=1)
+        if executor is not None:
+            harness.model = Through(executor(harness))  # type: ignore[assignment]
+        with torch.inference_mode():
+            return [list(harness.step(work).values()) for work in (WORK[0], {"c": tiny.prompt(30)})]
+
+    plain, by_layer, recorded = steps(Harness, None), steps(Masked, None), steps(Masked, best)
+    for ours, theirs in zip(recorded, by_layer, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for masked, causal in zip(recorded[0], plain[0], strict=True):
+        assert not torch.equal(masked, causal)
+    assert torch.equal(recorded[0][0][:5], plain[0][0][:5])
+    assert torch.equal(recorded[1][0], plain[1][0])

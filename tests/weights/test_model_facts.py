@@ -47,6 +47,14 @@ def info(name: str, shape: tuple[int, ...], fmt: str, nbytes: int) -> TensorInfo
     return TensorInfo(name, shape, fmt, nbytes)
 
 
+def test_latent_attention() -> None:
+    """DeepSeek-V2-Lite keeps 512 + 64 numbers of a token and layer, once."""
+    sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    facts = model_facts(Headers({**CONFIG, "model_type": "deepseek_v2", **sizes}))
+    assert facts.layers == (LayerFacts(576),) * 3
+    assert 4 * facts.attention_size == 4 * (192 + 576 + 512 + 128)
+
+
 def test_concierge() -> None:
     facts = model_facts(open_checkpoint("penstock-concierge"))
     assert facts.parameters == 6_950_912

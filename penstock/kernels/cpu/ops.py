@@ -15,11 +15,12 @@ from torch import Tensor
 from penstock.kernels.cache import KvCache
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu import native, packing
-from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, extent_of, tape_of, width_of
+from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, address, extent_of, tape_of, width_of
 
 PACKING = "penstock-packed-2"  # changes whenever packed bytes do; PackedHeader's version in packed.h
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai")
-ROUTINGS = ("softmax_topk", "topk_softmax")
+MASKS = ("causal", "bidirectional", "cross", "spans")
+ROUTINGS = ("softmax_topk", "topk_softmax", "sigmoid_topk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Plan:
     group: int
     window: int
     tables: tuple[Tensor, Tensor, Tensor] | None  # query_start, context_len, block_table
+    masks: Tensor | None = None
+    spans: Tensor | None = None
 
 
 def pack_linear(parts: Sequence[Canonical]) -> Packed:
@@ -202,19 +205,29 @@ def latent_cache_write(
 def head_linear(x: Any, weight: Packed, cos: Any = None, sin: Any = None, interleaved: bool = False) -> Any:
     tape = tape_of(x)
     (matrix,) = weight.parts
-    out = tape.new(width_of(x) + matrix.experts * (matrix.rows - matrix.cols))
+    out = tape.new(width_of(x) + matrix.experts * (matrix.rows - matrix.cols), extent_of(x))
     tape.refs.append(weight)
-    tape.program.head_linear(tape.index(x), matrix, *_tables(tape, cos, sin, interleaved), tape.index(out))
+    tables = _tables(tape, cos, sin, interleaved)
+    tape.program.head_linear(tape.index(x), matrix, *tables, tape.index(out), extent_of(x))
     return tape.done(out)
 
 
-def route_experts(router_logits: Any, top_k: int, routing: str, renormalize: bool) -> Any:
+def route_experts(
+    router_logits: Any,
+    top_k: int,
+    routing: str,
+    renormalize: bool,
+    bias: Tensor | None = None,
+    groups: tuple[int, int] = (1, 1),
+    scale: float = 1.0,
+) -> Any:
     tape = tape_of(router_logits)
     extent = extent_of(router_logits)
     weights, ids = tape.new(top_k, extent), tape.new(top_k, extent, dtype=torch.int64)
     how = top_k, ROUTINGS.index(routing), renormalize
-    logits = tape.index(router_logits)
-    tape.program.route_experts(logits, width_of(router_logits), *how, tape.index(weights), tape.index(ids), extent)
+    logits, results = tape.index(router_logits), (tape.index(weights), tape.index(ids))
+    more = tape.index(bias), *groups, scale, extent
+    tape.program.route_experts(logits, width_of(router_logits), *how, *results, *more)
     return tape.done(weights, ids)
 
 
@@ -281,10 +294,17 @@ def plan_attention(
     query_lens: Sequence[int],
     context_lens: Sequence[int],
     window: int | None,
+    masks: Sequence[str] = (),
+    spans: Tensor | None = None,
 ) -> Plan:
     if isinstance(block_table, Handle):
         return Plan(block_table.group, window or 0, None)
-    return Plan(0, window or 0, (query_start, context_len, block_table))
+    return Plan(0, window or 0, (query_start, context_len, block_table), mask_kinds(masks), spans)
+
+
+def mask_kinds(masks: Sequence[str]) -> Tensor | None:
+    """Masks by number, one a row; None where there are none."""
+    return torch.tensor([MASKS.index(mask) for mask in masks], dtype=torch.int32) if masks else None
 
 
 def paged_attention(
@@ -298,6 +318,7 @@ def paged_attention(
         tape.refs.append(plan)
         tape.step.set(tape.rows, len(context), 0, 0, start.data_ptr(), context.data_ptr())
         tape.step.set_group(0, table.data_ptr(), table.shape[1], 0)
+        tape.step.set_masks(address(plan.masks), address(plan.spans))
     shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)  # a plan asks for no more
     key = (plan.group, plan.window, heads, *shape)
     index = tape.plans.get(key)

@@ -160,12 +160,15 @@ class Recording:
         logit_rows: Tensor,
         state_slot: Tensor | None = None,
         adapter_slot: Tensor | None = None,
+        masks: Tensor | None = None,
+        spans: Tensor | None = None,
     ) -> None:
-        """Replays it for a step; arguments as in `layers.batch.Batch`, groups as (block_table, slot)."""
+        """Replays it for a step; arguments as in a `Batch`, groups as (block_table, slot), masks by number."""
         step = self._step
         pointers = (tensor.data_ptr() for tensor in (token_ids, positions, query_start, context_len))
         step.set(len(token_ids), len(context_len), *pointers)
         step.set_logits(len(logit_rows), logit_rows.data_ptr())
+        step.set_masks(address(masks), address(spans))
         for group, (table, slot) in enumerate(groups):
             step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr())
         step.set_slots(*(0 if slots is None else slots.data_ptr() for slots in (state_slot, adapter_slot)))
@@ -177,6 +180,11 @@ class Recording:
         self._step.set_logits(len(rows), rows.data_ptr())
         self.program.run(self._step)
         return torch.from_numpy(self.program.floats(self._result.index, len(rows), self._result.width))
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where a tensor lies; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 class Eager(Recording):

@@ -64,16 +64,21 @@ class AttentionPlan:
 
 
 class _Piece(NamedTuple):
-    """Queries [first, first + queries) of a row, counted in absolute positions; its keys start at `low`."""
+    """Queries [token, token + queries) of the step, of one row; they see positions [low, end), or some of them.
+
+    `causal` tells that each sees its own position and all before it, and the first one its own alone.
+    """
 
     row: int
     low: int
-    first: int
+    end: int
+    token: int
     queries: int
+    causal: bool
 
     @property
     def keys(self) -> int:
-        return self.first + self.queries - self.low
+        return self.end - self.low
 
 
 def plan_attention(
@@ -84,32 +89,70 @@ def plan_attention(
     query_lens: Sequence[int],
     context_lens: Sequence[int],
     window: int | None,
+    masks: Sequence[str] = (),
+    spans: Tensor | None = None,
 ) -> AttentionPlan:
     key_cache = cache.key
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
-    pieces = _pieces(query_lens, context_lens, window)
-    facts = torch.tensor(pieces, device=key_cache.device).view(-1, 4)
+    seen = _seen(query_lens, context_lens, window, masks, spans)
+    pieces = _pieces(query_lens, context_lens, seen)
+    facts = torch.tensor(pieces, device=key_cache.device).view(-1, len(_Piece._fields))
+    seen = seen.to(key_cache.device)
     tasks: list[Task] = []
     done = begin = 0
     for group in _groups(pieces, max_keys):
         rows = facts[done : done + len(group)]
-        tasks.append(_task(group, rows, begin, key_cache, block_table, window))
+        tasks.append(_task(group, rows, begin, key_cache, block_table, seen))
         done += len(group)
         begin += len(group) * group[0].queries
-    return AttentionPlan(tuple(tasks), *_order(pieces, query_lens, context_lens, key_cache.device))
+    return AttentionPlan(tuple(tasks), *_order(pieces, key_cache.device))
 
 
-def _pieces(query_lens: Sequence[int], context_lens: Sequence[int], window: int | None) -> list[_Piece]:
+def _seen(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    window: int | None,
+    masks: Sequence[str],
+    spans: Tensor | None,
+) -> Tensor:
+    """First position and end of what each query sees, [T, 2] int64."""
+    lens, contexts = torch.tensor(query_lens, dtype=torch.int64), torch.tensor(context_lens, dtype=torch.int64)
+    context = contexts.repeat_interleave(lens)
+    place = torch.arange(len(context)) + (contexts - lens.cumsum(0)).repeat_interleave(lens)
+    low, end = torch.zeros_like(place), place + 1
+    if window is not None:
+        low = (end - window).clamp_min(0)
+
+    def show(mask: str, first: Tensor, last: Tensor) -> None:
+        chosen = torch.tensor([kind == mask for kind in masks]).repeat_interleave(lens)
+        low[chosen], end[chosen] = first[chosen], last[chosen]
+
+    if masks:
+        side = context if window is None else torch.tensor(window // 2)
+        show("bidirectional", (place - side).clamp_min(0), torch.minimum(end + side, context))
+        show("cross", torch.zeros_like(low), context)
+        if spans is not None:
+            around = spans.cpu().long()
+            show("spans", torch.minimum(low, around[:, 0]), torch.minimum(torch.maximum(end, around[:, 1]), context))
+    return torch.stack((low, end), dim=1)
+
+
+def _pieces(query_lens: Sequence[int], context_lens: Sequence[int], seen: Tensor) -> list[_Piece]:
     """Cuts every row into pieces whose mask stays small; few-query rows come first, by query count and context."""
     pieces: list[_Piece] = []
+    bounds: list[list[int]] = seen.tolist()
+    start = 0
     for row, (queries, context) in enumerate(zip(query_lens, context_lens, strict=True)):
-        masked = context > queries or (window is not None and context > window)
+        causal = all(
+            low == 0 and end == query for query, (low, end) in enumerate(bounds[start : start + queries], start=1)
+        )
         step = queries
-        if masked and queries > SHARED_QUERIES:
+        if not causal and queries > SHARED_QUERIES:
             step = min(queries, max(SHARED_QUERIES, MASK_ELEMENTS // context))
-        for first in range(context - queries, context, step or 1):
-            low = 0 if window is None else max(0, first - window + 1)
-            pieces.append(_Piece(row, low, first, min(step, context - first)))
+        for token in range(start, start + queries, step or 1):
+            count = min(step, start + queries - token)
+            pieces.append(_Piece(row, bounds[token][0], bounds[token + count - 1][1], token, count, causal))
+        start += queries
     pieces.sort(key=lambda piece: (piece.queries, piece.keys if piece.queries <= SHARED_QUERIES else 0))
     return pieces
 
@@ -132,42 +175,30 @@ def _groups(pieces: Sequence[_Piece], max_keys: int) -> list[list[_Piece]]:
 
 
 def _task(
-    group: Sequence[_Piece], facts: Tensor, begin: int, key_cache: Tensor, block_table: Tensor, window: int | None
+    group: Sequence[_Piece], facts: Tensor, begin: int, key_cache: Tensor, block_table: Tensor, seen: Tensor
 ) -> Task:
-    """`facts` holds the group's pieces, [rows, 4] int64."""
+    """`facts` holds the group's pieces, [rows, fields of a piece] int64."""
     block_size, device = key_cache.shape[1], key_cache.device
     rows, queries = len(group), group[0].queries
     keys = -(-max(piece.keys for piece in group) // KEY_MULTIPLE) * KEY_MULTIPLE
-    row, low, first, _ = facts.unbind(1)
+    row, low, end, token, *_ = facts.unbind(1)
     place = torch.arange(keys, device=device) + low[:, None]  # [rows, keys], absolute position of each key
-    readable = torch.minimum(place, (first + (queries - 1))[:, None])
+    readable = torch.minimum(place, end[:, None] - 1)
     block = readable // block_size
     slots = readable + (block_table[row].gather(1, block).long() - block) * block_size
     mask = None
-    if not (rows == 1 and group[0].low == 0 and group[0].first == 0 and (window is None or queries <= window)):
-        asking = first[:, None, None] + torch.arange(queries, device=device)[:, None]  # [rows, queries, 1]
-        hidden = place[:, None, :] > asking
-        if window is not None:
-            hidden |= place[:, None, :] <= asking - window
+    if rows > 1 or not group[0].causal:
+        bounds = seen[token[:, None] + torch.arange(queries, device=device)]  # [rows, queries, 2]
+        hidden = (place[:, None, :] < bounds[..., :1]) | (place[:, None, :] >= bounds[..., 1:])
         mask = torch.zeros(rows, 1, queries, keys, device=device)
         mask.masked_fill_(hidden[:, None], float("-inf"))
     return Task(begin, rows, queries, keys, slots.reshape(-1), mask)
 
 
-def _order(
-    pieces: Sequence[_Piece], query_lens: Sequence[int], context_lens: Sequence[int], device: torch.device
-) -> tuple[Tensor | None, Tensor | None]:
-    starts: list[int] = []
-    total = 0
-    for queries, context in zip(query_lens, context_lens, strict=True):
-        starts.append(total - (context - queries))  # add an absolute position to get the token's index
-        total += queries
-    firsts = [starts[piece.row] + piece.first for piece in pieces]
-    if all(a <= b for a, b in pairwise(firsts)):
+def _order(pieces: Sequence[_Piece], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    if all(a.token <= b.token for a, b in pairwise(pieces)):
         return None, None
-    tokens = [
-        token for first, piece in zip(firsts, pieces, strict=True) for token in range(first, first + piece.queries)
-    ]
+    tokens = [token for piece in pieces for token in range(piece.token, piece.token + piece.queries)]
     order = torch.tensor(tokens, device=device)
     return order, torch.argsort(order)
 

@@ -10,15 +10,40 @@ from torch import Tensor
 from penstock.kernels.reference import dense
 
 
-def route_experts(router_logits: Tensor, top_k: int, routing: str, renormalize: bool) -> tuple[Tensor, Tensor]:
+def route_experts(
+    router_logits: Tensor,
+    top_k: int,
+    routing: str,
+    renormalize: bool,
+    bias: Tensor | None = None,
+    groups: tuple[int, int] = (1, 1),
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
     logits = router_logits.float()
     if routing == "topk_softmax":
-        values, ids = logits.topk(top_k, dim=-1)
-        return values.softmax(dim=-1), ids
+        values, ids = _limited(logits, groups, 1).topk(top_k, dim=-1)
+        return values.softmax(dim=-1) * scale, ids
     if routing == "softmax_topk":
-        values, ids = logits.softmax(dim=-1).topk(top_k, dim=-1)
-        return (values / values.sum(dim=-1, keepdim=True) if renormalize else values), ids
-    raise ValueError(f"routing is {routing!r}; allowed: softmax_topk, topk_softmax")
+        values, ids = _limited(logits.softmax(dim=-1), groups, 1).topk(top_k, dim=-1)
+    elif routing == "sigmoid_topk":
+        scores = logits.sigmoid()
+        ids = _limited(scores if bias is None else scores + bias, groups, 2).topk(top_k, dim=-1).indices
+        values = scores.gather(1, ids)
+    else:
+        raise ValueError(f"routing is {routing!r}; allowed: softmax_topk, topk_softmax, sigmoid_topk")
+    return (values / (values.sum(dim=-1, keepdim=True) + 1e-20) if renormalize else values) * scale, ids
+
+
+def _limited(scores: Tensor, groups: tuple[int, int], counted: int) -> Tensor:
+    """Scores [T, E] with -inf outside the best groups: those whose `counted` best experts have the largest sum."""
+    number, chosen = groups
+    if number == 1:
+        return scores
+    members = scores.view(len(scores), number, -1)
+    worth = members.topk(min(counted, members.shape[2]), dim=-1).values.sum(dim=-1)
+    out = torch.full_like(members, float("-inf"))
+    best = worth.topk(chosen, dim=-1).indices.unsqueeze(-1).expand(-1, -1, members.shape[2])
+    return out.scatter_(1, best, members.gather(1, best)).flatten(1)
 
 
 def pack_experts(parts: Sequence[Tensor], count: int) -> Tensor:

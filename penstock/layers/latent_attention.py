@@ -1,0 +1,123 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form.
+
+A token leaves one latent vector [C] and one rotated key part [P] in the cache, which all heads share. A head's key and
+value would be products of the latent; instead its query is multiplied by the key's matrix and what it attends to by the
+value's, so that attention works on latents alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from penstock.core.cache_spec import CacheKind, CacheSpec
+from penstock.kernels.api import KernelSet
+from penstock.layers.linear import Linear
+from penstock.layers.norm import RmsNorm
+from penstock.layers.rotary import Rotary
+from penstock.layers.step import Step
+from penstock.layers.weight import Layer, Weight, WeightPart
+
+
+@dataclass(frozen=True, slots=True)
+class LatentOptions:
+    """What distinguishes one family's latent attention from another's.
+
+    Attributes:
+        hidden_size, num_heads: sizes.
+        query_rank: size of the compressed query; None where queries are not compressed.
+        latent: C, size of a latent.
+        rotated: P, rotated elements of a head's query, and of the shared key part.
+        unrotated: other elements of a head's query.
+        value_dim: elements of a head's value.
+        rotary: the positions' rotation, of P elements.
+        scale: of the scores; None for (unrotated + rotated) ** -0.5.
+        interleaved: the checkpoint has rotated pairs side by side.
+        bias: the compressing projections and the output's have biases.
+        norm_eps: of the norms of latents and compressed queries.
+    """
+
+    hidden_size: int
+    num_heads: int
+    query_rank: int | None
+    latent: int
+    rotated: int
+    unrotated: int
+    value_dim: int
+    rotary: Rotary
+    scale: float | None = None
+    interleaved: bool = True
+    bias: bool = False
+    norm_eps: float = 1e-6
+
+
+class LatentAttention(Layer):
+    """Attention number `index` of a model, with weights under `prefix`."""
+
+    def __init__(self, kernels: KernelSet, prefix: str, index: int, options: LatentOptions) -> None:
+        heads, size = options.num_heads, options.unrotated + options.rotated
+        self._write, self._attend, self._per_head = (
+            kernels.latent_cache_write,
+            kernels.paged_attention,
+            kernels.head_linear,
+        )
+        self.index = index
+        self.options = options
+        self.scale = size**-0.5 if options.scale is None else options.scale
+        self.spec = CacheSpec(CacheKind.LATENT, 1, options.latent + options.rotated, options.latent)
+        linear = partial(Linear, kernels)
+        self.query_down: Linear | None = None
+        if options.query_rank is None:
+            self.query = linear(((f"{prefix}.q_proj", heads * size),), options.hidden_size, bias=False)
+        else:
+            down = ((f"{prefix}.q_a_proj", options.query_rank),)
+            self.query_down = linear(down, options.hidden_size, bias=options.bias)
+            self.query_norm = RmsNorm(kernels, f"{prefix}.q_a_layernorm.weight", options.query_rank, options.norm_eps)
+            self.query = linear(((f"{prefix}.q_b_proj", heads * size),), options.query_rank, bias=False)
+        entry = ((f"{prefix}.kv_a_proj_with_mqa", options.latent + options.rotated),)
+        self.entry = linear(entry, options.hidden_size, bias=options.bias)
+        self.latent_norm = RmsNorm(kernels, f"{prefix}.kv_a_layernorm.weight", options.latent, options.norm_eps)
+        self.key_up = self._part(kernels, prefix, (options.latent, options.unrotated), self._keys)
+        self.value_up = self._part(kernels, prefix, (options.value_dim, options.latent), self._values)
+        self.output = linear(((f"{prefix}.o_proj", options.hidden_size),), heads * options.value_dim, bias=options.bias)
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
+        cache, interleaved = step.caches[self.index], self.options.interleaved
+        cos, sin = step.rotation(self.options.rotary)
+        norm, slot = self.latent_norm, step.batch.groups[cache.group].slot
+        self._write(self.entry(hidden), norm.weight.value, norm.eps, cos, sin, slot, cache.kv, interleaved)
+        if self.query_down is not None:
+            hidden, _ = self.query_norm(self.query_down(hidden))
+        query = self._per_head(self.query(hidden), self.key_up.value, cos, sin, interleaved)
+        attended = step.wanted(self._attend(query, cache.kv, step.plan(cache, None), self.scale))
+        residual = None if residual is None else step.wanted(residual)
+        return self.output(self._per_head(attended, self.value_up.value), residual)
+
+    def _part(
+        self, kernels: KernelSet, prefix: str, shape: tuple[int, int], take: Callable[[Tensor], Tensor]
+    ) -> Weight:
+        """One matrix a head out of the merged one that expands latents to keys and values."""
+        options = self.options
+        stored = (options.num_heads * (options.unrotated + options.value_dim), options.latent)
+        return Weight(
+            (options.num_heads, *shape),
+            (WeightPart(f"{prefix}.kv_b_proj.weight", stored, transform=take),),
+            pack=partial(kernels.pack_heads, count=options.num_heads),
+            packable=kernels.packable,
+            experts=options.num_heads,
+            on_request="eight bits",
+        )
+
+    def _keys(self, merged: Tensor) -> Tensor:
+        """[H · (unrotated + value_dim), C] → [H, C, unrotated]."""
+        heads = merged.view(self.options.num_heads, -1, self.options.latent)
+        return heads[:, : self.options.unrotated].transpose(1, 2).contiguous()
+
+    def _values(self, merged: Tensor) -> Tensor:
+        """The same → [H, value_dim, C]."""
+        heads = merged.view(self.options.num_heads, -1, self.options.latent)
+        return heads[:, self.options.unrotated :].contiguous()
