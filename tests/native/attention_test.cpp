@@ -92,6 +92,8 @@ struct Case {
     std::int64_t heads = 4, kv_heads = 2, dim = 8, value_dim = 8, block_size = 16, window = 0;
     bool sinks = false;
     float cap = 0.0f;
+    bool latent = false;  // values are the beginnings of keys
+    bool both = false;    // rows are read both ways
 };
 
 // A row: its projections from position 0 on, and its blocks.
@@ -111,7 +113,7 @@ struct Cache {
 
     Cache(const Case& c, std::int64_t blocks, Random& random)
         : shape(c),
-          layout(kv_layout(c.type, c.block_size, c.kv_heads, c.dim, c.value_dim)),
+          layout(kv_layout(c.type, c.block_size, c.kv_heads, c.dim, c.value_dim, c.latent)),
           keys(at(blocks * layout.key_block_bytes), std::byte{0xff}),
           values(at(blocks * layout.value_block_bytes), std::byte{0xff}) {
         if (c.sinks) sinks = normals(random, c.heads);
@@ -127,9 +129,11 @@ struct Cache {
         const std::int64_t place = shape.type == KvType::bf16 ? d / 2 * 32 + lane * 2 + d % 2
                                                               : (packed ? d / 2 : d) * 16 + lane;
         const double code = element(shape.type, tile, place, d % 2);
-        return scaled(shape.type, code, tile + key_code_bytes(layout), d, lane);
+        const std::int64_t second = shape.latent && has_token_scale(shape.type) && d >= shape.value_dim ? 16 : 0;
+        return scaled(shape.type, code, tile + key_code_bytes(layout), d, lane + second);
     }
     double value(const Row& row, std::int64_t position, std::int64_t head, std::int64_t d) const {
+        if (shape.latent) return key(row, position, head, d);
         const std::int64_t offset = position % layout.block_size, lane = offset % 16;
         const std::byte* const tile = values.data() +
                                       row.blocks[at(position / layout.block_size)] * layout.value_block_bytes +
@@ -144,12 +148,31 @@ struct Cache {
     }
 };
 
+// The keys of positions [begin, end) as entries of a latent cache, unnormed and unrotated.
+void write_entries(Cache& cache, const Row& row, std::int64_t begin, std::int64_t end,
+                   const std::vector<std::int64_t>& slots) {
+    const Case& c = cache.shape;
+    const std::int64_t rest = c.dim - c.value_dim;
+    Floats x, cos(at((end - begin) * rest), 1.0f), sin(cos.size(), 0.0f);
+    for (std::int64_t p = begin; p < end; ++p) {
+        const float* const from = row.qkv.data() + p * cache.width() + c.heads * c.dim;
+        x.insert(x.end(), from, from + c.dim);
+    }
+    const LatentWriteArgs args{x.data(),     nullptr,     0.0f,         {cos.data(), sin.data(), rest, false},
+                               slots.data(), end - begin, cache.layout, cache.keys.data()};
+    run_team([&](Worker& worker) { ops().latent_write(args, worker); });
+}
+
 // Runs rope_write without rotation for positions [begin, end) of a row; the queries.
 Floats write(Cache& cache, const Row& row, std::int64_t begin, std::int64_t end) {
     std::vector<std::int64_t> slots;
     for (std::int64_t p = begin; p < end; ++p)
         slots.push_back(row.blocks[at(p / cache.layout.block_size)] * cache.layout.block_size +
                         p % cache.layout.block_size);
+    if (cache.shape.latent) {
+        write_entries(cache, row, begin, end, slots);
+        return {};
+    }
     Floats query(at((end - begin) * cache.shape.heads * cache.shape.dim));
     const RopeWriteArgs args{row.qkv.data() + begin * cache.width(),
                              nullptr,
@@ -198,8 +221,9 @@ Floats attend(const Cache& cache, const std::vector<Ask>& asks, AttentionPlan& p
     for (const Ask& ask : asks) {
         const Row& row = cache.rows[ask.row];
         starts.push_back(starts.back() + static_cast<std::int32_t>(ask.end - ask.begin));
-        lengths.push_back(static_cast<std::int32_t>(ask.end));
-        const std::int64_t low = lowest_seen(ask.begin, c.window) / c.block_size, high = (ask.end - 1) / c.block_size;
+        const std::int64_t context = c.both ? row.context : ask.end;
+        lengths.push_back(static_cast<std::int32_t>(context));
+        const std::int64_t low = lowest_seen(ask.begin, c.window) / c.block_size, high = (context - 1) / c.block_size;
         for (std::int64_t b = 0; b < table_width; ++b)
             table.push_back(b < low || b > high ? std::numeric_limits<std::int32_t>::max() : row.blocks[at(b)]);
         for (std::int64_t p = ask.begin; p < ask.end; ++p) {
@@ -207,8 +231,14 @@ Floats attend(const Cache& cache, const std::vector<Ask>& asks, AttentionPlan& p
             query.insert(query.end(), from, from + c.heads * c.dim);
         }
     }
-    const AttentionRows rows{
-        starts.data(), lengths.data(), table.data(), table_width, static_cast<std::int64_t>(asks.size()), c.window};
+    const std::vector<MaskKind> masks(asks.size(), MaskKind::bidirectional);
+    const AttentionRows rows{starts.data(),
+                             lengths.data(),
+                             table.data(),
+                             table_width,
+                             static_cast<std::int64_t>(asks.size()),
+                             c.window,
+                             c.both ? masks.data() : nullptr};
     Floats out(at(starts.back() * c.heads * c.value_dim), std::nanf(""));
     const AttentionArgs args{query.data(),
                              &plan,
@@ -232,7 +262,8 @@ double exact(const Cache& cache, const Row& row, std::int64_t position, std::int
     const Case& c = cache.shape;
     const std::int64_t kv = head * c.kv_heads / c.heads;
     double total = c.sinks ? std::exp(static_cast<double>(cache.sinks[at(head)])) : 0.0, sum = 0.0;
-    for (std::int64_t p = lowest_seen(position, c.window); p <= position; ++p) {
+    const std::int64_t end = c.both ? row.context : position + 1;
+    for (std::int64_t p = lowest_seen(position, c.window); p < end; ++p) {
         double score = 0.0;
         for (std::int64_t d = 0; d < c.dim; ++d)
             score += static_cast<double>(row.qkv[at(position * cache.width() + head * c.dim + d)]) *
@@ -416,6 +447,8 @@ std::vector<Case> cases() {
         const auto t = static_cast<KvType>(type);
         out.push_back({.type = t, .heads = 6, .kv_heads = 2, .dim = 20, .value_dim = 36, .window = 40, .sinks = true});
         out.push_back({.type = t, .heads = 8, .kv_heads = 1, .dim = 32, .value_dim = 32, .cap = 2.0f});
+        out.push_back({.type = t, .heads = 5, .kv_heads = 1, .dim = 57, .value_dim = 48, .latent = true});
+        out.push_back({.type = t, .heads = 80, .kv_heads = 1, .dim = 100, .value_dim = 96, .latent = true, .both = true});
     }
     out.push_back({.type = KvType::f32, .heads = 3, .kv_heads = 3, .dim = 8, .value_dim = 80, .block_size = 4});
     out.push_back(
@@ -466,6 +499,14 @@ int main() {
                                .value_dim = 8,
                                .block_size = 8,
                                .window = window},
+                              random);
+                shared_prefix({.type = type,
+                               .heads = 20,
+                               .kv_heads = 1,
+                               .dim = 24,
+                               .value_dim = 16,
+                               .window = window,
+                               .latent = true},
                               random);
             }
         std::printf("%s passed\n", ops().isa);
