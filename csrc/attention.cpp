@@ -110,8 +110,8 @@ std::int64_t find_first_keys(const AttentionArgs& args, const Piece& piece, cons
     const AttentionPart& part = plan.parts[static_cast<std::size_t>(piece.item->first_part)];
     const QueryUnit& unit = plan.units[static_cast<std::size_t>(part.unit)];
     const std::int64_t start = piece.item->begin * partition_tiles;
-    const std::int64_t from = tile_of(args.layout, lowest_seen(unit.position, args.rows.window));
-    const std::int64_t to = tile_of(args.layout, unit.position + unit.count - 1) + 1;
+    const std::int64_t from = tile_of(args.layout, seen(args.rows, unit, 0).low);
+    const std::int64_t to = tile_of(args.layout, seen(args.rows, unit, unit.count - 1).end - 1) + 1;
     return find_keys(args, args.rows.block_table + unit.row * args.rows.table_width, piece.kv_head,
                      std::max(start, from), std::min(start + partition_tiles, to), out);
 }
