@@ -195,10 +195,8 @@ std::vector<std::string> names(const std::vector<std::string_view>& from) { retu
 std::optional<std::string> refusal(const std::string& isa, std::optional<std::map<std::string, bool>> features) {
     std::vector<Feature> given;
     if (features)
-        for (const auto& [name, usable] : *features) given.push_back({name, usable});
-    else
-        given.assign(cpu_features().begin(), cpu_features().end());
-    const Verdict verdict = judge(isa, given);
+        for (const auto& [name, has] : *features) given.push_back({name, has});
+    const Verdict verdict = features ? judge(isa, given) : usable(isa);
     return verdict.refusal == Refusal::none ? std::nullopt : std::optional(verdict.reason);
 }
 
@@ -230,6 +228,7 @@ NB_MODULE(_native, m) {
     m.def("philox4x32", &philox4x32, "counter"_a, "key"_a, "Philox4x32-10.");
     m.def("uniform", &uniform, "seed"_a, "branch"_a, "position"_a, "A double in [0, 1).");
     m.def("isa", [] { return std::string(ops().isa); }, "The instruction set in use.");
+    m.def("two_ways", [] { return ops().two_ways; }, "Whether level fast differs from strict on the set in use.");
     m.def("known_isas", [] { return names(known_isas()); }, "Every instruction set with a name, worst first.");
     m.def("built_isas", [] { return names(built_isas()); }, "Those in this build, worst first.");
     m.def("refusal", &refusal, "isa"_a, "features"_a = nb::none(),

@@ -30,6 +30,8 @@ T* pointer(std::uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
+std::int64_t length(std::size_t size) { return static_cast<std::int64_t>(size); }
+
 Extent extent_of(const std::string& name) {
     if (name == "tokens") return Extent::tokens;
     if (name == "logit_rows") return Extent::logit_rows;
@@ -59,10 +61,33 @@ struct BoundStep : Step {
         masks = pointer<const MaskKind>(kinds);
         spans = pointer<const std::int32_t>(ranges);
     }
+    // Level fast: the first prompt_tokens[r] tokens of row r are of kind prompt; logit rows never are.
+    void set_kinds(std::uintptr_t prompt_tokens) {
+        const auto* const prompts = pointer<const std::int32_t>(prompt_tokens);
+        kind_rows.clear();
+        for (const bool generated : {false, true}) {
+            for (std::int64_t r = 0; r < rows; ++r) {
+                const std::int32_t middle = query_start[r] + prompts[r];
+                for (std::int32_t t = generated ? middle : query_start[r], end = generated ? query_start[r + 1] : middle; t < end; ++t)
+                    kind_rows.push_back(t);
+            }
+            if (!generated) token_kinds.prompt = length(kind_rows.size());
+        }
+        if (length(kind_rows.size()) != tokens) throw nb::value_error("prompt tokens and rows do not make up the step.");
+        token_kinds.rows = kind_rows.data();
+        kinds = &token_kinds;
+        logit_kinds = &none_of_prompt;
+    }
+    void set_all_generated() { kinds = logit_kinds = &none_of_prompt; }
     void set_logits(std::int64_t count, std::uintptr_t index) {
         logit_rows = count;
         logit_index = pointer<const std::int64_t>(index);
     }
+
+private:
+    static constexpr RowKinds none_of_prompt{nullptr, 0};
+    std::vector<std::int32_t> kind_rows;
+    RowKinds token_kinds{};
 };
 
 void embedding(Program& p, const PackedMatrix& table, float scale, Value out) {
@@ -109,7 +134,7 @@ void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int ac
     };
     p.add({"linear", [=, parts = std::move(parts)](const Frame& f, Worker& w) {
                ops().linear({parts.data(), static_cast<int>(parts.size()), f.at<float>(x), f.count(e), f.at<float>(bias),
-                             f.at<float>(residual), act, alpha, limit, f.at<float>(out), f.scratch()},
+                             f.at<float>(residual), act, alpha, limit, f.at<float>(out), f.scratch(), f.kinds(e)},
                             w);
            },
            {x, bias, residual},
@@ -126,7 +151,7 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
     p.add({"experts", [=, &gate, &up, &down](const Frame& f, Worker& w) {
                ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.count(e), top_k, &gate,
                               &up, &down, f.at<float>(gate_up_bias), f.at<float>(down_bias), f.at<float>(residual), act,
-                              alpha, limit, f.at<float>(out), f.scratch()},
+                              alpha, limit, f.at<float>(out), f.scratch(), f.step.kinds},
                              w);
            },
            {x, weights, ids, gate_up_bias, down_bias, residual},
@@ -306,6 +331,8 @@ void bind_program(nb::module_& m) {
         .def("set_group", &BoundStep::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
         .def("set_slots", &BoundStep::set_slots, "state_slot"_a, "adapter_slot"_a)
         .def("set_masks", &BoundStep::set_masks, "masks"_a, "spans"_a)
+        .def("set_kinds", &BoundStep::set_kinds, "prompt_tokens"_a)
+        .def("set_all_generated", &BoundStep::set_all_generated)
         .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);
     nb::class_<Program> program(m, "Program", "A recorded list of ops over an arena.");
     bind_recurrent(m, program);

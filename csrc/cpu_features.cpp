@@ -5,6 +5,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -32,6 +36,16 @@ std::uint64_t saved_registers(bool os_uses_xsave) {
     return std::uint64_t{high} << 32 | low;
 }
 
+// Linux gives a process room for tiles when it asks (arch_prctl, ARCH_REQ_XCOMP_PERM); its threads inherit that.
+bool ask_for_tiles() {
+#if defined(__linux__)
+    constexpr long request = 0x1023, tile_data = 18;
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return true;
+#endif
+}
+
 auto detect() {
     const auto bit = [](std::uint32_t value, int at) { return (value >> at & 1) != 0; };
     const Registers one = cpuid(1, 0), seven = cpuid(7, 0), more = seven.eax >= 1 ? cpuid(7, 1) : Registers{};
@@ -40,6 +54,7 @@ auto detect() {
     const bool ymm = saves(0x6);        // XMM, YMM
     const bool zmm = saves(0xe6);       // and opmask, upper halves of ZMM0-15, ZMM16-31
     const bool tiles = saves(0x60000);  // TILECFG, TILEDATA
+    const bool amx = tiles && bit(seven.edx, 24);
     return std::to_array<Feature>({
         {"sse4_2", bit(one.ecx, 20)},
         {"os_ymm", ymm},
@@ -60,7 +75,8 @@ auto detect() {
         {"avx512_vnni", zmm && bit(seven.ecx, 11)},
         {"avx512_bf16", zmm && bit(more.eax, 5)},
         {"avx512_fp16", zmm && bit(seven.edx, 23)},
-        {"amx_tile", tiles && bit(seven.edx, 24)},
+        {"amx_tile", amx},
+        {"os_grants_amx", amx && ask_for_tiles()},
         {"amx_int8", tiles && bit(seven.edx, 25)},
         {"amx_bf16", tiles && bit(seven.edx, 22)},
         {"amx_fp16", tiles && bit(more.eax, 21)},

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <utility>
 
+#include "tile_check.h"
+
 namespace penstock {
 
 namespace generic {
@@ -24,6 +26,18 @@ namespace avx512_bf16 {
 extern const OpTable op_table;
 }
 #endif
+#ifdef PENSTOCK_HAVE_AMX_EMULATED
+namespace amx_emulated {
+extern const OpTable op_table;
+void tile_product(const std::uint16_t* activations, int rows, const std::uint16_t* weights, int units, float* sums);
+}
+#endif
+#ifdef PENSTOCK_HAVE_AMX
+namespace amx {
+extern const OpTable op_table;
+void tile_product(const std::uint16_t* activations, int rows, const std::uint16_t* weights, int units, float* sums);
+}
+#endif
 
 namespace {
 
@@ -31,6 +45,8 @@ struct Isa {
     std::string_view name;
     const OpTable* table;  // null if this binary was built without it
     std::vector<std::string_view> needs;
+    bool forced_only = false;
+    bool (*computes_rightly)() = nullptr;  // asked before it is used, where the processor has it; null: not doubted
 };
 
 #ifdef PENSTOCK_HAVE_AVX2
@@ -49,22 +65,45 @@ constexpr const OpTable* avx512_bf16_table = &avx512_bf16::op_table;
 constexpr const OpTable* avx512_bf16_table = nullptr;
 #endif
 
+#ifdef PENSTOCK_HAVE_AMX_EMULATED
+constexpr const OpTable* amx_emulated_table = &amx_emulated::op_table;
+#else
+constexpr const OpTable* amx_emulated_table = nullptr;
+#endif
+#ifdef PENSTOCK_HAVE_AMX
+constexpr const OpTable* amx_table = &amx::op_table;
+bool tiles_compute_rightly() {
+    static const bool right = same_products(amx::tile_product, amx_emulated::tile_product);
+    return right;
+}
+#else
+constexpr const OpTable* amx_table = nullptr;
+constexpr bool (*tiles_compute_rightly)() = nullptr;
+#endif
+
 bool has(std::string_view name, std::span<const Feature> features) {
     return std::ranges::any_of(features, [&](const Feature& f) { return f.name == name && f.usable; });
 }
 
 std::vector<Isa> ordered_isas() {
+    using Names = std::vector<std::string_view>;
+    const Names avx2{"avx2", "fma", "f16c"};
+    const auto more = [](Names names, const Names& others) {
+        names.insert(names.end(), others.begin(), others.end());
+        return names;
+    };
+    const Names avx512 = more(avx2, {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"});
+    const Names avx512_bf16 = more(avx512, {"avx512_bf16"});
     std::vector<Isa> out{
+        {"amx_emulated", amx_emulated_table, avx512, true},
         {"generic", &generic::op_table, {}},
-        {"avx2", avx2_table, {"avx2", "fma", "f16c"}},
-        {"avx512", avx512_table, {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}},
-        {"avx512_bf16",
-         avx512_bf16_table,
-         {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}},
-        {"amx", nullptr, {"avx512f", "avx512bw", "avx512dq", "avx512vl", "amx_tile", "amx_int8", "amx_bf16"}},
+        {"avx2", avx2_table, avx2},
+        {"avx512", avx512_table, avx512},
+        {"avx512_bf16", avx512_bf16_table, avx512_bf16},
+        {"amx", amx_table, more(avx512_bf16, {"amx_tile", "amx_bf16", "os_grants_amx"}), false, tiles_compute_rightly},
     };
     // Processors with AMX compute bfloat16 pairs in vector registers at half the rate of float32 products.
-    if (has("amx_tile", cpu_features())) std::swap(out[2], out[3]);
+    if (has("amx_tile", cpu_features())) std::swap(out[3], out[4]);
     return out;
 }
 
@@ -91,10 +130,25 @@ const Isa* find(std::string_view name) {
     return at == isas().end() ? nullptr : &*at;
 }
 
+}  // namespace
+
+Verdict usable(std::string_view name) {
+    Verdict verdict = judge(name, cpu_features());
+    if (verdict.refusal != Refusal::none) return verdict;
+    const Isa* isa = find(name);
+    if (isa->computes_rightly && !isa->computes_rightly())
+        return {Refusal::wrong, "a test product of instruction set \"" + std::string(name) +
+                                    "\" differs from what its instructions are documented to compute: this processor, or "
+                                    "what emulates it, is not to be trusted with it. Choose auto."};
+    return verdict;
+}
+
+namespace {
+
 const OpTable* best() {
     const OpTable* out = &generic::op_table;
     for (const Isa& isa : isas())
-        if (isa.table && missing(isa, cpu_features()).empty()) out = isa.table;
+        if (!isa.forced_only && usable(isa.name).refusal == Refusal::none) out = isa.table;
     return out;
 }
 
@@ -140,7 +194,7 @@ Verdict select_isa(std::string_view name) {
         current().store(best(), std::memory_order_release);
         return {Refusal::none, ""};
     }
-    Verdict verdict = judge(name, cpu_features());
+    Verdict verdict = usable(name);
     if (verdict.refusal == Refusal::none) current().store(find(name)->table, std::memory_order_release);
     return verdict;
 }

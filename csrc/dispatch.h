@@ -12,11 +12,11 @@
 namespace penstock {
 
 // Names of all instruction sets that exist here or elsewhere, the worst for this machine first; and of those in this
-// binary.
+// binary. What stands before "generic" is for tests and never chosen by itself.
 std::vector<std::string_view> known_isas();
 std::vector<std::string_view> built_isas();
 
-enum class Refusal { none, unknown, not_built, cpu_lacks };
+enum class Refusal { none, unknown, not_built, cpu_lacks, wrong };
 
 struct Verdict {
     Refusal refusal;
@@ -25,6 +25,9 @@ struct Verdict {
 
 // Whether ops of `isa` can run on a processor with these features.
 Verdict judge(std::string_view isa, std::span<const Feature> features);
+
+// The same for this machine, on which the set's arithmetic is tried too, where it might be wrong.
+Verdict usable(std::string_view isa);
 
 // The ops in use; at first, the best set that judge() accepts on this machine.
 const OpTable& ops();

@@ -10,12 +10,12 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// Rows of one expert that one task takes: places first … first + rows - 1 of the grouped slots.
+// Rows of one expert and one set that one task takes: places first … first + rows - 1 of the grouped slots.
 struct Block {
-    std::int32_t expert, first, rows;
+    std::int32_t expert, first, rows, set;
 };
 
-// Slot t · top_k + k is token t at its k-th expert. Lists are in order of expert, then of slot.
+// Slot t · top_k + k is token t at its k-th expert. Lists are in order of expert, of set, then of slot.
 struct Groups {
     std::int32_t* slots;   // [T · top_k]
     std::int32_t* tokens;  // [T · top_k] of the slots
@@ -28,7 +28,7 @@ struct Buffers {
     float* hidden;   // [slots, I]
     float* outputs;  // [slots, N]
     Groups groups;
-    std::int32_t* starts;  // [E + 1]
+    std::int32_t* starts;  // [2 · E + 1], of the slots of each expert and set
 };
 
 Buffers take_buffers(const ExpertsArgs& args) {
@@ -49,22 +49,36 @@ Buffers take_buffers(const ExpertsArgs& args) {
     return out;
 }
 
-void group_tokens(const ExpertsArgs& args, std::int32_t* starts, Groups& out) {
-    const std::int64_t slots = args.tokens * args.top_k, experts = args.gate->experts();
-    std::fill_n(starts, experts + 1, 0);
-    for (std::int64_t s = 0; s < slots; ++s) ++starts[args.ids[s] + 1];
-    for (std::int64_t e = 0; e < experts; ++e) starts[e + 1] += starts[e];
+// The rows of a step that are multiplied alike.
+struct Sets {
+    RowSet set[2];
+    int count;
+};
+
+void group_tokens(const ExpertsArgs& args, const Sets& sets, std::int32_t* starts, Groups& out) {
+    const std::int64_t experts = args.gate->experts();
+    const auto each_slot = [&](auto&& use) {
+        for (int i = 0; i < sets.count; ++i) {
+            const RowSet slots = sets.set[i].repeated(args.top_k);
+            for (std::int64_t s = 0; s < slots.count; ++s) use(slots.row(s), args.ids[slots.row(s)] * sets.count + i);
+        }
+    };
+    const std::int64_t buckets = experts * sets.count;
+    std::fill_n(starts, buckets + 1, 0);
+    each_slot([&](std::int64_t, std::int64_t bucket) { ++starts[bucket + 1]; });
+    for (std::int64_t b = 0; b < buckets; ++b) starts[b + 1] += starts[b];
     std::int32_t count = 0;
-    for (std::int64_t e = 0; e < experts; ++e)
-        for (std::int32_t first = starts[e]; first < starts[e + 1]; first += static_cast<std::int32_t>(task_rows))
-            out.blocks[count++] = {static_cast<std::int32_t>(e), first,
-                                   std::min(static_cast<std::int32_t>(task_rows), starts[e + 1] - first)};
+    for (std::int64_t b = 0; b < buckets; ++b)
+        for (std::int32_t first = starts[b]; first < starts[b + 1]; first += static_cast<std::int32_t>(task_rows))
+            out.blocks[count++] = {static_cast<std::int32_t>(b / sets.count), first,
+                                   std::min(static_cast<std::int32_t>(task_rows), starts[b + 1] - first),
+                                   static_cast<std::int32_t>(b % sets.count)};
     *out.num_blocks = count;
-    for (std::int64_t s = 0; s < slots; ++s) {
-        const std::int32_t at = starts[args.ids[s]]++;
-        out.slots[at] = static_cast<std::int32_t>(s);
-        out.tokens[at] = static_cast<std::int32_t>(s / args.top_k);
-    }
+    each_slot([&](std::int64_t slot, std::int64_t bucket) {
+        const std::int32_t at = starts[bucket]++;
+        out.slots[at] = static_cast<std::int32_t>(slot);
+        out.tokens[at] = static_cast<std::int32_t>(slot / args.top_k);
+    });
 }
 
 void add_bias(float* sums, std::int64_t rows, std::int64_t columns, const float* bias) {
@@ -129,8 +143,20 @@ void combine(const ExpertsArgs& args, const float* outputs, std::int64_t t) {
     }
 }
 
-Inputs inputs_of(const PackedMatrix& matrix, const float* x, std::int64_t rows, std::byte* scratch, Worker& worker) {
-    return prepare_inputs(input_form(matrix), x, rows, matrix.cols(), matrix.order(), scratch, worker);
+// The inputs of each set in the form the matrix takes; items: rows of a set, or their slots.
+struct SetInputs {
+    Inputs of[2];
+};
+
+SetInputs inputs_of(const PackedMatrix& matrix, const float* x, std::int64_t rows, const Sets& sets, std::int64_t repeat,
+                    std::byte* scratch, Worker& worker) {
+    SetInputs out;
+    for (int i = 0; i < sets.count; ++i) {
+        const RowSet set = repeat > 1 ? sets.set[i].repeated(repeat) : sets.set[i];
+        const InputForm form = input_form(matrix, set.generated);
+        out.of[i] = prepare_inputs(form, x, rows, matrix.cols(), set, matrix.order(), scratch, worker);
+    }
+    return out;
 }
 
 }  // namespace
@@ -138,13 +164,15 @@ Inputs inputs_of(const PackedMatrix& matrix, const float* x, std::int64_t rows, 
 void experts(const ExpertsArgs& args, Worker& worker) {
     if (args.tokens == 0) return;
     Buffers b = take_buffers(args);
-    worker.share(1, 1, [&](std::int64_t, std::int64_t) { group_tokens(args, b.starts, b.groups); });
-    const Inputs gate = inputs_of(*args.gate, args.x, args.tokens, b.gate_inputs, worker);
+    Sets sets;
+    sets.count = row_sets(args.kinds, args.tokens, sets.set);
+    worker.share(1, 1, [&](std::int64_t, std::int64_t) { group_tokens(args, sets, b.starts, b.groups); });
+    const SetInputs gate = inputs_of(*args.gate, args.x, args.tokens, sets, 1, b.gate_inputs, worker);
     const bool alike = b.up_inputs == b.gate_inputs;
-    const Inputs up = alike ? gate : inputs_of(*args.up, args.x, args.tokens, b.up_inputs, worker);
+    const SetInputs up = alike ? gate : inputs_of(*args.up, args.x, args.tokens, sets, 1, b.up_inputs, worker);
     // Not *num_blocks: a member that comes late would read it after later ops have written over it.
     const std::int64_t slots = args.tokens * args.top_k;
-    const std::int64_t most_blocks = slots / task_rows + std::min(slots, args.gate->experts());
+    const std::int64_t most_blocks = slots / task_rows + std::min(slots, args.gate->experts() * sets.count);
     const auto each_task = [&](std::int64_t width, auto&& run) {
         const std::int64_t tasks = (width + task_columns - 1) / task_columns;
         worker.share(most_blocks * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -152,9 +180,13 @@ void experts(const ExpertsArgs& args, Worker& worker) {
             for (std::int64_t i = begin; i < end; ++i) run(b.groups.blocks[i / tasks], i % tasks);
         });
     };
-    each_task(args.gate->rows(), [&](const Block& block, std::int64_t task) { run_gate_up(args, b, gate, up, block, task); });
-    const Inputs hidden = inputs_of(*args.down, b.hidden, slots, b.down_inputs, worker);
-    each_task(args.down->rows(), [&](const Block& block, std::int64_t task) { run_down(args, b, hidden, block, task); });
+    each_task(args.gate->rows(), [&](const Block& block, std::int64_t task) {
+        run_gate_up(args, b, gate.of[block.set], up.of[block.set], block, task);
+    });
+    const SetInputs hidden = inputs_of(*args.down, b.hidden, slots, sets, args.top_k, b.down_inputs, worker);
+    each_task(args.down->rows(), [&](const Block& block, std::int64_t task) {
+        run_down(args, b, hidden.of[block.set], block, task);
+    });
     worker.share(args.tokens, 4, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) combine(args, b.outputs, t);
     });

@@ -5,7 +5,7 @@
 namespace penstock {
 namespace {
 
-constexpr std::int64_t least_task_rows = 128;        // of a block of experts(), which has three numbers
+constexpr std::int64_t least_task_rows = 128, block_bytes = 16;  // of a block of experts()
 
 std::int64_t whole(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -37,8 +37,8 @@ ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, c
     out.hidden = whole(slots * gate.rows() * 4);
     out.outputs = whole(slots * down.rows() * 4);
     out.list = whole(slots * 4);
-    out.starts = whole((gate.experts() + 1) * 4);
-    out.blocks = whole((gate.experts() + slots / least_task_rows + 1) * 12);
+    out.starts = whole((2 * gate.experts() + 1) * 4);
+    out.blocks = whole((2 * gate.experts() + slots / least_task_rows + 1) * block_bytes);
     out.total = out.inputs + out.second_inputs + out.hidden_inputs + out.hidden + out.outputs + 2 * out.list +
                 out.starts + 64 + out.blocks;
     return out;

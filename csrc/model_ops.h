@@ -30,6 +30,13 @@ struct EmbeddingArgs {
     float* out;  // [T, N]
 };
 
+// Which rows of a step are tokens of kind prompt. Given at level fast alone: instruction sets with matrix units then multiply
+// the other rows by integers, the rest ignore it.
+struct RowKinds {
+    const std::int32_t* rows;  // [T] those of kind prompt, then the others, both ascending; null: 0, 1, …
+    std::int64_t prompt;       // how many are of kind prompt
+};
+
 // out = x · Wᵀ (+ bias) (+ residual), W's rows being those of all parts one after the other.
 // With an activation, parts are gates and ups of equal shapes and out = activation(gate) · up, half as wide.
 struct LinearArgs {
@@ -43,6 +50,7 @@ struct LinearArgs {
     float alpha, limit;
     float* out;
     std::byte* scratch;  // linear_scratch() bytes, 64-byte aligned
+    const RowKinds* kinds = nullptr;  // null: all rows are multiplied alike
 };
 
 // One MLP an expert; every token runs through its top_k.
@@ -61,6 +69,7 @@ struct ExpertsArgs {
     float alpha, limit;
     float* out;          // [T, N]
     std::byte* scratch;  // experts_scratch() bytes
+    const RowKinds* kinds = nullptr;
 };
 
 struct RouteArgs {

@@ -115,17 +115,17 @@ void code_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     }
 }
 
-Inputs quantise_inputs(const float* x, std::int64_t tokens, std::int64_t cols, const std::int32_t* order,
-                       std::byte* scratch, Worker& worker) {
+Inputs quantise_inputs(const float* x, std::int64_t tokens, std::int64_t cols, const RowSet& set,
+                       const std::int32_t* order, std::byte* scratch, Worker& worker) {
     auto* const spans = reinterpret_cast<ActivationSpan*>(scratch);
     constexpr std::int64_t chunk = 16;  // about a microsecond
-    worker.share(tokens * spans_of(cols), chunk, [&](std::int64_t begin, std::int64_t end) {
+    worker.share(set.count * spans_of(cols), chunk, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t span = i / tokens, row = i % tokens;
-            quantise_span(x + row * cols, cols, span, order, spans[i]);
+            const std::int64_t span = i / set.count, row = set.row(i % set.count);
+            quantise_span(x + row * cols, cols, span, order, spans[span * tokens + row]);
         }
     });
-    return {InputForm::codes, tokens, cols, nullptr, spans, nullptr};
+    return {InputForm::codes, tokens, cols, x, scratch};
 }
 
 }  // namespace penstock::PENSTOCK_ISA

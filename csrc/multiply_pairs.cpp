@@ -156,7 +156,7 @@ Inputs round_inputs(const float* x, std::int64_t tokens, std::int64_t cols, std:
             std::copy_n(last, end * cols - i, pairs + i);
         }
     });
-    return {InputForm::pairs, tokens, cols, nullptr, nullptr, pairs};
+    return {InputForm::pairs, tokens, cols, x, scratch};
 }
 
 void pair_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,

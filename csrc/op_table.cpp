@@ -1,9 +1,14 @@
 // The ops of this instruction set, in one table; most are those of PENSTOCK_BASE_ISA, which may be itself.
+// Attention may be that of PENSTOCK_ATTENTION_ISA.
 #include "attention_plan.h"
 #include "ops.h"
 
 #define PENSTOCK_TEXT_OF(x) #x
 #define PENSTOCK_TEXT(x) PENSTOCK_TEXT_OF(x)
+
+#ifndef PENSTOCK_ATTENTION_ISA
+#define PENSTOCK_ATTENTION_ISA PENSTOCK_ISA
+#endif
 
 namespace penstock::PENSTOCK_BASE_ISA {
 
@@ -35,16 +40,25 @@ std::uint64_t read_memory(const std::byte* from, std::int64_t bytes);
 
 }  // namespace penstock::PENSTOCK_BASE_ISA
 
+namespace penstock::PENSTOCK_ATTENTION_ISA {
+void attention(const AttentionArgs& args, Worker& worker);
+}
+
 namespace penstock::PENSTOCK_ISA {
 
 namespace base = PENSTOCK_BASE_ISA;
-void attention(const AttentionArgs& args, Worker& worker);
+#ifdef PENSTOCK_TILE_HEADER
+constexpr bool two_ways = true;
+#else
+constexpr bool two_ways = false;
+#endif
 void linear(const LinearArgs& args, Worker& worker);
 void head_linear(const HeadLinearArgs& args, Worker& worker);
 void experts(const ExpertsArgs& args, Worker& worker);
 
 extern const OpTable op_table;
 const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
+                       two_ways,
                        base::sample_row,
                        base::logprobs_row,
                        base::dequantize,
@@ -60,7 +74,7 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        base::rope_tables,
                        base::rope_write,
                        attention_plan,
-                       attention,
+                       PENSTOCK_ATTENTION_ISA::attention,
                        base::latent_write,
                        head_linear,
                        base::embedding,

@@ -87,6 +87,7 @@ struct TakeRowsArgs;
 // The ops of one instruction set.
 struct OpTable {
     const char* isa;
+    bool two_ways;  // linear() and experts() look at RowKinds
     SampledRow (*sample_row)(const RowView& row, std::int64_t vocab, const Scratch& scratch);
     RowError (*logprobs_row)(const float* logits, std::int64_t vocab, std::int64_t target, std::int64_t top,
                              const Scratch& scratch, Logprobs& out);

@@ -30,6 +30,8 @@ struct Step {
         const std::int64_t* slot = nullptr;  // [tokens]
     };
     std::vector<Group> groups;
+    const RowKinds* kinds = nullptr;        // of tokens, at level fast
+    const RowKinds* logit_kinds = nullptr;  // of logit rows
 };
 
 // How many rows of a step a value has.
@@ -108,6 +110,7 @@ public:
         return value == Program::none ? nullptr : reinterpret_cast<T*>(program_.address(value));
     }
     std::int64_t count(Extent extent) const { return extent == Extent::tokens ? step.tokens : step.logit_rows; }
+    const RowKinds* kinds(Extent extent) const { return extent == Extent::tokens ? step.kinds : step.logit_kinds; }
     AttentionPlan& plan(int index) const { return *program_.plans_[static_cast<std::size_t>(index)]; }
     std::byte* scratch() const { return program_.scratch_; }
 

@@ -97,7 +97,9 @@ def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
             "why_not": native.unavailable_reason(),
             "built_for": list(native.built_isas()),
             "usable": list(machine.isas),
+            "refused": dict(machine.refused_isas),
             "in_use": isa,
+            "fast_differs": native.two_ways(),
         },
         "torch": {"version": importlib.metadata.version("torch"), "cuda_devices": machine.cuda_devices},
         "kernels": {
@@ -198,6 +200,7 @@ def _print(found: dict[str, Any]) -> None:
     usable = [name for name, there in cpu["features"].items() if there]
     lacking = [name for name, there in cpu["features"].items() if not there]
     library = f"loaded, uses {native['in_use']} (built for {', '.join(native['built_for'])})"
+    level = "differs from" if native["fast_differs"] else "is the same here as"
     model, port = found["bundled_model"], found["port"]
     pages, cache = memory["huge_pages"], found["pack_cache"]
     kept = f"{cache['files']} files, {format_bytes(cache['bytes'])}, in {cache['folder']}; safe to delete"
@@ -210,6 +213,8 @@ def _print(found: dict[str, Any]) -> None:
         ("huge pages", "given for weights" if pages["had"] else f"not given: {pages['why_not']}"),
         ("packed weights", kept if cache["folder"] else "switched off"),
         ("native library", library if native["loaded"] else f"missing: {native['why_not']}"),
+        *(("", f"not {name}: {why}") for name, why in native["refused"].items()),
+        ("arithmetic", f"--arithmetic fast {level} strict"),
         ("torch", f"{found['torch']['version']}, {found['torch']['cuda_devices']} GPUs"),
         ("bundled model", f"present at {model['path']}" if model["present"] else f"missing: {model['why_not']}"),
         (f"port {port['port']}", "free" if port["free"] else f"taken: {port['why_not']}; choose another with --port"),

@@ -17,6 +17,7 @@ class Machine:
         memory_total: bytes of memory, bounded by the control group's limit.
         memory_available: bytes that can be allocated now without swapping.
         isas: instruction sets the native library can use here, best first; empty if it could not be loaded.
+        refused_isas: the others it was built for or knows of: (name, a sentence that says why not).
         has_bf16: whether the CPU multiplies bfloat16 natively.
         cuda_devices: GPUs torch can use.
         gpu_memory_available: free bytes of the first GPU.
@@ -26,6 +27,7 @@ class Machine:
     memory_total: int
     memory_available: int
     isas: tuple[str, ...] = ()
+    refused_isas: tuple[tuple[str, str], ...] = ()
     has_bf16: bool = False
     cuda_devices: int = 0
     gpu_memory_available: int = 0
@@ -125,6 +127,7 @@ def _system_memory(root: Path) -> tuple[int, int]:
 def read_machine(
     *,
     isas: tuple[str, ...] = (),
+    refused_isas: tuple[tuple[str, str], ...] = (),
     has_bf16: bool = False,
     cuda_devices: int = 0,
     gpu_memory_available: int = 0,
@@ -133,7 +136,7 @@ def read_machine(
     """Measures this machine.
 
     Args:
-        isas, has_bf16, cuda_devices, gpu_memory_available: what the native library and torch report.
+        isas, refused_isas, has_bf16, cuda_devices, gpu_memory_available: what the native library and torch report.
         root: where /proc and /sys are looked for.
     """
     total, available = _system_memory(root)
@@ -143,6 +146,7 @@ def read_machine(
         memory_total=min([total, *(limit for limit, _ in groups)]),
         memory_available=min([available, *(free for _, free in groups)]),
         isas=isas,
+        refused_isas=refused_isas,
         has_bf16=has_bf16,
         cuda_devices=cuda_devices,
         gpu_memory_available=gpu_memory_available,

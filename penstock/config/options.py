@@ -19,7 +19,10 @@ class EngineOptions:
         kv_cache_dtype: "auto", "float32", "bfloat16", "float16", "fp8", "int8" or "int4": keys and values in the cache.
         pack_cache: folder of packed weights, "off", or "auto": the user's cache folder, for models worth it.
         quantize: a format of `config.quantisation` that float weights get while they load; None keeps them.
-        isa: "auto" or a native instruction set to force ("generic", "avx2", "avx512", "avx512_bf16", "amx").
+        isa: "auto" or a native instruction set to force: "generic", "avx2", "avx512", "avx512_bf16", "amx"
+            ("amx_emulated", for tests, computes the same slowly).
+        arithmetic: "strict": one for all rows of a weight; "fast": where there are matrix units, they multiply prompt
+            tokens, and generated ones are multiplied as integers.
         threads: threads of native and torch kernels; None takes the cores this process may use.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         max_num_seqs: most branches in one step; None derives it.
@@ -43,6 +46,7 @@ class EngineOptions:
     pack_cache: str = "auto"
     quantize: str | None = None
     isa: str = "auto"
+    arithmetic: str = "strict"
     threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None

@@ -17,8 +17,9 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", *DTYPE_BYTES)
 KV_CACHE_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 KV_ELEMENT_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # scales not counted
-ISAS = ("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx")
-BF16_ISAS = ("avx512_bf16", "amx")  # they multiply a bfloat16 cache in pairs
+ISAS = ("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
+ARITHMETICS = ("strict", "fast")
+BF16_ISAS = ("avx512_bf16",)  # they multiply a bfloat16 cache in pairs
 POLICIES = ("fcfs", "priority")
 SMALL_MODEL_PARAMETERS = 50_000_000
 
@@ -81,9 +82,9 @@ class Resolved:
     reasons: tuple[tuple[str, Any, str], ...]
 
 
-def _refuse(name: str, value: object, allowed: str) -> ConfigError:
+def _refuse(name: str, value: object, allowed: str, why: str = "") -> ConfigError:
     flag = "--" + name.replace("_", "-")
-    return ConfigError(f"{flag} is {value!r}; allowed: {allowed}.")
+    return ConfigError(f"{flag} is {value!r}; allowed: {allowed}.{why and ' ' + why}")
 
 
 def _integer(options: EngineOptions, name: str, low: int, high: int, *, optional: bool = True) -> None:
@@ -111,7 +112,7 @@ def validate(options: EngineOptions) -> None:
     if options.served_model_name is not None and not options.served_model_name:
         raise _refuse("served_model_name", options.served_model_name, "a name that is not empty")
     choices = (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
-    for name, allowed in (*choices, ("policy", POLICIES)):
+    for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("policy", POLICIES)):
         _one_of(options, name, allowed)
     if options.quantize is not None:
         _one_of(options, "quantize", QUANTIZE_FORMATS)
@@ -226,7 +227,8 @@ def _check_against_machine(options: EngineOptions, model: ModelFacts, machine: M
     if options.device == "cuda" and not machine.cuda_devices:
         raise ConfigError("--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu.")
     if machine.isas and options.isa not in ("auto", *machine.isas):
-        raise _refuse("isa", options.isa, ", ".join(("auto", *machine.isas)) + " on this machine")
+        why = dict(machine.refused_isas).get(options.isa, "")
+        raise _refuse("isa", options.isa, ", ".join(("auto", *machine.isas)) + " on this machine", why)
     if options.max_model_len is not None and options.max_model_len > model.context_length:
         raise _refuse(
             "max_model_len",

@@ -20,6 +20,7 @@ from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import make_executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
+from penstock.runtime.levels import guarantee, level_notes, products_note
 from penstock.runtime.memory_plan import MemoryPlan, format_bytes
 from penstock.runtime.prepare import Prepared, kernel_decisions, packs_natively, plan_again, prepare, settle_compute
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
@@ -30,15 +31,6 @@ from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free
 log = logging.getLogger(__name__)
 
 WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
-
-STRICT = (
-    "strict: tokens and log-probabilities depend only on the request and its seed, to the bit; not on batch, chunking, "
-    "prefix hits, preemption or threads"
-)
-ROUNDING = (
-    "scheduling, cache and sampling are exact; torch's matrix products may round differently with the number of rows "
-    "in a step, so that logits agree to float rounding and tokens except at ties within it"
-)
 
 
 def build_engine(
@@ -92,15 +84,15 @@ def build_engine(
     widest = -(-plan.max_model_len // concrete.block_size)
     builder = BatchBuilder(len(groups), rows, widest, concrete.block_size, device)
     largest = scheduler_options.max_num_batched_tokens
-    executor = make_executor(model, memory.caches, largest, max(rows, PROMPT_LOGIT_ROWS))
+    executor = make_executor(model, memory.caches, largest, max(rows, PROMPT_LOGIT_ROWS), concrete.arithmetic == "fast")
     runner = ModelRunner(executor, memory, Sampler(model.vocab_size, rows, kernels.sampling()), builder)
     engine = Engine(Scheduler(scheduler_options, groups), runner)
     mode, _, detail = executor.describe.partition(": ")
-    notes.append(Decision("step", mode, detail))
+    notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
     for note in notes:
         log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
-    numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv.of_layer)}"
-    return engine, replace(engine_info(prepared, model.vocab_size, notes), numbers=numbers)
+    numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv.of_layer)}{products_note(kernels)}"
+    return engine, replace(engine_info(prepared, model.vocab_size, notes, executor.fast), numbers=numbers)
 
 
 def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
@@ -139,8 +131,10 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOpt
     )
 
 
-def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = ()) -> EngineInfo:
-    """The facts of an engine built as prepared."""
+def engine_info(
+    prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = (), fast: bool = False
+) -> EngineInfo:
+    """The facts of an engine built as prepared; `fast`: level fast is in use."""
     concrete = prepared.options
     architectures = prepared.checkpoint.config.get("architectures") or ["?"]
     assert concrete.max_num_seqs and concrete.max_num_batched_tokens and concrete.served_model_name
@@ -156,7 +150,7 @@ def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] =
         max_num_batched_tokens=concrete.max_num_batched_tokens,
         dtype=concrete.dtype,
         device=concrete.device,
-        determinism=STRICT if packs_natively(prepared.kernels) else ROUNDING,
+        determinism=guarantee(prepared.kernels, fast),
         settings=(*prepared.settings, *notes),
         memory=tuple(Decision(*row) for row in prepared.plan.table()),
         kernels=kernel_decisions(prepared.kernels),

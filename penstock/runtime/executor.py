@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.kernels.cpu import recording
+from penstock.kernels.cpu import native, recording
 from penstock.kernels.cpu.ops import mask_kinds
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model
@@ -19,9 +19,11 @@ class Executor(Protocol):
 
     Attributes:
         describe: how steps are run, and why not faster, for people.
+        fast: whether tokens are multiplied by their kind (level fast).
     """
 
     describe: str
+    fast: bool
 
     def forward(self, batch: Batch) -> None:
         """Runs a step and writes its keys and values."""
@@ -32,6 +34,8 @@ class Executor(Protocol):
 
 class EagerExecutor:
     """Calls the layers."""
+
+    fast = False
 
     def __init__(self, model: Model, caches: Sequence[LayerCache], why: str) -> None:
         self.describe = f"layer by layer: {why}"
@@ -50,11 +54,14 @@ class EagerExecutor:
 class RecordedExecutor:
     """Replays the native program of the forward pass, and a second one for logits."""
 
-    def __init__(self, model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int) -> None:
-        body = recording.Recording()
+    def __init__(
+        self, model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int, fast: bool = False
+    ) -> None:
+        self.fast = fast
+        body = recording.Recording(fast)
         hidden = model.forward(_symbolic(body, 1 + max(cache.group for cache in caches)), caches)
         body.finish(hidden, max_tokens, max_tokens)
-        head = recording.Recording()
+        head = recording.Recording(fast)
         logits = model.logits(head.result_of(body, hidden), head.logit_index)
         head.finish(logits, 0, max_logit_rows)
         self._body, self._head = body, head
@@ -64,7 +71,8 @@ class RecordedExecutor:
 
     def forward(self, batch: Batch) -> None:
         tables = [(group.block_table, group.slot) for group in batch.groups]
-        rows = batch.query_start, batch.context_len, tables, batch.logit_rows, batch.state_slot, batch.adapter_slot
+        lengths = batch.query_start, batch.context_len, batch.prompt_tokens
+        rows = *lengths, tables, batch.logit_rows, batch.state_slot, batch.adapter_slot
         masks = mask_kinds([mask.value for mask in batch.masks])
         self._body.run(batch.token_ids, batch.positions, *rows, masks, batch.spans)
 
@@ -94,7 +102,9 @@ def _symbolic(tape: recording.Recording, groups: int) -> Batch:
 
 
 @torch.inference_mode()
-def make_executor(model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int) -> Executor:
+def make_executor(
+    model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int, fast: bool = False
+) -> Executor:
     """The fastest executor that can run this model.
 
     Args:
@@ -102,8 +112,9 @@ def make_executor(model: Model, caches: Sequence[LayerCache], max_tokens: int, m
         caches: one an attention layer.
         max_tokens: tokens of the largest step.
         max_logit_rows: most rows whose logits are made at once.
+        fast: multiply tokens by their kind, if steps can be recorded and the instruction set has two ways.
     """
     try:
-        return RecordedExecutor(model, caches, max_tokens, max_logit_rows)
+        return RecordedExecutor(model, caches, max_tokens, max_logit_rows, fast and native.two_ways())
     except recording.NotRecordableError as reason:
         return EagerExecutor(model, caches, str(reason))

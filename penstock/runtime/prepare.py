@@ -57,6 +57,7 @@ def measure_machine() -> Machine:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return read_machine(
         isas=native.usable_isas(),
+        refused_isas=native.refused_isas(),
         has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
         cuda_devices=gpus,
         gpu_memory_available=torch.cuda.mem_get_info(0)[0] if gpus else 0,

@@ -83,7 +83,7 @@ def test_dtype_without_the_native_library(model: ModelFacts, has_bf16: bool, dev
         ("float32", ("avx512_bf16", "avx512"), "float32", "what the checkpoint holds"),
         ("bfloat16", ("avx512", "avx2"), "float16", "half of float32"),
         ("bfloat16", ("avx512_bf16", "avx512"), "bfloat16", "avx512_bf16 multiplies it as it is"),
-        ("bfloat16", ("amx", "avx512"), "bfloat16", "amx multiplies it as it is"),
+        ("bfloat16", ("amx", "avx512"), "float16", "half of float32, and finer"),
     ],
 )
 def test_types_with_the_native_library(stored: str, isas: tuple[str, ...], kv_type: str, why: str) -> None:
@@ -127,7 +127,8 @@ def test_sliding_layers_count_their_window_only() -> None:
     [
         ({"device": "tpu"}, "--device is 'tpu'; allowed: auto, cpu, cuda"),
         ({"dtype": "int8"}, "--dtype is 'int8'; allowed: auto, float32, bfloat16, float16"),
-        ({"isa": "sse9"}, "--isa is 'sse9'; allowed: auto, generic, avx2, avx512, avx512_bf16, amx"),
+        ({"isa": "sse9"}, "--isa is 'sse9'; allowed: auto, generic, avx2, avx512, avx512_bf16, amx, amx_emulated"),
+        ({"arithmetic": "exact"}, "--arithmetic is 'exact'; allowed: strict, fast"),
         ({"isa": "amx"}, "--isa is 'amx'; allowed: auto, avx512, avx2, generic on this machine"),
         ({"policy": "lifo"}, "--policy is 'lifo'; allowed: fcfs, priority"),
         ({"threads": 0}, "--threads is 0; allowed: an integer from 1 to 1024"),

@@ -292,3 +292,46 @@ def test_experts_windows_and_latents_are_alike_in_any_company(family: str, kv_ty
             )
             assert answer == truth.setdefault(sampled, answer), (chunk, hit, preemptions, others)
         engine.close()
+
+
+@native_only
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("weights", [None, "q4_0"])
+@pytest.mark.parametrize("arithmetic", ["strict", "fast"])
+def test_matrix_units_give_identical_answers_on_every_axis(
+    story: tuple[Path, tuple[int, ...], list[int]], arithmetic: str, weights: str | None
+) -> None:
+    """Emulated. At level fast too: what is hit or recomputed here keeps its kind."""
+    if "amx_emulated" not in native.usable_isas():
+        pytest.skip("the emulation of matrix units needs AVX-512")
+    model, prompt, greedy = story
+    settings = {"isa": "amx_emulated", "quantize": weights, "arithmetic": arithmetic}
+    truth: Answer | None = None
+    for chunk, threads, depth in ((512, 1, 0), (1, 1, 1), (7, 2, 0)):
+        engine, info = make_engine(model, chunk, depth, threads=threads, **settings)
+        assert info.determinism.startswith(arithmetic)
+        assert info.numbers.endswith("products in matrix units")
+        for hit, preemptions, others in product(HITS, (0, 3), (0, 3)):
+            answer = ask_amid(engine, ask("it", prompt), hit, preemptions, others, chunk, depth)
+            truth = truth or answer
+            assert answer == truth, (chunk, hit, preemptions, others)
+        engine.close()
+    assert truth is not None
+    assert weights is not None or truth.tokens == greedy
+
+
+@native_only
+def test_levels_differ_only_where_there_are_matrix_units(story: tuple[Path, tuple[int, ...], list[int]]) -> None:
+    model, prompt, _ = story
+    answers = {}
+    for isa, arithmetic in product(("generic", "amx_emulated"), ("strict", "fast")):
+        if isa not in native.usable_isas():
+            pytest.skip("the emulation of matrix units needs AVX-512")
+        engine, info = make_engine(model, 512, 0, isa=isa, quantize="q8_0", arithmetic=arithmetic)
+        answers[isa, arithmetic] = ask_amid(engine, ask("it", prompt), "miss", 0, 0, 512, 0)
+        if (isa, arithmetic) == ("generic", "fast"):
+            assert info.determinism.startswith("strict")
+            assert "no matrix units" in setting(info, "arithmetic").reason
+        engine.close()
+    assert answers["generic", "strict"] == answers["generic", "fast"]
+    assert answers["amx_emulated", "strict"] != answers["amx_emulated", "fast"]

@@ -16,7 +16,7 @@ from penstock.kernels.cpu import native, ops
 from penstock.kernels.reference import attention, dense, experts, latent
 from penstock.quant.encode import quantize_matrix
 
-ISAS = native.built_isas()
+ISAS = tuple(name for name in native.built_isas() if name != "amx")  # tested as amx_emulated
 BLOCK, LATENT, ROTATED = 16, 48, 20
 SHIFT = 6.0  # rotated parts are larger than latents, as in trained models
 KV_TYPES = ("float32", "bfloat16", "float16", "fp8", "int8", "int4")
@@ -234,7 +234,8 @@ def test_one_product_a_head(isa, heads, outputs, inputs, rotated, tokens, interl
     torch.testing.assert_close(expected.view(tokens, heads, -1)[..., :outputs], by_hand)
     packed = ops.pack_experts([weight], heads)
     ours = ops.head_linear(x, packed, *tables, interleaved=interleaved)
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    tolerance = 5e-2 if native.two_ways() else 1e-5  # matrix units take bfloat16
+    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
     few = ops.head_linear(x[:3].contiguous(), packed, *(t[:3].contiguous() for t in tables), interleaved=interleaved)
     assert torch.equal(few, ours[:3])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.kernels.cpu import native, ops
 from tests.kernels.test_paged_attention import MASKED, ROWS, Built, Case, build, by_the_rule, masked, run
 
-ISAS = native.built_isas()
+ISAS = tuple(name for name in native.built_isas() if not name.startswith("amx"))  # whose other ops are those of avx512
 TYPES = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "fp8": 0.2, "int8": 3e-2, "int4": 0.5}
 
 

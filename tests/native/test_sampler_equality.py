@@ -15,7 +15,7 @@ from penstock.kernels.reference import sampling as reference
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, RowSettings
 
 VOCABULARIES = (2, 100, 4096, 8193, 151_936)
-ISAS = native.built_isas()
+ISAS = tuple(name for name in native.built_isas() if not name.startswith("amx"))  # whose other ops are those of avx512
 
 
 @pytest.fixture(params=ISAS)

@@ -80,6 +80,19 @@ def usable_isas() -> tuple[str, ...]:
     return tuple(isa for isa in reversed(built_isas()) if library().refusal(isa) is None)
 
 
+def refused_isas() -> tuple[tuple[str, str], ...]:
+    """The other instruction sets that have a name, each with a sentence that says why it cannot be used here."""
+    if not available():
+        return ()
+    reasons = ((isa, library().refusal(isa)) for isa in library().known_isas())
+    return tuple((isa, str(reason)) for isa, reason in reasons if reason is not None)
+
+
+def two_ways() -> bool:
+    """Whether the instruction set in use has two arithmetics, so that level fast differs from strict."""
+    return available() and bool(library().two_ways())
+
+
 def set_num_threads(threads: int) -> None:
     """Sets how many threads native ops use, the caller's included."""
     library().set_num_threads(threads)

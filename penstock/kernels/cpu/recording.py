@@ -70,9 +70,13 @@ for _name in _OPERATORS:
 
 
 class Recording:
-    """A program being recorded, then replayed. Ops append to `program`; `refs` keeps alive what it points to."""
+    """A program being recorded, then replayed. Ops append to `program`; `refs` keeps alive what it points to.
 
-    def __init__(self) -> None:
+    With `fast` runs go by level fast: tokens by their kind, logit rows all as generated ones.
+    """
+
+    def __init__(self, fast: bool = False) -> None:
+        self.fast = fast
         self.program = native.library().Program()
         self.refs: list[Any] = []
         self.plans: dict[Any, int] = {}
@@ -156,6 +160,7 @@ class Recording:
         positions: Tensor,
         query_start: Tensor,
         context_len: Tensor,
+        prompt_tokens: Tensor,
         groups: Sequence[tuple[Tensor, Tensor]],
         logit_rows: Tensor,
         state_slot: Tensor | None = None,
@@ -172,12 +177,16 @@ class Recording:
         for group, (table, slot) in enumerate(groups):
             step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr())
         step.set_slots(*(0 if slots is None else slots.data_ptr() for slots in (state_slot, adapter_slot)))
+        if self.fast:
+            step.set_kinds(prompt_tokens.data_ptr())
         self.program.run(step)
 
     def run_rows(self, rows: Tensor) -> Tensor:
         """Replays a program over rows [L] int64 and returns its result, [L, width], valid until the next run."""
         assert self._result is not None
         self._step.set_logits(len(rows), rows.data_ptr())
+        if self.fast:
+            self._step.set_all_generated()
         self.program.run(self._step)
         return torch.from_numpy(self.program.floats(self._result.index, len(rows), self._result.width))
 
