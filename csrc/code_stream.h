@@ -77,7 +77,9 @@ static inline StreamCodes stream_for_rows(std::int64_t rows) {
 // The kernel for that many rows of a matrix, or null where they go through a tile; `width`, if not 0, is that of the codes.
 static inline StreamCodes choose_stream(const PackedHeader& header, std::uint32_t width, std::int64_t rows) {
     const auto choose = [&]<class Codes>() -> StreamCodes {
-        return header.group == 16 ? stream_for_rows<Codes, 16>(rows) : stream_for_rows<Codes, 32>(rows);
+        if constexpr (!Codes::streamed) return nullptr;
+        else if constexpr (Codes::group != 0) return stream_for_rows<Codes, Codes::group>(rows);
+        else return header.group == 16 ? stream_for_rows<Codes, 16>(rows) : stream_for_rows<Codes, 32>(rows);
     };
     return width ? with_plane_codes(width, choose) : with_codes(header, choose, StreamCodes{nullptr});
 }

@@ -56,6 +56,8 @@ class PlaneCodes {
 public:
     static constexpr std::int64_t unit_bytes = 64 * bits;
     static constexpr bool wide = bits == 8 || has_lut;
+    static constexpr bool streamed = !has_lut || bits == 4;  // tables of fewer bits are rare
+    static constexpr int group = 0;                          // any
 
     PlaneCodes(const PackedHeader& header, const std::uint8_t* codes, std::int64_t)
         : codes_(codes), lut_(vec::repeat16(header.lut)) {}

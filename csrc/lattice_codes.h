@@ -13,6 +13,8 @@ public:
     static constexpr LatticeLayout layout = lattice_layout(Format);
     static constexpr std::int64_t unit_bytes = layout.bytes();
     static constexpr bool wide = false;
+    static constexpr bool streamed = true;
+    static constexpr int group = code_infos[static_cast<int>(Format)].group;
 
     // At most a span of units.
     LatticePoints(const PackedHeader&, const std::uint8_t* codes, std::int64_t units) : codes_(codes) {

@@ -37,6 +37,9 @@ Inputs quantise_inputs(const float* x, std::int64_t tokens, std::int64_t cols, c
                        const std::int32_t* order, std::byte* scratch, Worker& worker);
 void code_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                    RowList rows, std::int64_t count, float* sums);
+// As code_products() for so few rows that weights need not be unpacked into memory; false where there are more.
+bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
+                     RowList rows, std::int64_t count, float* sums);
 void float_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                     RowList rows, std::int64_t count, float* sums);
 
