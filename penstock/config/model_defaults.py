@@ -18,6 +18,8 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "sliding_window": 4096,
             }
         ),
+        "glm4_moe": MappingProxyType({"partial_rotary_factor": 0.5}),
+        "glm4_moe_lite": MappingProxyType({"first_k_dense_replace": 1}),
         "gpt_oss": MappingProxyType({"sliding_window": 128, "head_dim": 64}),
         "qwen3": MappingProxyType({"head_dim": 128}),
     }

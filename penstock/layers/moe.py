@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -96,12 +96,39 @@ class SparseMoe(Layer):
 class SharedExperts(Layer):
     """Routed experts beside an MLP that every token runs through (DeepSeekMoE, arXiv:2401.06066)."""
 
-    def __init__(self, shared: GatedMlp, routed: SparseMoe) -> None:
+    def __init__(self, shared: GatedMlp | SparseMoe, routed: SparseMoe) -> None:
         self.shared, self.routed = shared, routed
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → the sum of both (+ residual), [T, hidden_size]."""
         return self.routed(hidden, step, self.shared(hidden, step, residual))
+
+
+def gated_expert(kernels: KernelSet, prefix: str, gate: str, options: ExpertOptions, size: int) -> SparseMoe:
+    """One expert of intermediate size `size` for all tokens, weighted by the sigmoid of a product with `gate`."""
+    options = replace(
+        options,
+        intermediate_size=size,
+        num_experts=1,
+        top_k=1,
+        routing="sigmoid_topk",
+        renormalize=False,
+        groups=(1, 1),
+        scale=1.0,
+    )
+    outer = options.hidden_size
+
+    def part(name: str, shape: tuple[int, int], offset: int = 0) -> WeightPart:
+        return WeightPart(f"{prefix}.{name}_proj.weight", shape, offset, index=0)
+
+    gate_up = Weight((1, 2 * size, outer), (part("gate", (size, outer)), part("up", (size, outer), size)))
+    down = Weight((1, outer, size), (part("down", (outer, size)),))
+    return SparseMoe(kernels, router_weight(kernels, gate, options), ExpertWeights(gate_up, down), options)
+
+
+def float_vector(keys: tuple[str, ...], size: int) -> Weight:
+    """A vector [size] that stays in float32, under the first of the keys or one of the others."""
+    return Weight((size,), (WeightPart(keys[0], (size,), aliases=keys[1:]),), keep_float32=True)
 
 
 def _value(weight: Weight | None) -> Tensor | None:

@@ -1,10 +1,13 @@
-"""Qwen 3 mixture-of-experts models (arXiv:2505.09388)."""
+"""Qwen 3 (arXiv:2505.09388) and Qwen 2 (arXiv:2407.10671) mixture-of-experts models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.layers.decoder import DecoderModel, FeedForward
-from penstock.layers.moe import ExpertOptions, SparseMoe, router_weight, separate_experts
 from penstock.models.blueprint import Blueprint
+from penstock.models.mixture import expert_options, sparse_layer, with_shared
+from penstock.models.qwen2 import upper_windows
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -12,28 +15,35 @@ def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     bias = fields.flag("attention_bias", False)
     window = blueprint.sliding_window() if fields.flag("use_sliding_window", False) else None
-    dense, sparse_step = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step", 1)
-    options = ExpertOptions(
-        blueprint.hidden_size,
-        fields.integer("moe_intermediate_size"),
-        fields.integer("num_experts" if fields.has("num_experts") else "num_local_experts"),
-        fields.integer("num_experts_per_tok"),
-        renormalize=fields.flag("norm_topk_prob", False),
-        activation=blueprint.activation(),
+    return blueprint.uniform(
+        windows=[window] * blueprint.num_layers,
+        feed_forward=_sparse(blueprint),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
     )
+
+
+def build_qwen2(blueprint: Blueprint) -> DecoderModel:
+    """Qwen 2 with experts, and one for all tokens that a gate weighs."""
+    shared = blueprint.fields.integer("shared_expert_intermediate_size")
+    return blueprint.uniform(
+        windows=upper_windows(blueprint),
+        feed_forward=_sparse(blueprint, shared),
+        qkv_bias=blueprint.fields.flag("qkv_bias", True),
+    )
+
+
+def _sparse(blueprint: Blueprint, shared: int = 0) -> Callable[[int], FeedForward]:
+    fields = blueprint.fields
+    dense, sparse_step = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step", 1)
+    options = expert_options(blueprint)
 
     def feed_forward(index: int) -> FeedForward:
         if index in dense or (index + 1) % sparse_step:
             return blueprint.mlp(index)
         prefix = f"model.layers.{index}.mlp"
-        experts = separate_experts((f"{prefix}.experts",), options, "gate_proj", "up_proj", "down_proj")
-        router = router_weight(blueprint.kernels, f"{prefix}.gate.weight", options)
-        return SparseMoe(blueprint.kernels, router, experts, options)
+        routed, gate = sparse_layer(blueprint, (prefix,), options), f"{prefix}.shared_expert_gate.weight"
+        return with_shared(blueprint, f"{prefix}.shared_expert", routed, shared, gate=gate)
 
-    return blueprint.uniform(
-        windows=[window] * blueprint.num_layers,
-        feed_forward=feed_forward,
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm=True,
-    )
+    return feed_forward

@@ -13,7 +13,7 @@ from penstock.config.errors import CheckpointError
 from penstock.config.model_defaults import with_defaults
 from penstock.layers.decoder import DecoderModel as Model
 from penstock.layers.ops import KernelSet
-from penstock.models import deepseek, gemma3, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from penstock.models import deepseek, gemma3, glm4_moe, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
 from penstock.models.blueprint import Blueprint
 from penstock.models.fields import Fields
 
@@ -41,12 +41,16 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "MistralForCausalLM": Family(mistral.build),
         "Qwen2ForCausalLM": Family(qwen2.build),
         "Qwen3ForCausalLM": Family(qwen3.build, "qwen3"),
+        "Qwen2MoeForCausalLM": Family(qwen3_moe.build_qwen2),
         "Qwen3MoeForCausalLM": Family(qwen3_moe.build),
         "MixtralForCausalLM": Family(mixtral.build),
         "Gemma3ForCausalLM": Family(gemma3.build, "gemma3_text"),
         "Gemma3ForConditionalGeneration": Family(gemma3.build, "gemma3_text", "text_config"),
         "DeepseekV2ForCausalLM": Family(deepseek.build),
         "DeepseekV3ForCausalLM": Family(deepseek.build_v3),
+        "Glm4MoeForCausalLM": Family(glm4_moe.build, "glm4_moe"),
+        "Glm4MoeLiteForCausalLM": Family(deepseek.build_v3, "glm4_moe_lite"),
+        "Dots1ForCausalLM": Family(glm4_moe.build_dots),
         "GptOssForCausalLM": Family(gpt_oss.build, "gpt_oss"),
     }
 )

@@ -46,6 +46,17 @@ LATENT = {
     "moe_intermediate_size": 14,
 }
 
+# Experts beside ordinary attention, and balanced by a bias on the choice.
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 14}
+BALANCED = {
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 14,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+
 # name → (architecture without "ForCausalLM", fields that differ from SIZES)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -125,6 +136,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3",
         {**LATENT, "n_group": 1, "topk_group": 1, "rope_interleave": False, "norm_topk_prob": False},
     ),
+    "qwen2-moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 22}),
+    "qwen2-moe-mixed": (
+        "Qwen2Moe",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "shared_expert_intermediate_size": 10,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 2,
+        },
+    ),
+    "glm4-moe": ("Glm4Moe", {**BALANCED, "head_dim": 12, "n_group": 3, "topk_group": 2, "attention_bias": True}),
+    "glm4-moe-normed": ("Glm4Moe", {**BALANCED, "head_dim": 12, "use_qk_norm": True, "norm_topk_prob": False}),
+    "glm4-moe-lite": ("Glm4MoeLite", {**LATENT, "q_lora_rank": 24}),
+    "dots1": ("Dots1", {**BALANCED, "n_shared_experts": 2}),
     "gpt-oss": (
         "GptOss",
         {

@@ -1,0 +1,136 @@
+"""What mixture-of-experts families share: their experts' sizes and routing from the configuration, and the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.layers.decoder import FeedForward
+from penstock.layers.mlp import GatedMlp
+from penstock.layers.moe import (
+    ExpertOptions,
+    ExpertWeights,
+    SharedExperts,
+    SparseMoe,
+    float_vector,
+    gated_expert,
+    router_weight,
+    separate_experts,
+)
+from penstock.models.blueprint import Blueprint
+
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+def expert_options(
+    blueprint: Blueprint, *, size: str = "moe_intermediate_size", renormalize: bool = False, **more: Any
+) -> ExpertOptions:
+    """Sizes of the experts and how they are chosen.
+
+    Args:
+        blueprint: of the model.
+        size: the field with an expert's intermediate size.
+        renormalize: whether chosen weights are divided by their sum where the configuration does not say.
+        more: other fields of ExpertOptions.
+
+    Raises:
+        CheckpointError: a field is missing, or more experts are to be chosen than there are.
+    """
+    fields = blueprint.fields
+    inner = fields.integer(size)
+    count = fields.integer(next((name for name in COUNTS if fields.has(name)), COUNTS[0]))
+    top_k = fields.integer("num_experts_per_tok")
+    groups = more.get("groups", (1, 1))
+    if count % groups[0] or groups[1] > groups[0] or top_k > count // groups[0] * groups[1]:
+        raise fields.error("n_group", f"is {groups[0]}: {top_k} of {count} experts cannot be in {groups[1]} groups")
+    return ExpertOptions(
+        blueprint.hidden_size,
+        inner,
+        count,
+        top_k,
+        renormalize=fields.flag("norm_topk_prob", renormalize),
+        activation=blueprint.activation(),
+        **more,
+    )
+
+
+def sparse_layer(
+    blueprint: Blueprint,
+    prefixes: Sequence[str],
+    options: ExpertOptions,
+    *,
+    names: tuple[str, str, str] = GATED,
+    router: str = "gate.weight",
+    experts: ExpertWeights | None = None,
+    choice_bias: str | None = None,
+) -> SparseMoe:
+    """Routed experts.
+
+    Args:
+        blueprint: of the model.
+        prefixes: of the layer's weights; the first is the usual one, the others are accepted too.
+        options: of the experts.
+        names: of an expert's gate, up and down projections.
+        router: key of the router's matrix below the prefix.
+        experts: their weights, where they are not stored one by one or stacked under `experts`.
+        choice_bias: key below the prefix of what is added to scores for the choice alone; None for nothing.
+    """
+    first, *others = prefixes
+    experts = experts or separate_experts(tuple(f"{prefix}.experts" for prefix in prefixes), options, *names)
+    matrix = router_weight(blueprint.kernels, f"{first}.{router}", options, *(f"{other}.{router}" for other in others))
+    bias = None
+    if choice_bias is not None:
+        bias = float_vector(tuple(f"{prefix}.{choice_bias}" for prefix in prefixes), options.num_experts)
+    return SparseMoe(blueprint.kernels, matrix, experts, options, choice_bias=bias)
+
+
+def with_shared(
+    blueprint: Blueprint, prefix: str, routed: SparseMoe, size: int, *, gate: str | None = None, bias: bool = False
+) -> FeedForward:
+    """Routed experts beside an MLP of `size` under `prefix`, weighted by a sigmoid of `gate` (a key) if given."""
+    if not size:
+        return routed
+    kernels, options = blueprint.kernels, routed.options
+    if gate is not None:
+        return SharedExperts(gated_expert(kernels, prefix, gate, options, size), routed)
+    mlp = GatedMlp(kernels, prefix, blueprint.hidden_size, size, activation=options.activation, bias=bias)
+    return SharedExperts(mlp, routed)
+
+
+def first_dense(blueprint: Blueprint, experts: Callable[[int], FeedForward]) -> Callable[[int], FeedForward]:
+    """Gated MLPs in the first layers, then experts in all, or every `moe_layer_freq`-th; or as `mlp_layer_types`."""
+    fields = blueprint.fields
+    if fields.has("mlp_layer_types"):
+        types = fields.texts("mlp_layer_types", blueprint.num_layers)
+        if unknown := sorted(set(types) - {"dense", "sparse"}):
+            raise fields.error("mlp_layer_types", f"has {unknown}; allowed: dense, sparse")
+        return lambda index: blueprint.mlp(index) if types[index] == "dense" else experts(index)
+    dense, every = fields.integer("first_k_dense_replace", 0, minimum=0), fields.integer("moe_layer_freq", 1)
+    return lambda index: blueprint.mlp(index) if index < dense or index % every else experts(index)
+
+
+def sigmoid_experts(blueprint: Blueprint, *, renormalize: bool = True) -> Callable[[int], FeedForward]:
+    """DeepSeek-V3's feed-forward layers (arXiv:2412.19437): sigmoids within the best groups, balanced by a bias."""
+    fields = blueprint.fields
+    options = expert_options(
+        blueprint,
+        routing="sigmoid_topk",
+        renormalize=renormalize,
+        groups=(fields.integer("n_group", 1), fields.integer("topk_group", 1)),
+        scale=fields.number("routed_scaling_factor", 1.0),
+    )
+    shared = fields.integer("n_shared_experts", 0, minimum=0) * options.intermediate_size
+
+    def experts(index: int) -> FeedForward:
+        prefix = f"model.layers.{index}.mlp"
+        routed = sparse_layer(blueprint, (prefix,), options, choice_bias="gate.e_score_correction_bias")
+        return with_shared(blueprint, f"{prefix}.shared_experts", routed, shared)
+
+    return first_dense(blueprint, experts)
+
+
+def predictors(blueprint: Blueprint) -> tuple[str, ...]:
+    """Layers after the last, which predict further tokens and are not used."""
+    count = blueprint.fields.integer("num_nextn_predict_layers", 0, minimum=0)
+    return tuple(rf"model\.layers\.{blueprint.num_layers + extra}\..*" for extra in range(count))
