@@ -12,6 +12,7 @@ namespace base = PENSTOCK_BASE_ISA;
 
 InputForm input_form(const PackedMatrix& matrix, [[maybe_unused]] bool generated) {
 #ifdef PENSTOCK_TILE_HEADER
+    if (matrix.header().kind == PackedKind::f32) return InputForm::floats;
     if (!matrix.integer() || !generated) return InputForm::tiles;
 #endif
     if (matrix.integer()) return InputForm::codes;
