@@ -33,21 +33,35 @@ static inline vec::F32x16 gelu_tanh(vec::F32x16 x) {
     return x * vec::sigmoid(splat16(1.5957691216057308f) * x * cubic);
 }
 
+// An activation of one value.
+template <Activation activation>
+static inline vec::F32x16 activated(vec::F32x16 x, [[maybe_unused]] float limit) {
+    using vec::splat16;
+    // max and min keep NaN in their second value
+    if constexpr (activation == Activation::silu) return x * vec::sigmoid(x);
+    if constexpr (activation == Activation::gelu) return gelu(x);
+    if constexpr (activation == Activation::gelu_tanh) return gelu_tanh(x);
+    if constexpr (activation == Activation::relu) return vec::max(splat16(0.0f), x);
+    if constexpr (activation == Activation::relu2) {
+        const vec::F32x16 positive = vec::max(splat16(0.0f), x);
+        return positive * positive;
+    }
+    if constexpr (activation == Activation::clip) return vec::max(splat16(-limit), vec::min(splat16(limit), x));
+    return x;
+}
+
 // activation(gate) · up; for swigluoai g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit),
 // u = clamp(up, ±limit).
 template <Activation activation>
 static inline vec::F32x16 gated(vec::F32x16 gate, vec::F32x16 up, float alpha, float limit) {
     using vec::splat16;
-    if constexpr (activation == Activation::silu) return gate * vec::sigmoid(gate) * up;
-    if constexpr (activation == Activation::gelu) return gelu(gate) * up;
-    if constexpr (activation == Activation::gelu_tanh) return gelu_tanh(gate) * up;
     if constexpr (activation == Activation::swigluoai) {
         const vec::F32x16 most = splat16(limit);
         // the value comes second: these keep NaN there
         const vec::F32x16 g = vec::min(most, gate), u = vec::max(splat16(-limit), vec::min(most, up));
         return g * vec::sigmoid(splat16(alpha) * g) * (u + splat16(1.0f));
     }
-    return gate;
+    return activated<activation>(gate, limit) * up;
 }
 
 // out[i] = activation(gate[i]) · up[i] for i < count; out may be gate or up.
@@ -75,6 +89,12 @@ static inline void gated_row(Activation activation, const float* gate, const flo
             return gated_row<Activation::gelu_tanh>(gate, up, count, alpha, limit, out);
         case Activation::swigluoai:
             return gated_row<Activation::swigluoai>(gate, up, count, alpha, limit, out);
+        case Activation::relu:
+            return gated_row<Activation::relu>(gate, up, count, alpha, limit, out);
+        case Activation::relu2:
+            return gated_row<Activation::relu2>(gate, up, count, alpha, limit, out);
+        case Activation::clip:
+            break;  // has no gated form
     }
 }
 

@@ -176,6 +176,18 @@ void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_
            nullptr});
 }
 
+void activate(Program& p, Value x, std::int64_t size, int activation, float limit, Value out,
+              const std::string& extent) {
+    const Extent e = extent_of(extent);
+    const auto act = static_cast<Activation>(activation);
+    p.add({"activate", [=](const Frame& f, Worker& w) {
+               ops().activate({f.at<float>(x), f.count(e), size, act, limit, f.at<float>(out)}, w);
+           },
+           {x},
+           {out},
+           nullptr});
+}
+
 void add(Program& p, Value a, Value b, std::int64_t size, Value out, const std::string& extent) {
     const Extent e = extent_of(extent);
     p.add({"add", [=](const Frame& f, Worker& w) {
@@ -223,16 +235,18 @@ struct KvBuffers {
 };
 
 void rope_write(Program& p, Value qkv, Value cos, Value sin, std::int64_t rotary_dim, std::size_t group,
-                std::int64_t heads, Value qk_norm, float eps, const KvBuffers& kv, Value query) {
+                std::int64_t heads, Value qk_norm, float eps, int norm, const KvBuffers& kv, Value query) {
+    const auto how = static_cast<HeadNorm>(norm);
     p.add({"rope_write", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
                ops().rope_write({f.at<float>(qkv), f.at<float>(cos), f.at<float>(sin), rotary_dim,
                                  f.step.groups[group].slot, f.step.tokens, heads, f.at<float>(qk_norm), eps, layout,
-                                 f.at<std::byte>(keys), f.at<std::byte>(values), f.at<float>(query)},
+                                 f.at<std::byte>(keys), f.at<std::byte>(values), f.at<float>(query), how,
+                                 reinterpret_cast<float*>(f.scratch())},
                                 w);
            },
            {qkv, cos, sin, qk_norm},
            {query},
-           nullptr});
+           [](std::int64_t rows) { return rows * std::int64_t{2 * sizeof(float)}; }});
 }
 
 // The rotary tables of an op; none where `rotary_dim` is 0.
@@ -348,6 +362,7 @@ void bind_program(nb::module_& m) {
         .def("linear", &linear)
         .def("experts", &experts)
         .def("route_experts", &route)
+        .def("activate", &activate)
         .def("add", &add)
         .def("soft_cap", &soft_cap)
         .def("take_rows", &take_rows)

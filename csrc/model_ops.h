@@ -15,7 +15,11 @@ namespace penstock {
 
 class PackedMatrix;  // packed.h
 
-enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai };
+// relu2 is relu squared; clip bounds to ±limit.
+enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai, relu, relu2, clip };
+// Norms of queries and keys: RMS of each head, RMS over all query heads and over all key heads, mean and variance of each
+// head, or RMS of each head after the rotation.
+enum class HeadNorm : int { each, all, layer, rotated };
 enum class Routing : int { softmax_topk, topk_softmax, sigmoid_topk };
 // Which tokens of its context a row's queries see: those up to their own; all; all of another sequence's; or those up to
 // their own and all of the span they lie in.
@@ -112,6 +116,14 @@ struct GateUpArgs {
     float* out;  // [T, N]
 };
 
+struct ActivateArgs {
+    const float* x;
+    std::int64_t tokens, size;
+    Activation activation;  // not swigluoai
+    float limit;
+    float* out;  // may be x
+};
+
 struct AddArgs {
     const float* a;
     const float* b;
@@ -164,6 +176,8 @@ struct RopeWriteArgs {
     std::byte* keys;
     std::byte* values;
     float* query;  // [T, H, D]
+    HeadNorm norm = HeadNorm::each;
+    float* factors = nullptr;  // [T, 2] of scratch, for HeadNorm::all
 };
 
 // The rotation of consecutive elements of a vector by the tables of its token.

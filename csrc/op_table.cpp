@@ -23,6 +23,7 @@ void rms_norm(const RmsNormArgs& args, Worker& worker);
 void layer_norm(const LayerNormArgs& args, Worker& worker);
 void gate_up(const GateUpArgs& args, Worker& worker);
 void route_experts(const RouteArgs& args, Worker& worker);
+void activate(const ActivateArgs& args, Worker& worker);
 void add(const AddArgs& args, Worker& worker);
 void soft_cap(const SoftCapArgs& args, Worker& worker);
 void take_rows(const TakeRowsArgs& args, Worker& worker);
@@ -68,6 +69,7 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        base::layer_norm,
                        base::gate_up,
                        base::route_experts,
+                       base::activate,
                        base::add,
                        base::soft_cap,
                        base::take_rows,

@@ -60,6 +60,7 @@ struct SampledRow {
 
 // Of the ops of a model's forward pass: model_ops.h.
 class Worker;
+struct ActivateArgs;
 struct AdapterArgs;
 struct AddArgs;
 struct AttentionArgs;
@@ -100,6 +101,7 @@ struct OpTable {
     void (*layer_norm)(const LayerNormArgs& args, Worker& worker);
     void (*gate_up)(const GateUpArgs& args, Worker& worker);
     void (*route_experts)(const RouteArgs& args, Worker& worker);
+    void (*activate)(const ActivateArgs& args, Worker& worker);
     void (*add)(const AddArgs& args, Worker& worker);
     void (*soft_cap)(const SoftCapArgs& args, Worker& worker);
     void (*take_rows)(const TakeRowsArgs& args, Worker& worker);

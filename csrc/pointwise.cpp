@@ -27,6 +27,37 @@ void gate_up(const GateUpArgs& args, Worker& worker) {
     });
 }
 
+template <Activation activation>
+static void activate_all(const ActivateArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t from = begin * args.size;
+        each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
+            vec::store_some(args.out + from + i, activated<activation>(vec::load_some(args.x + from + i, n), args.limit),
+                            n);
+        });
+    });
+}
+
+void activate(const ActivateArgs& args, Worker& worker) {
+    switch (args.activation) {
+        case Activation::silu:
+            return activate_all<Activation::silu>(args, worker);
+        case Activation::gelu:
+            return activate_all<Activation::gelu>(args, worker);
+        case Activation::gelu_tanh:
+            return activate_all<Activation::gelu_tanh>(args, worker);
+        case Activation::relu:
+            return activate_all<Activation::relu>(args, worker);
+        case Activation::relu2:
+            return activate_all<Activation::relu2>(args, worker);
+        case Activation::clip:
+            return activate_all<Activation::clip>(args, worker);
+        case Activation::none:
+        case Activation::swigluoai:
+            break;  // nothing of one value
+    }
+}
+
 void add(const AddArgs& args, Worker& worker) {
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t from = begin * args.size;

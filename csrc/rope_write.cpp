@@ -9,22 +9,57 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-// A head's elements into `out`, normed if `scales` are given.
-void take_head(const float* x, const float* scales, std::int64_t dim, float eps, float* out) {
-    const auto part = [=](std::int64_t i) { return std::min<std::int64_t>(16, dim - i); };
-    vec::F32x16 factor = vec::splat16(1.0f);
-    if (scales) {
-        vec::F32x16 squares = vec::splat16(0.0f);
-        for (std::int64_t i = 0; i < dim; i += 16) {
-            const vec::F32x16 value = vec::load_some(x + i, part(i));
-            squares = vec::fma(value, value, squares);
+// The sum over x's vectors of what `term` makes of them; those lanes of the last one that lie beyond x count as zeros.
+template <class F>
+float sum_of(const float* x, std::int64_t size, F&& term) {
+    vec::F32x16 sums = vec::splat16(0.0f);
+    for (std::int64_t i = 0; i < size; i += 16) {
+        const std::int64_t n = std::min<std::int64_t>(16, size - i);
+        vec::F32x16 value = term(vec::load_some(x + i, n));
+        if (n < 16) {
+            float lane[16];
+            vec::store(lane, value);
+            value = vec::load16(lane, n);
         }
-        factor = vec::splat16(1.0f / std::sqrt(vec::sum(squares) / static_cast<float>(dim) + eps));
+        sums = sums + value;
     }
+    return vec::sum(sums);
+}
+
+// What brings x's root mean square to one.
+float rms_factor(const float* x, std::int64_t size, float eps) {
+    vec::F32x16 squares = vec::splat16(0.0f);
+    for (std::int64_t i = 0; i < size; i += 16) {
+        const vec::F32x16 value = vec::load_some(x + i, std::min<std::int64_t>(16, size - i));
+        squares = vec::fma(value, value, squares);
+    }
+    return 1.0f / std::sqrt(vec::sum(squares) / static_cast<float>(size) + eps);
+}
+
+// out = (x - mean) · factor · scales; out may be x.
+void scale_head(const float* x, const float* scales, std::int64_t dim, float mean, float factor, float* out) {
+    const vec::F32x16 centre = vec::splat16(mean), by = vec::splat16(factor);
     for (std::int64_t i = 0; i < dim; i += 16) {
-        const vec::F32x16 value = vec::load_some(x + i, part(i));
-        vec::store_some(out + i, scales ? value * factor * vec::load_some(scales + i, part(i)) : value, part(i));
+        const std::int64_t n = std::min<std::int64_t>(16, dim - i);
+        vec::store_some(out + i, (vec::load_some(x + i, n) - centre) * by * vec::load_some(scales + i, n), n);
     }
+}
+
+// A head's elements into `out`, normed by their root mean square if `scales` are given.
+void take_head(const float* x, const float* scales, std::int64_t dim, float eps, float* out) {
+    if (scales)
+        scale_head(x, scales, dim, 0.0f, rms_factor(x, dim, eps), out);
+    else
+        std::copy_n(x, dim, out);
+}
+
+// The same by mean and variance.
+void take_head_layer(const float* x, const float* scales, std::int64_t dim, float eps, float* out) {
+    const float size = static_cast<float>(dim);
+    const float mean = sum_of(x, dim, [](vec::F32x16 value) { return value; }) / size;
+    const vec::F32x16 centre = vec::splat16(mean);
+    const float squares = sum_of(x, dim, [=](vec::F32x16 value) { return (value - centre) * (value - centre); });
+    scale_head(x, scales, dim, mean, 1.0f / std::sqrt(squares / size + eps), out);
 }
 
 // Zeros up to a multiple of 32 elements.
@@ -192,8 +227,16 @@ const float* take_token(const RopeWriteArgs& args, std::int64_t token, std::int6
     const float* const cos = args.cos + token * args.rotary_dim;
     const float* const sin = args.sin + token * args.rotary_dim;
     const auto head = [&](std::int64_t index, float* out) {
-        take_head(x + index * dim, args.qk_norm ? args.qk_norm + index * dim : nullptr, dim, args.eps, out);
+        const float* const from = x + index * dim;
+        const float* const scales = args.qk_norm ? args.qk_norm + index * dim : nullptr;
+        if (scales && args.norm == HeadNorm::all)
+            scale_head(from, scales, dim, 0.0f, args.factors[token * 2 + (index >= args.heads)], out);
+        else if (scales && args.norm == HeadNorm::layer)
+            take_head_layer(from, scales, dim, args.eps, out);
+        else
+            take_head(from, args.norm == HeadNorm::rotated ? nullptr : scales, dim, args.eps, out);
         rotate(out, cos, sin, half);
+        if (scales && args.norm == HeadNorm::rotated) take_head(out, scales, dim, args.eps, out);
     };
     const std::int64_t end = first_query_head(kv_head + 1, args.heads, layout.heads);
     for (std::int64_t h = first_query_head(kv_head, args.heads, layout.heads); h < end; ++h)
@@ -298,6 +341,16 @@ void latent_write(const LatentWriteArgs& args, Worker& worker) {
 // An item is one KV head of up to 16 tokens, which mostly fall into one tile.
 void rope_write(const RopeWriteArgs& args, Worker& worker) {
     const KvLayout& layout = args.layout;
+    if (args.qk_norm && args.norm == HeadNorm::all) {
+        const std::int64_t queries = args.heads * layout.key_dim, keys = layout.heads * layout.key_dim;
+        const std::int64_t stride = queries + keys + layout.heads * layout.value_dim;
+        worker.share(args.tokens, row_chunk(queries + keys), [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t t = begin; t < end; ++t) {
+                args.factors[2 * t] = rms_factor(args.qkv + t * stride, queries, args.eps);
+                args.factors[2 * t + 1] = rms_factor(args.qkv + t * stride + queries, keys, args.eps);
+            }
+        });
+    }
     const std::int64_t spans = (args.tokens + kv_tile - 1) / kv_tile, span = std::min(args.tokens, kv_tile);
     const std::int64_t width = (args.heads / layout.heads + 2) * layout.key_dim + layout.value_dim;
     worker.share(spans * layout.heads, row_chunk(span * width), [&](std::int64_t begin, std::int64_t end) {

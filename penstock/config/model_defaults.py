@@ -20,6 +20,28 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         ),
         "glm4_moe": MappingProxyType({"partial_rotary_factor": 0.5}),
         "glm4_moe_lite": MappingProxyType({"first_k_dense_replace": 1}),
+        "cohere": MappingProxyType({"layer_norm_eps": 1e-5}),
+        "cohere2": MappingProxyType({"layer_norm_eps": 1e-5, "sliding_window": 4096}),
+        "ernie4_5": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
+        "exaone4": MappingProxyType({"rms_norm_eps": 1e-5}),
+        "gemma": MappingProxyType({"head_dim": 256}),
+        "gemma2": MappingProxyType(
+            {
+                "head_dim": 256,
+                "sliding_window": 4096,
+                "attn_logit_softcapping": 50.0,
+                "final_logit_softcapping": 30.0,
+            }
+        ),
+        "glm": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5}),
+        "hunyuan": MappingProxyType({"rms_norm_eps": 1e-5}),
+        "internlm3": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
+        "nemotron": MappingProxyType({"norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
+        "olmo": MappingProxyType({"rms_norm_eps": 1e-5}),
+        "olmo3": MappingProxyType({"rms_norm_eps": 1e-5, "sliding_window": 4096}),
+        "phi3": MappingProxyType({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
+        "seed_oss": MappingProxyType({"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
+        "stablelm": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
         "gpt_oss": MappingProxyType({"sliding_window": 128, "head_dim": 64}),
         "qwen3": MappingProxyType({"head_dim": 128}),
     }

@@ -19,7 +19,8 @@ from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip"]
+HeadNorm = Literal["each", "all", "layer", "rotated"]
 Routing = Literal["softmax_topk", "topk_softmax", "sigmoid_topk"]
 Matrix = Canonical | Tensor  # what a weight is packed from: still quantised, or a plain tensor [N, K]
 
@@ -67,6 +68,7 @@ class RopeAndCacheWrite(Protocol):
         cache: KvCache,
         qk_norm: Tensor | None = None,
         eps: float = 0.0,
+        head_norm: HeadNorm = "each",
     ) -> Tensor:
         """Rotary embedding in the half-split layout (Su et al. 2021, arXiv:2104.09864).
 
@@ -78,6 +80,8 @@ class RopeAndCacheWrite(Protocol):
             cache: from `make_cache`, written in place.
             qk_norm: [H + K, D] float32 scales of an RMS norm of each head before the rotation, or None.
             eps: of that norm.
+            head_norm: "each" as said; "all" has one root mean square for all query heads and one for all key heads;
+                "layer" is a layer norm of each head; "rotated" is the RMS norm of each head after the rotation.
 
         Returns:
             The rotated queries, [T, H, D].
@@ -168,10 +172,17 @@ class GatedLinear(Protocol):
     ) -> Tensor:
         """x [T, K], weight [2 · N, K] from `pack_linear`, gates first, bias [2 · N] → [T, N].
 
-        "silu", "gelu" (exact) and "gelu_tanh" give activation(gate) · up. "swigluoai" gives
+        "silu", "gelu" (exact), "gelu_tanh", "relu" and "relu2" (its square) give activation(gate) · up. "swigluoai" gives
         g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit) (GPT-OSS model card,
         arXiv:2508.10925).
         """
+
+
+class Activate(Protocol):
+    """An activation by itself."""
+
+    def __call__(self, x: Tensor, activation: Activation, limit: float = 0.0) -> Tensor:
+        """x [T, N] → the same shape: an activation as in GatedLinear, or "clip", which bounds to ±limit."""
 
 
 class Add(Protocol):
@@ -523,6 +534,7 @@ class KernelSet:
     pack_linear: PackLinear
     linear: Linear
     gated_linear: GatedLinear
+    activate: Activate
     add: Add
     soft_cap: SoftCap
     take_rows: TakeRows

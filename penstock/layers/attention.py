@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from penstock.core.cache_spec import CacheKind, CacheSpec
-from penstock.kernels.api import KernelSet
+from penstock.kernels.api import HeadNorm, KernelSet
 from penstock.layers.batch import LayerCache
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, Rows
 from penstock.layers.norm import scale_weight
 from penstock.layers.rotary import Rotary
 from penstock.layers.step import Step
@@ -26,9 +29,14 @@ class AttentionOptions:
         window: positions a query sees, its own included; None for all.
         scale: of the scores; None for head_dim ** -0.5.
         qkv_bias, output_bias: biases of the projections.
-        qk_norm: RMS norm of each query and key head; `around_one` as in RmsNorm.
+        qk_norm: queries and keys are normalised, as `head_norm` says (kernels.api.RopeAndCacheWrite); `around_one` as in
+            RmsNorm.
         sinks: a learned score per head in the softmax.
         soft_cap: scores are squashed to ±soft_cap.
+        clip: queries, keys and values are bounded to ±clip before all else.
+        interleaved: the checkpoint has rotated pairs side by side in a head.
+        grouped: the fused projection has the queries of each KV head, then its key and value, in turn; else all queries,
+            all keys, all values.
     """
 
     hidden_size: int
@@ -45,15 +53,25 @@ class AttentionOptions:
     norm_eps: float = 1e-6
     sinks: bool = False
     soft_cap: float | None = None
+    head_norm: HeadNorm = "each"
+    clip: float | None = None
+    interleaved: bool = False
+    grouped: bool = False
 
 
 class Attention(Layer):
-    """Attention number `index` of a model, with weights under `prefix`."""
+    """Attention number `index` of a model, with weights under `prefix`.
+
+    On disk the projections are `q_proj`, `k_proj` and `v_proj`, or fused in `qkv_proj`.
+    """
 
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: AttentionOptions) -> None:
         heads, kv_heads, dim = options.num_heads, options.num_kv_heads, options.head_dim
         self._write = kernels.rope_and_cache_write
         self._attend = kernels.paged_attention
+        self._activate = kernels.activate
+        self.clip = options.clip
+        self.head_norm = options.head_norm
         self.index = index
         self.rotary = options.rotary
         self.scale = dim**-0.5 if options.scale is None else options.scale
@@ -61,9 +79,7 @@ class Attention(Layer):
         self.norm_eps = options.norm_eps
         kind = CacheKind.FULL if options.window is None else CacheKind.SLIDING
         self.spec = CacheSpec(kind, kv_heads, dim, dim, options.window)
-        parts = ((f"{prefix}.q_proj", heads * dim), (f"{prefix}.k_proj", kv_heads * dim))
-        value = (f"{prefix}.v_proj", kv_heads * dim)
-        self.qkv = Linear(kernels, (*parts, value), options.hidden_size, bias=options.qkv_bias)
+        self.qkv = _projection(kernels, prefix, options)
         self.output = Linear(
             kernels, ((f"{prefix}.o_proj", options.hidden_size),), heads * dim, bias=options.output_bias
         )
@@ -76,14 +92,16 @@ class Attention(Layer):
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         cache: LayerCache = step.caches[self.index]
         cos, sin = step.rotation(self.rotary)
+        qkv = self.qkv(hidden)
         query = self._write(
-            self.qkv(hidden),
+            qkv if self.clip is None else self._activate(qkv, "clip", self.clip),
             cos,
             sin,
             step.batch.groups[cache.group].slot,
             cache.kv,
             None if self.qk_norm is None else self.qk_norm.value,
             self.norm_eps,
+            self.head_norm,
         )
         attended = self._attend(
             query,
@@ -96,9 +114,68 @@ class Attention(Layer):
         return self.output(step.wanted(attended), None if residual is None else step.wanted(residual))
 
 
+def _head_order(options: AttentionOptions) -> npt.NDArray[np.int64]:
+    """Where each element of a head lies in the checkpoint."""
+    order = np.arange(options.head_dim, dtype=np.int64)
+    if options.interleaved:
+        rotated = options.rotary.rope.rotary_dim
+        order[:rotated] = order[:rotated].reshape(-1, 2).T.reshape(-1)
+    return order
+
+
+def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> Linear:
+    """The merged projection of queries, keys and values."""
+    heads, kv_heads, dim = options.num_heads, options.num_kv_heads, options.head_dim
+    inner, plain = _head_order(options), np.arange(dim, dtype=np.int64)
+
+    def rows(first: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows of heads that start at rows `first`."""
+        return (first[:, None] + order).reshape(-1)
+
+    if options.grouped:
+        group = heads // kv_heads
+        starts = dim * np.arange(kv_heads * (group + 2), dtype=np.int64).reshape(kv_heads, group + 2)
+        query, key, value = starts[:, :group].reshape(-1), starts[:, group], starts[:, group + 1]
+    else:
+        starts = dim * np.arange(heads + 2 * kv_heads, dtype=np.int64)
+        query, key, value = np.split(starts, (heads, heads + kv_heads))
+    order = np.concatenate((rows(query, inner), rows(key, inner), rows(value, plain)))
+    count = (heads + 2 * kv_heads) * dim
+    same = bool((order == np.arange(count)).all())
+    fused = Rows(f"{prefix}.qkv_proj", count, None if same else order)
+
+    def separate(name: str, count: int, inner: npt.NDArray[np.int64]) -> Rows:
+        order = rows(dim * np.arange(count, dtype=np.int64), inner) if options.interleaved else None
+        return Rows(f"{prefix}.{name}", count * dim, order)
+
+    parts = (separate("q_proj", heads, inner), separate("k_proj", kv_heads, inner), separate("v_proj", kv_heads, plain))
+    return Linear(kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=fused)
+
+
 def _head_norms(prefix: str, options: AttentionOptions) -> Weight:
-    """The scales of all query heads, then of all key heads, [H + K, D]."""
+    """The scales of all query heads, then of all key heads, [H + K, D]; on disk one of D for all, or one a head."""
     heads, kv_heads, dim, near = options.num_heads, options.num_kv_heads, options.head_dim, options.around_one
-    query = scale_weight(f"{prefix}.q_norm.weight", dim, around_one=near, repeat=heads)
-    key = scale_weight(f"{prefix}.k_norm.weight", dim, around_one=near, repeat=kv_heads)
-    return Weight((heads + kv_heads, dim), (query, replace(key, offset=heads)), keep_float32=True)
+    order = torch.from_numpy(_head_order(options))
+    places = (("q_norm", heads, 0), ("k_norm", kv_heads, heads))
+    own = options.head_norm in ("all", "layer")
+
+    def heads_of(scale: Tensor) -> Tensor:
+        return scale.reshape(-1, dim)[:, order]
+
+    def shared(name: str, count: int, offset: int) -> WeightPart:
+        return replace(scale_weight(f"{prefix}.{name}.weight", dim, around_one=near, repeat=count), offset=offset)
+
+    if not own:
+        parts = tuple(shared(*place) for place in places)
+        return Weight((heads + kv_heads, dim), parts, keep_float32=True)
+    flat = options.head_norm == "all"
+    whole = tuple(
+        WeightPart(f"{prefix}.{name}.weight", (count * dim,) if flat else (count, dim), offset, transform=heads_of)
+        for name, count, offset in places
+    )
+    single = tuple(
+        WeightPart(f"{prefix}.{name}.norms.{head}.weight", (dim,), offset + head, transform=heads_of)
+        for name, count, offset in places
+        for head in range(count)
+    )
+    return Weight((heads + kv_heads, dim), whole, keep_float32=True, alternatives=(single,))

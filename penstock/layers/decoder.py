@@ -12,7 +12,7 @@ from penstock.core.cache_spec import CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.embedding import Embedding, Head
-from penstock.layers.norm import RmsNorm
+from penstock.layers.norm import Norm
 from penstock.layers.step import Step
 from penstock.layers.weight import Layer
 
@@ -43,7 +43,7 @@ class DecoderBlock(Layer):
     """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(
-        self, input_norm: RmsNorm, attention: SelfAttention, middle_norm: RmsNorm, feed_forward: FeedForward
+        self, input_norm: Norm, attention: SelfAttention, middle_norm: Norm, feed_forward: FeedForward
     ) -> None:
         self.input_norm = input_norm
         self.attention = attention
@@ -59,14 +59,17 @@ class DecoderBlock(Layer):
 
 
 class SandwichBlock(Layer):
-    """Residual block with a norm before and after each part (Gemma 2 report, arXiv:2408.00118)."""
+    """Residual block with a norm after each part (OLMo 2, arXiv:2501.00656), and before it (Gemma 2, arXiv:2408.00118).
+
+    Norms are those before and after a part; None for one that is not there.
+    """
 
     def __init__(
         self,
         kernels: KernelSet,
-        attention_norms: tuple[RmsNorm, RmsNorm],
+        attention_norms: tuple[Norm | None, Norm],
         attention: SelfAttention,
-        feed_forward_norms: tuple[RmsNorm, RmsNorm],
+        feed_forward_norms: tuple[Norm | None, Norm],
         feed_forward: FeedForward,
     ) -> None:
         self._add = kernels.add
@@ -77,12 +80,35 @@ class SandwichBlock(Layer):
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
-        normed, residual = self.before_attention(hidden)
+        normed = hidden if self.before_attention is None else self.before_attention(hidden)[0]
         attended, _ = self.after_attention(self.attention(normed, step))
-        residual = step.wanted(residual)
-        normed, residual = self.before_feed_forward(attended, residual)
+        hidden = step.wanted(hidden)
+        if self.before_feed_forward is None:
+            normed = hidden = self._add(hidden, attended)
+        else:
+            normed, hidden = self.before_feed_forward(attended, hidden)
         fed, _ = self.after_feed_forward(self.feed_forward(normed, step))
-        return self._add(residual, fed)
+        return self._add(hidden, fed)
+
+
+class ParallelBlock(Layer):
+    """x + attention(norm(x)) + feed_forward(norm(x)) (GPT-J); the feed-forward layer may have a norm of its own."""
+
+    def __init__(
+        self, norm: Norm, attention: SelfAttention, feed_forward_norm: Norm | None, feed_forward: FeedForward
+    ) -> None:
+        self.norm = norm
+        self.attention = attention
+        self.feed_forward_norm = feed_forward_norm
+        self.feed_forward = feed_forward
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
+        normed, _ = self.norm(hidden)
+        attended = self.attention(normed, step, hidden)
+        if self.feed_forward_norm is None:
+            return self.feed_forward(step.wanted(normed), step, attended)
+        return self.feed_forward(self.feed_forward_norm(step.wanted(hidden))[0], step, attended)
 
 
 class DecoderModel(Layer):
@@ -94,7 +120,7 @@ class DecoderModel(Layer):
         max_positions: longest sequence the configuration supports.
         dtype: compute dtype.
         ignorable: regular expressions of checkpoint tensors that are rightly left over.
-        renames: (prefix in a checkpoint, prefix here), the first match of each name applies.
+        renames: (regular expression for part of a checkpoint's name, what stands here instead), applied one by one.
     """
 
     def __init__(
@@ -102,7 +128,7 @@ class DecoderModel(Layer):
         kernels: KernelSet,
         embedding: Embedding,
         blocks: Sequence[Block],
-        norm: RmsNorm,
+        norm: Norm,
         head: Head,
         *,
         max_positions: int,

@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
-def merged(parts: Sequence[tuple[str, int]], suffix: str, *columns: int) -> Weight:
-    """A weight of the parts' rows one after the other: parts are (key prefix, rows), keys end in `suffix`."""
+class Rows(NamedTuple):
+    """Rows of a merged weight, as one checkpoint matrix has them.
+
+    Attributes:
+        prefix: of the checkpoint's names.
+        count: rows stored.
+        order: which of them the weight has, in its order; None for all, as they lie.
+    """
+
+    prefix: str
+    count: int
+    order: npt.NDArray[np.int64] | None = None
+
+
+def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, fused: Rows | None = None) -> Weight:
+    """A weight of the parts' rows one after the other; keys end in `suffix`. `fused` has the same rows in one matrix."""
     placed: list[WeightPart] = []
     rows = 0
-    for prefix, count in parts:
-        placed.append(WeightPart(f"{prefix}.{suffix}", (count, *columns), offset=rows))
+    for part in parts:
+        prefix, count, order = Rows(*part)
+        placed.append(WeightPart(f"{prefix}.{suffix}", (count, *columns), offset=rows, rows=order))
         rows += count
-    return Weight((rows, *columns), tuple(placed), shard_axis=0)
+    alternatives: tuple[tuple[WeightPart, ...], ...] = ()
+    if fused is not None:
+        alternatives = ((WeightPart(f"{fused.prefix}.{suffix}", (fused.count, *columns), rows=fused.order),),)
+    return Weight((rows, *columns), tuple(placed), shard_axis=0, alternatives=alternatives)
 
 
 class Linear(Layer):
-    """y = x · Wᵀ + b (+ residual). W is [sum of outputs, inputs], merged from `parts` (key prefix, outputs)."""
+    """y = x · Wᵀ + b (+ residual). W is [sum of outputs, inputs], merged from `parts` or stored as `fused`."""
 
-    def __init__(self, kernels: KernelSet, parts: Sequence[tuple[str, int]], inputs: int, *, bias: bool) -> None:
+    def __init__(
+        self,
+        kernels: KernelSet,
+        parts: Sequence[tuple[str, int] | Rows],
+        inputs: int,
+        *,
+        bias: bool,
+        fused: Rows | None = None,
+    ) -> None:
         self._linear = kernels.linear
-        self.weight = merged(parts, "weight", inputs)
+        self.weight = merged(parts, "weight", inputs, fused=fused)
         self.weight.pack, self.weight.packable = kernels.pack_linear, kernels.packable
-        self.bias = merged(parts, "bias") if bias else None
+        self.bias = merged(parts, "bias", fused=fused) if bias else None
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [T, inputs], residual [T, outputs] → [T, outputs]."""
-        bias = None if self.bias is None else self.bias.value
-        return self._linear(x, self.weight.value, bias, residual)
+        return self._linear(x, self.weight.value, self.bias_value, residual)
+
+    @property
+    def bias_value(self) -> Any:
+        """The loaded bias, or None."""
+        return None if self.bias is None else self.bias.value

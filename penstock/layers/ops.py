@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.kernels.api import Activation, KernelSet
+from penstock.kernels.api import Activation, HeadNorm, KernelSet
 
-__all__ = ["Activation", "KernelSet"]
+__all__ = ["Activation", "HeadNorm", "KernelSet"]

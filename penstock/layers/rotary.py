@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class RopeParameters:
     """How positions become angles (Su et al. 2021, arXiv:2104.09864) and how that is stretched.
 
     Attributes:
-        kind: one of ROPE_KINDS.
+        kind: one of ROPE_KINDS, or "none": positions turn nothing.
         theta: base of the geometric progression of wavelengths.
         rotary_dim: leading elements of a head that are rotated (even).
         original_length: positions the model was trained on before stretching.
@@ -24,7 +24,9 @@ class RopeParameters:
         low_freq_factor, high_freq_factor: "llama3" only: bounds of the blended band, in turns per original_length.
         beta_fast, beta_slow: "yarn" only: the same bounds, in turns per original_length.
         truncate: "yarn" only: round the band's bounds to whole dimensions.
-        attention_factor: multiplies cos and sin; for "yarn" already derived from the factor.
+        attention_factor: multiplies cos and sin; for "yarn" and "longrope" already derived from the factor.
+        short_factors, long_factors: "longrope" only: divisors of every pair's frequency, for engines whose sequences stay
+            within original_length and for all others.
     """
 
     kind: str
@@ -38,6 +40,8 @@ class RopeParameters:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
@@ -45,7 +49,7 @@ def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
 
     Args:
         rope: the scaling.
-        max_length: longest sequence that will be served. Only "dynamic" depends on it: the published method (NTK-aware
+        max_length: longest sequence that will be served. Only "longrope" and "dynamic" depend on it. Of the latter, the published method (NTK-aware
             scaling with a base that grows with the sequence) would re-rotate every cached key whenever a sequence
             grows. Keys are cached rotated, so one base holds for an engine's life: the one for max_length, and the
             unscaled one if max_length is within the original length.
@@ -56,6 +60,11 @@ def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
         stretch = rope.factor * max_length / rope.original_length - (rope.factor - 1)
         theta *= stretch ** (dim / (dim - 2))
     frequencies = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    if rope.kind == "none":
+        return torch.zeros(dim // 2)
+    if rope.kind == "longrope":  # Ding et al. 2024, arXiv:2402.13753
+        long = max_length > rope.original_length
+        return frequencies / torch.tensor(rope.long_factors if long else rope.short_factors)
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
@@ -85,6 +94,11 @@ def _yarn(rope: RopeParameters, frequencies: Tensor) -> Tensor:
     pairs = torch.arange(rope.rotary_dim // 2, dtype=torch.float32)
     interpolate = ((pairs - low) / (high - low or 0.001)).clamp(0.0, 1.0)
     return frequencies * (1.0 - interpolate) + frequencies / rope.factor * interpolate
+
+
+def longrope_attention_factor(factor: float, original_length: int) -> float:
+    """LongRoPE's temperature, as a factor on cos and sin (Phi-3 report, arXiv:2404.14219)."""
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_length))
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all_dim: float | None = None) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from penstock.kernels.api import Matrix
@@ -25,6 +27,8 @@ class WeightPart:
         aliases: other names under which checkpoints store the same tensor, tried in order.
         index: for a stacked weight (experts), which entry of the first axis it fills; merge_axis and offset then
             count within that entry. None fills all entries.
+        rows: which rows of the checkpoint's tensor it takes, in its order; None for all, as they lie. Unlike with a
+            transform, a quantised matrix stays as it is stored.
     """
 
     key: str
@@ -34,6 +38,7 @@ class WeightPart:
     aliases: tuple[str, ...] = ()
     index: int | None = None
     interleaved: bool = False
+    rows: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -10,10 +10,18 @@ from typing import Any
 import torch
 
 from penstock.layers.attention import Attention, AttentionOptions
-from penstock.layers.decoder import Block, DecoderBlock, DecoderModel, FeedForward, SelfAttention
+from penstock.layers.decoder import (
+    Block,
+    DecoderBlock,
+    DecoderModel,
+    FeedForward,
+    ParallelBlock,
+    SandwichBlock,
+    SelfAttention,
+)
 from penstock.layers.embedding import Embedding, Head, table
-from penstock.layers.mlp import GatedMlp
-from penstock.layers.norm import RmsNorm
+from penstock.layers.mlp import GatedMlp, PlainMlp
+from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.ops import Activation, KernelSet
 from penstock.layers.rotary import RopeParameters, Rotary
 from penstock.models.fields import Fields
@@ -26,9 +34,30 @@ ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
         "gelu": "gelu",
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_new": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "relu": "relu",
+        "relu2": "relu2",
     }
 )
 LEFT_OVER = (r".*\.rotary_emb\.inv_freq",)
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+UNTURNED = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNorms:
+    """The names of a block's norms, None for those it lacks; `parallel` for one whose MLP reads what attention reads."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+    parallel: bool = False
+
+
+PRE_NORM = BlockNorms()
+POST_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+PARALLEL = BlockNorms(before_mlp=None, parallel=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +98,8 @@ class Blueprint:
         if not fields.has("head_dim") and hidden % heads:
             raise fields.error("hidden_size", f"is {hidden}, which {heads} attention heads do not divide")
         head_dim = fields.integer("head_dim", hidden // heads)
-        layers, eps = fields.integer("num_hidden_layers"), fields.number("rms_norm_eps", 1e-6)
+        layers = fields.integer("num_hidden_layers")
+        eps = fields.number(next((name for name in EPSILONS if fields.has(name)), EPSILONS[0]), 1e-6)
         return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps)
 
     def rotary(self, **settings: Any) -> Rotary:
@@ -103,15 +133,20 @@ class Blueprint:
     def norm(self, key: str, **options: Any) -> RmsNorm:
         return RmsNorm(self.kernels, f"{key}.weight", self.hidden_size, self.norm_eps, **options)
 
+    def layer_norm(self, key: str, **options: Any) -> LayerNorm:
+        return LayerNorm(self.kernels, key, self.hidden_size, self.norm_eps, **options)
+
     def attention(self, index: int, rotary: Rotary, **options: Any) -> Attention:
         """Layer `index`'s attention; options as in AttentionOptions."""
         sizes = (self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
         settings = AttentionOptions(*sizes, rotary, norm_eps=self.norm_eps, **options)
         return Attention(self.kernels, f"model.layers.{index}.self_attn", index, settings)
 
-    def mlp(self, index: int, *, activation: Activation | None = None, bias: bool = False) -> GatedMlp:
-        """Layer `index`'s gated MLP."""
-        return GatedMlp(
+    def mlp(
+        self, index: int, *, activation: Activation | None = None, bias: bool = False, gated: bool = True
+    ) -> FeedForward:
+        """Layer `index`'s MLP."""
+        return (GatedMlp if gated else PlainMlp)(
             self.kernels,
             f"model.layers.{index}.mlp",
             self.hidden_size,
@@ -124,45 +159,78 @@ class Blueprint:
         self,
         *,
         rotary: Rotary | None = None,
+        rotaries: Sequence[Rotary] | None = None,
         windows: Sequence[int | None] | None = None,
+        norm: Callable[..., Norm] | None = None,
+        norms: BlockNorms = PRE_NORM,
         feed_forward: Callable[[int], FeedForward] | None = None,
         self_attention: Callable[[int], SelfAttention] | None = None,
+        activation: Activation | None = None,
+        gated: bool = True,
         mlp_bias: bool = False,
+        model: Mapping[str, Any] = MappingProxyType({}),
         ignorable: tuple[str, ...] = (),
         **attention: Any,
     ) -> DecoderModel:
-        """A model of pre-norm blocks that differ only in window and feed-forward layer.
+        """A model of blocks that differ only in rotation, window and feed-forward layer.
 
         Args:
             rotary: None reads the configuration's.
+            rotaries: each layer's, where they differ.
             windows: each layer's; None for full attention everywhere.
-            feed_forward: makes layer `index`'s; None for a gated MLP (with biases if `mlp_bias`).
+            norm: makes a norm of a key, as `norm` and `layer_norm` do; None for RMS norms.
+            norms: where a block has norms.
+            feed_forward: makes layer `index`'s; None for an MLP of this `activation`, `gated` or not, with biases if
+                `mlp_bias`.
             self_attention: makes layer `index`'s; None for the usual one.
+            model: options of `model`.
             ignorable: as in DecoderModel.
             attention: options of AttentionOptions for every layer.
         """
-        rotary = rotary or self.rotary()
+        rotary = rotary or (rotaries[0] if rotaries else self.rotary())
+        make = norm or self.norm
         blocks: list[Block] = []
         for index in range(self.num_layers):
-            prefix = f"model.layers.{index}"
+            turns = rotaries[index] if rotaries else rotary
             window = windows[index] if windows else None
-            blocks.append(
-                DecoderBlock(
-                    self.norm(f"{prefix}.input_layernorm"),
-                    self_attention(index)
-                    if self_attention
-                    else self.attention(index, rotary, window=window, **attention),
-                    self.norm(f"{prefix}.post_attention_layernorm"),
-                    feed_forward(index) if feed_forward else self.mlp(index, bias=mlp_bias),
-                )
+            mixer = self_attention(index) if self_attention else self.attention(index, turns, window=window, **attention)
+            fed = (
+                feed_forward(index)
+                if feed_forward
+                else self.mlp(index, activation=activation, bias=mlp_bias, gated=gated)
             )
-        return self.model(blocks, rotary.rope, self.norm("model.norm"), ignorable=ignorable)
+            blocks.append(self._block(index, norms, make, mixer, fed))
+        factor = model.get("logit_scale", 1.0)
+        last = make("model.norm") if factor == 1.0 else make("model.norm", factor=factor)
+        rest = {key: value for key, value in model.items() if key != "logit_scale"}
+        return self.model(blocks, rotary.rope, last, ignorable=ignorable, **rest)
+
+    def _block(
+        self,
+        index: int,
+        norms: BlockNorms,
+        make: Callable[..., Norm],
+        attention: SelfAttention,
+        feed_forward: FeedForward,
+    ) -> Block:
+        def named(name: str | None) -> Norm | None:
+            return None if name is None else make(f"model.layers.{index}.{name}")
+
+        before, after = named(norms.before_attention), named(norms.after_attention)
+        before_mlp, after_mlp = named(norms.before_mlp), named(norms.after_mlp)
+        if after is not None and after_mlp is not None:
+            return SandwichBlock(self.kernels, (before, after), attention, (before_mlp, after_mlp), feed_forward)
+        assert before is not None
+        if norms.parallel:
+            return ParallelBlock(before, attention, before_mlp, feed_forward)
+        assert before_mlp is not None
+        return DecoderBlock(before, attention, before_mlp, feed_forward)
 
     def model(
         self,
         blocks: Sequence[Block],
         rope: RopeParameters,
-        norm: RmsNorm,
+        norm: Norm,
         *,
         tie_default: bool = False,
         embedding_scale: float = 1.0,

@@ -1,12 +1,48 @@
-"""Llama 2 and 3.x (arXiv:2307.09288, arXiv:2407.21783)."""
+"""Llama 2 and 3.x (arXiv:2307.09288, arXiv:2407.21783), and those that differ from it in biases and names only."""
 
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import Blueprint
 
+# InternLM2 (arXiv:2403.17297) and Baichuan (arXiv:2309.10305), whose projections are fused.
+INTERNLM2 = (
+    (r"^model\.tok_embeddings\.", "model.embed_tokens."),
+    (r"^output\.", "lm_head."),
+    (r"\.attention_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.attention\.wqkv\.", ".self_attn.qkv_proj."),
+    (r"\.attention\.wo\.", ".self_attn.o_proj."),
+    (r"\.feed_forward\.w1\.", ".mlp.gate_proj."),
+    (r"\.feed_forward\.w3\.", ".mlp.up_proj."),
+    (r"\.feed_forward\.w2\.", ".mlp.down_proj."),
+)
+BAICHUAN = ((r"\.self_attn\.W_pack\.", ".self_attn.qkv_proj."),)
+
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """The plain pre-norm decoder; biases are optional."""
-    bias = blueprint.fields.flag("attention_bias", False)
-    return blueprint.uniform(qkv_bias=bias, output_bias=bias, mlp_bias=blueprint.fields.flag("mlp_bias", False))
+    fields = blueprint.fields
+    bias = fields.flag("attention_bias", False)
+    output = fields.flag("attention_out_bias", bias)
+    return blueprint.uniform(qkv_bias=bias, output_bias=output, mlp_bias=fields.flag("mlp_bias", False))
+
+
+def build_internlm2(blueprint: Blueprint) -> DecoderModel:
+    bias = blueprint.fields.flag("bias", False)
+    return blueprint.uniform(model={"renames": INTERNLM2}, grouped=True, qkv_bias=bias, output_bias=bias)
+
+
+def build_internlm3(blueprint: Blueprint) -> DecoderModel:
+    """Biases of queries, keys and values are set apart from all others."""
+    fields = blueprint.fields
+    bias = fields.flag("bias", fields.flag("mlp_bias", False))
+    qkv_bias = fields.flag("qkv_bias", fields.flag("attention_bias", False))
+    return blueprint.uniform(qkv_bias=qkv_bias, output_bias=bias, mlp_bias=bias)
+
+
+def build_baichuan(blueprint: Blueprint) -> DecoderModel:
+    """The 7B models; those of 13B have no rotation but biases on scores by distance, which no kernel here has."""
+    if blueprint.num_heads == 40:
+        raise blueprint.fields.error("num_attention_heads", "is 40: Baichuan 13B (ALiBi) is not supported, 7B is")
+    return blueprint.uniform(model={"renames": BAICHUAN})

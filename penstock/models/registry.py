@@ -13,7 +13,29 @@ from penstock.config.errors import CheckpointError
 from penstock.config.model_defaults import with_defaults
 from penstock.layers.decoder import DecoderModel as Model
 from penstock.layers.ops import KernelSet
-from penstock.models import deepseek, gemma3, glm4_moe, gpt_oss, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe
+from penstock.models import (
+    cohere,
+    deepseek,
+    ernie4_5,
+    exaone4,
+    gemma,
+    gemma3,
+    glm,
+    glm4_moe,
+    gpt_oss,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    mixtral,
+    nemotron,
+    olmo,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+    stablelm,
+)
 from penstock.models.blueprint import Blueprint
 from penstock.models.fields import Fields
 
@@ -52,6 +74,28 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "Glm4MoeLiteForCausalLM": Family(deepseek.build_v3, "glm4_moe_lite"),
         "Dots1ForCausalLM": Family(glm4_moe.build_dots),
         "GptOssForCausalLM": Family(gpt_oss.build, "gpt_oss"),
+        "BaichuanForCausalLM": Family(llama.build_baichuan),
+        "BaiChuanForCausalLM": Family(llama.build_baichuan),
+        "CohereForCausalLM": Family(cohere.build, "cohere"),
+        "Cohere2ForCausalLM": Family(cohere.build_cohere2, "cohere2"),
+        "Ernie4_5ForCausalLM": Family(ernie4_5.build, "ernie4_5"),
+        "Exaone4ForCausalLM": Family(exaone4.build, "exaone4"),
+        "GemmaForCausalLM": Family(gemma.build, "gemma"),
+        "Gemma2ForCausalLM": Family(gemma.build_gemma2, "gemma2"),
+        "GlmForCausalLM": Family(glm.build, "glm"),
+        "Glm4ForCausalLM": Family(glm.build_glm4, "glm"),
+        "GraniteForCausalLM": Family(granite.build),
+        "HunYuanDenseV1ForCausalLM": Family(hunyuan.build, "hunyuan"),
+        "InternLM2ForCausalLM": Family(llama.build_internlm2),
+        "InternLM3ForCausalLM": Family(llama.build_internlm3, "internlm3"),
+        "NemotronForCausalLM": Family(nemotron.build, "nemotron"),
+        "OlmoForCausalLM": Family(olmo.build, "olmo"),
+        "Olmo2ForCausalLM": Family(olmo.build_olmo2, "olmo"),
+        "Olmo3ForCausalLM": Family(olmo.build_olmo3, "olmo3"),
+        "Phi3ForCausalLM": Family(mistral.build, "phi3"),
+        "SeedOssForCausalLM": Family(llama.build, "seed_oss"),
+        "SmolLM3ForCausalLM": Family(smollm3.build),
+        "StableLmForCausalLM": Family(stablelm.build, "stablelm"),
     }
 )
 

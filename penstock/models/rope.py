@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.layers.rotary import ROPE_KINDS, RopeParameters, yarn_attention_factor
+from penstock.layers.rotary import ROPE_KINDS, RopeParameters, longrope_attention_factor, yarn_attention_factor
 from penstock.models.fields import Fields
 
 STRETCHING = ("linear", "dynamic", "yarn")  # kinds whose context is the original length times the factor
@@ -28,7 +28,7 @@ def read_rope(
     if layer_type is not None:
         found = (found and found.below(layer_type)) or (None if local else found)
     found = found or outer.below("rope_scaling") or Fields({}, fields.where)
-    kinds = {kind: kind for kind in ROPE_KINDS}
+    kinds = {kind: kind for kind in ROPE_KINDS} | {"su": "longrope"}
     kind = found.choice("rope_type" if found.has("rope_type") else "type", kinds, "default")
     base = found.number("rope_theta", outer.number("rope_theta", theta), minimum=1.0)
     partial = found.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
@@ -36,9 +36,13 @@ def read_rope(
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise fields.error("partial_rotary_factor", f"is {partial}, which rotates {rotary_dim} of {head_dim} elements")
     length = fields.integer("max_position_embeddings")
-    if kind in ("yarn", "llama3"):
+    if kind in ("yarn", "llama3", "longrope"):
         stated = fields.integer("original_max_position_embeddings", length)
         length = found.integer("original_max_position_embeddings", stated)
+    if kind == "dynamic" and found.has("alpha") and rotary_dim > 2:  # a fixed stretch of the base, whatever the length
+        kind, base = "default", base * found.number("alpha") ** (rotary_dim / (rotary_dim - 2))
+    if kind == "longrope":
+        return _longrope(fields, found, base, rotary_dim, length)
     if kind == "default":
         return RopeParameters(kind, base, rotary_dim, length)
     if kind == "dynamic" and rotary_dim == 2:
@@ -62,6 +66,21 @@ def read_rope(
         beta_slow=found.number("beta_slow", 1.0),
         truncate=found.flag("truncate", True),
         attention_factor=found.number("attention_factor", derived),
+    )
+
+
+def _longrope(fields: Fields, found: Fields, base: float, rotary_dim: int, length: int) -> RopeParameters:
+    pairs = rotary_dim // 2
+    factor = found.number("factor", fields.integer("max_position_embeddings") / length)
+    return RopeParameters(
+        "longrope",
+        base,
+        rotary_dim,
+        length,
+        factor,
+        attention_factor=found.number("attention_factor", longrope_attention_factor(factor, length)),
+        short_factors=found.numbers("short_factor", pairs),
+        long_factors=found.numbers("long_factor", pairs),
     )
 
 

@@ -139,12 +139,11 @@ def _pack(weight: Weight, sources: Sequence[_Source], parts: Sequence[Matrix]) -
 def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict[str, str]:
     """The model's spelling of every stored name → the stored name."""
     names: dict[str, str] = {}
+    patterns = [(re.compile(theirs), ours) for theirs, ours in renames]
     for stored in checkpoint.tensors:
         name = stored
-        for theirs, ours in renames:
-            if stored.startswith(theirs):
-                name = ours + stored.removeprefix(theirs)
-                break
+        for theirs, ours in patterns:
+            name = theirs.sub(ours, name, count=1)
         names[name] = stored
     return names
 
@@ -244,6 +243,7 @@ class _Reader:
             stored = plain_matrix(self._tensor(source, kept))
         else:
             self._meter.count(_size(source, self._checkpoint))
+            stored = stored if source.part.rows is None else take_rows(stored, source.part.rows)
         if self._quantize is not None and isinstance(stored, Plain) and weight.on_request != "kept":
             stored = self._quantized(_request(self._quantize, weight), source, stored)
         if weight.packable is not None and weight.packable(stored) is None:
@@ -273,6 +273,7 @@ class _Reader:
             assert matrix is not None
             tensor = canonical_tensor(matrix, dtype).reshape(part.shape)
         self._meter.count(_size(source, self._checkpoint))
+        tensor = tensor if part.rows is None else tensor[torch.from_numpy(part.rows)]
         return tensor if part.transform is None else part.transform(tensor)
 
 

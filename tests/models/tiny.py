@@ -57,6 +57,18 @@ BALANCED = {
     "routed_scaling_factor": 1.7,
 }
 
+# Families whose norms store their scale less one.
+AROUND_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
+OWN_HEADS = {"head_dim": None}  # the hidden size over the heads: 6
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.1, 1.2, 1.4],
+    "long_factor": [1.0, 1.9, 3.1, 6.0],
+    "partial_rotary_factor": 0.8,
+}
+
 # name → (architecture without "ForCausalLM", fields that differ from SIZES)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -165,6 +177,63 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False, "rope_theta": 150000.0},
         },
     ),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi3-longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
+    "gemma": ("Gemma", {}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 17,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "olmo": ("Olmo", {"clip_qkv": 0.8}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 6,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-sliding": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.015,
+            "logits_scaling": 8.0,
+        },
+    ),
+    "cohere": ("Cohere", {"logit_scale": 0.3, **OWN_HEADS}),
+    "cohere-norms": ("Cohere", {"use_qk_norm": True, "attention_bias": True, **OWN_HEADS}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 7, **OWN_HEADS}),
+    "stablelm": ("StableLm", {"partial_rotary_factor": 0.7, "use_qkv_bias": True, **OWN_HEADS}),
+    "stablelm-parallel": (
+        "StableLm",
+        {"partial_rotary_factor": 0.7, "use_parallel_residual": True, "qk_layernorm": True, **OWN_HEADS},
+    ),
+    "glm": ("Glm", {"head_dim": 8}),
+    "glm4": ("Glm4", {"head_dim": 8}),
+    "seed-oss": ("SeedOss", {}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 7}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "hunyuan": ("HunYuanDenseV1", {}),
+    "hunyuan-alpha": (
+        "HunYuanDenseV1",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "nemotron": ("Nemotron", {"partial_rotary_factor": 0.4}),
+    "ernie4_5": ("Ernie4_5", {}),
+    "ernie4_5-biases": ("Ernie4_5", {"use_bias": True}),
 }
 
 
@@ -183,7 +252,7 @@ def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
         for key, parameter in model.named_parameters():
             spread = 0.3 if "norm" in key or "sinks" in key or "bias" in key else 1.5 * parameter.shape[-1] ** -0.5
             parameter.normal_(0.0, spread)
-            if "norm" in key and architecture != "Gemma3":
+            if "norm" in key and architecture not in AROUND_ONE:
                 parameter += 1.0
         for key, buffer in model.named_buffers():
             if "correction_bias" in key:

@@ -81,6 +81,12 @@ double gated(Activation activation, double g, double u, double alpha, double lim
         case Activation::swigluoai:
             g = std::min(g, limit);
             return g / (1 + std::exp(-alpha * g)) * (std::clamp(u, -limit, limit) + 1);
+        case Activation::relu:
+            return std::max(g, 0.0) * u;
+        case Activation::relu2:
+            return std::max(g, 0.0) * std::max(g, 0.0) * u;
+        case Activation::clip:
+            return std::clamp(g, -limit, limit) * u;
         case Activation::none:
             break;
     }
@@ -90,7 +96,8 @@ double gated(Activation activation, double g, double u, double alpha, double lim
 void activations(Random& random, std::int64_t tokens, std::int64_t size) {
     const Floats x = normals(random, tokens * 2 * size, 4.0f);
     Floats out(at(tokens * size));
-    for (const auto activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::swigluoai}) {
+    for (const auto activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh, Activation::swigluoai,
+                                  Activation::relu, Activation::relu2}) {
         run(ops().gate_up, {x.data(), tokens, size, activation, 1.702f, 7.0f, out.data()});
         for (std::int64_t t = 0; t < tokens; ++t)
             for (std::int64_t i = 0; i < size; ++i) {
@@ -115,6 +122,10 @@ void pointwise(Random& random, std::int64_t tokens, std::int64_t size) {
     for (std::size_t i = 0; i < a.size(); ++i) {
         require(sum[i] == a[i] + b[i], "a sum");
         near(20 * std::tanh(a[i] / 20.0), capped[i], "a soft cap", 1e-6);
+    }
+    for (const auto activation : {Activation::silu, Activation::gelu, Activation::relu, Activation::relu2, Activation::clip}) {
+        run(ops().activate, {a.data(), tokens, size, activation, 8.0f, capped.data()});
+        for (std::size_t i = 0; i < a.size(); ++i) near(gated(activation, a[i], 1, 0, 8.0), capped[i], "an activation", 2e-5);
     }
     for (std::int64_t r = 0; r < 3; ++r)
         for (std::int64_t i = 0; i < size; ++i)

@@ -39,6 +39,7 @@ def implementations() -> tuple[Implementation, ...]:
         "pack_linear": ops.pack_linear,
         "linear": ops.linear,
         "gated_linear": ops.gated_linear,
+        "activate": ops.activate,
         "add": ops.add,
         "soft_cap": ops.soft_cap,
         "take_rows": ops.take_rows,

@@ -18,7 +18,8 @@ from penstock.kernels.cpu import native, packing
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, address, extent_of, tape_of, width_of
 
 PACKING = "penstock-packed-2"  # changes whenever packed bytes do; PackedHeader's version in packed.h
-ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai")
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip")
+HEAD_NORMS = ("each", "all", "layer", "rotated")
 MASKS = ("causal", "bidirectional", "cross", "spans")
 ROUTINGS = ("softmax_topk", "topk_softmax", "sigmoid_topk")
 
@@ -127,6 +128,14 @@ def gated_linear(
     return _linear(x, weight, weight.rows // 2, bias, None, activation, alpha, limit)
 
 
+def activate(x: Any, activation: str, limit: float = 0.0) -> Any:
+    tape, size = tape_of(x), width_of(x)
+    out = tape.new(size, extent_of(x))
+    how = ACTIVATIONS.index(activation), limit
+    tape.program.activate(tape.index(x), size, *how, tape.index(out), extent_of(x))
+    return tape.done(out)
+
+
 def add(a: Any, b: Any) -> Any:
     tape, size = tape_of(a), width_of(a)
     out = tape.new(size, extent_of(a))
@@ -172,6 +181,7 @@ def rope_and_cache_write(
     cache: KvCache,
     qk_norm: Tensor | None = None,
     eps: float = 0.0,
+    head_norm: str = "each",
 ) -> Any:
     tape, layout = tape_of(qkv), cache.layout
     if isinstance(tape, Eager):
@@ -181,7 +191,7 @@ def rope_and_cache_write(
     heads = (width_of(qkv) - keys - layout.heads * layout.value_dim) // layout.key_dim
     query = tape.new(heads * layout.key_dim)
     inputs = tape.index(qkv), tape.index(cos), tape.index(sin), width_of(cos), group, heads, tape.index(qk_norm), eps
-    tape.program.rope_write(*inputs, _buffers(tape, cache), tape.index(query))
+    tape.program.rope_write(*inputs, HEAD_NORMS.index(head_norm), _buffers(tape, cache), tape.index(query))
     query = tape.done(query)
     return query.view(-1, heads, layout.key_dim) if isinstance(tape, Eager) else query
 

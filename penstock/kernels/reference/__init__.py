@@ -32,6 +32,7 @@ def implementations() -> tuple[Implementation, ...]:
         "pack_linear": dense.stack,
         "linear": dense.linear,
         "gated_linear": dense.gated_linear,
+        "activate": dense.activate,
         "add": dense.add,
         "soft_cap": dense.soft_cap,
         "take_rows": dense.take_rows,

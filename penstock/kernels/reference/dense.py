@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -45,16 +45,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
 
 def gate_up(gate_up: Tensor, activation: str, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "silu":
-        return functional.silu(gate).mul_(up)
-    if activation == "gelu":
-        return functional.gelu(gate).mul_(up)
-    if activation == "gelu_tanh":
-        return functional.gelu(gate, approximate="tanh").mul_(up)
     if activation == "swigluoai":
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate.mul_(torch.sigmoid(gate * alpha)).mul_(up.add_(1.0))
-    raise ValueError(f"activation is {activation!r}; allowed: silu, gelu, gelu_tanh, swigluoai")
+    return activate(gate, activation, limit).mul_(up)
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "silu": lambda x, _: functional.silu(x),
+    "gelu": lambda x, _: functional.gelu(x),
+    "gelu_tanh": lambda x, _: functional.gelu(x, approximate="tanh"),
+    "relu": lambda x, _: functional.relu(x),
+    "relu2": lambda x, _: functional.relu(x).square_(),
+    "clip": lambda x, limit: x.clamp(-limit, limit),
+}
+
+
+def activate(x: Tensor, activation: str, limit: float = 0.0) -> Tensor:
+    if activation not in _ACTIVATIONS:
+        raise ValueError(f"activation is {activation!r}; allowed: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[activation](x, limit)
 
 
 def gated_linear(
@@ -94,6 +104,7 @@ def rope_and_cache_write(
     cache: KvCache,
     qk_norm: Tensor | None = None,
     eps: float = 0.0,
+    head_norm: str = "each",
 ) -> Tensor:
     tokens = qkv.shape[0]
     key_cache, value_cache = cache.key, cache.value
@@ -102,12 +113,25 @@ def rope_and_cache_write(
     heads = (qkv.shape[1] - value_width) // key_dim - kv_heads
     value = qkv[:, qkv.shape[1] - value_width :]
     qk = qkv[:, : (heads + kv_heads) * key_dim].view(tokens, heads + kv_heads, key_dim).float()
-    if qk_norm is not None:
-        qk = functional.rms_norm(qk, (key_dim,), None, eps) * qk_norm
-    rotated = rotate(qk, cos, sin).to(qkv.dtype)
+    if qk_norm is not None and head_norm != "rotated":
+        qk = _normed(qk, heads, eps, head_norm) * qk_norm
+    rotated = rotate(qk, cos, sin)
+    if qk_norm is not None and head_norm == "rotated":
+        rotated = _normed(rotated, heads, eps, "each") * qk_norm
+    rotated = rotated.to(qkv.dtype)
     key_cache.view(-1, kv_heads, key_dim).index_copy_(0, slot, rotated[:, heads:].to(key_cache.dtype))
     value_cache.view(-1, value_width).index_copy_(0, slot, value.to(value_cache.dtype))
     return rotated[:, :heads]
+
+
+def _normed(qk: Tensor, heads: int, eps: float, head_norm: str) -> Tensor:
+    """Heads [T, H + K, D], of which the first `heads` are queries, normalised without a scale."""
+    if head_norm == "all":
+        parts = (functional.rms_norm(part, part.shape[1:], None, eps) for part in (qk[:, :heads], qk[:, heads:]))
+        return torch.cat(tuple(parts), dim=1)
+    if head_norm == "layer":
+        return functional.layer_norm(qk, qk.shape[-1:], None, None, eps)
+    return functional.rms_norm(qk, qk.shape[-1:], None, eps)
 
 
 _CACHE_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -1,0 +1,35 @@
+"""Command R and R+ (Cohere, 2024), Command R7B and A (arXiv:2504.00698): parallel blocks of layer norms without biases."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from penstock.layers.decoder import DecoderModel
+from penstock.models.blueprint import PARALLEL, UNTURNED, Blueprint
+
+
+def build(blueprint: Blueprint) -> DecoderModel:
+    return _build(blueprint, qk_norm=blueprint.fields.flag("use_qk_norm", False), head_norm="layer")
+
+
+def build_cohere2(blueprint: Blueprint) -> DecoderModel:
+    """Three sliding layers to one full layer, which does not rotate."""
+    every = blueprint.fields.integer("sliding_window_pattern", 4)
+    windows, rotary = blueprint.windows(lambda index: (index + 1) % every != 0), blueprint.rotary()
+    return _build(blueprint, windows=windows, rotaries=[UNTURNED if window is None else rotary for window in windows])
+
+
+def _build(blueprint: Blueprint, **options: Any) -> DecoderModel:
+    fields = blueprint.fields
+    bias = fields.flag("attention_bias", False)
+    return blueprint.uniform(
+        rotary=blueprint.rotary(),
+        norm=partial(blueprint.layer_norm, bias=False),
+        norms=PARALLEL,
+        model={"tie_default": True, "logit_scale": fields.number("logit_scale", 0.0625)},
+        qkv_bias=bias,
+        output_bias=bias,
+        interleaved=True,
+        **options,
+    )

@@ -1,0 +1,62 @@
+"""Gemma 1 and 2 (arXiv:2403.08295, arXiv:2408.00118): scales stored less one, embeddings times sqrt(hidden_size)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from penstock.layers.decoder import DecoderModel
+from penstock.layers.rotary import Rotary
+from penstock.models.blueprint import PRE_NORM, Blueprint, BlockNorms
+
+AROUND = BlockNorms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+
+
+def build(blueprint: Blueprint) -> DecoderModel:
+    """Gemma 1; its activation is the tanh form whatever an old file's `hidden_act` says."""
+    return assemble(blueprint, PRE_NORM)
+
+
+def build_gemma2(blueprint: Blueprint) -> DecoderModel:
+    """Norms around both parts of a block, every other layer slides, scores and logits are capped."""
+    return assemble(
+        blueprint,
+        AROUND,
+        windows=blueprint.windows(lambda index: index % 2 == 0),
+        scale=blueprint.fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        soft_cap=blueprint.fields.optional_number("attn_logit_softcapping"),
+    )
+
+
+def assemble(
+    blueprint: Blueprint,
+    norms: BlockNorms,
+    rotaries: Sequence[Rotary] | None = None,
+    rotary: Rotary | None = None,
+    model: dict[str, Any] | None = None,
+    **attention: Any,
+) -> DecoderModel:
+    """What all Gemma models share."""
+    fields = blueprint.fields
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention", "is true; only causal Gemma models are supported")
+    options = {
+        "tie_default": True,
+        "embedding_scale": blueprint.hidden_size**0.5,
+        "soft_cap": fields.optional_number("final_logit_softcapping"),
+    }
+    bias = fields.flag("attention_bias", False)
+    return blueprint.uniform(
+        rotary=rotary,
+        rotaries=rotaries,
+        norm=partial(blueprint.norm, around_one=True),
+        norms=norms,
+        activation=blueprint.activation("hidden_activation", "gelu_pytorch_tanh"),
+        model=options | (model or {}),
+        qkv_bias=bias,
+        output_bias=bias,
+        **attention,
+    )

@@ -1,0 +1,18 @@
+"""GLM-4 (arXiv:2406.12793): half of each head rotates in interleaved pairs, gate and up are one projection."""
+
+from __future__ import annotations
+
+from penstock.layers.decoder import DecoderModel
+from penstock.models.blueprint import PRE_NORM, Blueprint, BlockNorms
+
+AROUND = BlockNorms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+
+def build(blueprint: Blueprint, norms: BlockNorms = PRE_NORM) -> DecoderModel:
+    bias = blueprint.fields.flag("attention_bias", True)
+    return blueprint.uniform(norms=norms, qkv_bias=bias, interleaved=True)
+
+
+def build_glm4(blueprint: Blueprint) -> DecoderModel:
+    """The models of 2025 have norms after attention and MLP, too."""
+    return build(blueprint, AROUND)

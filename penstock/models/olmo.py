@@ -1,0 +1,45 @@
+"""OLMo (arXiv:2402.00838), OLMo 2 (arXiv:2501.00656) and OLMo 3."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from penstock.layers.decoder import DecoderModel
+from penstock.models.blueprint import POST_NORM, Blueprint
+
+
+def build(blueprint: Blueprint) -> DecoderModel:
+    """The first: layer norms without weights, projections bounded where `clip_qkv` says so."""
+    bias = blueprint.fields.flag("attention_bias", False)
+    return blueprint.uniform(
+        norm=partial(blueprint.layer_norm, scaled=False, bias=False),
+        clip=blueprint.fields.optional_number("clip_qkv"),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+def build_olmo2(blueprint: Blueprint) -> DecoderModel:
+    """Norms after attention and MLP only; queries and keys are normalised over all heads."""
+    bias = blueprint.fields.flag("attention_bias", False)
+    return blueprint.uniform(norms=POST_NORM, qk_norm=True, head_norm="all", qkv_bias=bias, output_bias=bias)
+
+
+def build_olmo3(blueprint: Blueprint) -> DecoderModel:
+    """OLMo 2 with three sliding layers to one full layer, whose context alone is stretched."""
+    fields = blueprint.fields
+    bias = fields.flag("attention_bias", False)
+    windows = blueprint.windows(lambda index: (index + 1) % 4 != 0)
+    theta = fields.number("rope_theta", 500_000.0)
+    full = blueprint.rotary(theta=theta, layer_type="full_attention")
+    local = blueprint.rotary(theta=theta, layer_type="sliding_attention", local=True)
+    return blueprint.uniform(
+        rotary=full,
+        rotaries=[full if window is None else local for window in windows],
+        windows=windows,
+        norms=POST_NORM,
+        qk_norm=True,
+        head_norm="all",
+        qkv_bias=bias,
+        output_bias=bias,
+    )

@@ -1,0 +1,25 @@
+"""SmolLM3 (Hugging Face, 2025): Llama whose every fourth layer does not rotate (NoPE, arXiv:2305.19466)."""
+
+from __future__ import annotations
+
+from penstock.layers.decoder import DecoderModel
+from penstock.models.blueprint import UNTURNED, Blueprint
+
+
+def build(blueprint: Blueprint) -> DecoderModel:
+    fields = blueprint.fields
+    bias, rotary = fields.flag("attention_bias", False), blueprint.rotary(theta=2_000_000.0)
+    every = fields.integer("no_rope_layer_interval", 4)
+    turned = fields.integers("no_rope_layers") or [(index + 1) % every for index in range(blueprint.num_layers)]
+    if len(turned) != blueprint.num_layers:
+        raise fields.error("no_rope_layers", f"has {len(turned)} entries; num_hidden_layers is {blueprint.num_layers}")
+    slides = fields.flag("use_sliding_window", False) and fields.has("sliding_window")
+    return blueprint.uniform(
+        rotary=rotary,
+        rotaries=[rotary if turns else UNTURNED for turns in turned],
+        windows=blueprint.windows(lambda index: not turned[index]) if slides else None,
+        mlp_bias=fields.flag("mlp_bias", False),
+        model={"tie_default": True},
+        qkv_bias=bias,
+        output_bias=bias,
+    )
