@@ -172,8 +172,8 @@ class GatedLinear(Protocol):
     ) -> Tensor:
         """x [T, K], weight [2 · N, K] from `pack_linear`, gates first, bias [2 · N] → [T, N].
 
-        "silu", "gelu" (exact), "gelu_tanh", "relu" and "relu2" (its square) give activation(gate) · up. "swigluoai" gives
-        g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit) (GPT-OSS model card,
+        "silu", "gelu" (exact), "gelu_tanh", "relu" and "relu2" (its square) give activation(gate) · up. "swigluoai"
+        gives g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit) (GPT-OSS model card,
         arXiv:2508.10925).
         """
 

@@ -29,14 +29,14 @@ class AttentionOptions:
         window: positions a query sees, its own included; None for all.
         scale: of the scores; None for head_dim ** -0.5.
         qkv_bias, output_bias: biases of the projections.
-        qk_norm: queries and keys are normalised, as `head_norm` says (kernels.api.RopeAndCacheWrite); `around_one` as in
-            RmsNorm.
+        qk_norm: queries and keys are normalised, as `head_norm` says (kernels.api.RopeAndCacheWrite);
+            `around_one` as in RmsNorm.
         sinks: a learned score per head in the softmax.
         soft_cap: scores are squashed to ±soft_cap.
         clip: queries, keys and values are bounded to ±clip before all else.
         interleaved: the checkpoint has rotated pairs side by side in a head.
-        grouped: the fused projection has the queries of each KV head, then its key and value, in turn; else all queries,
-            all keys, all values.
+        grouped: the fused projection has the queries of each KV head, then its key and value, in turn; else all
+            queries, all keys, all values.
     """
 
     hidden_size: int
@@ -134,8 +134,8 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
 
     if options.grouped:
         group = heads // kv_heads
-        starts = dim * np.arange(kv_heads * (group + 2), dtype=np.int64).reshape(kv_heads, group + 2)
-        query, key, value = starts[:, :group].reshape(-1), starts[:, group], starts[:, group + 1]
+        groups = dim * np.arange(kv_heads * (group + 2), dtype=np.int64).reshape(kv_heads, group + 2)
+        query, key, value = groups[:, :group].reshape(-1), groups[:, group], groups[:, group + 1]
     else:
         starts = dim * np.arange(heads + 2 * kv_heads, dtype=np.int64)
         query, key, value = np.split(starts, (heads, heads + kv_heads))

@@ -18,17 +18,17 @@ class Rows(NamedTuple):
 
     Attributes:
         prefix: of the checkpoint's names.
-        count: rows stored.
+        stored: how many rows it has.
         order: which of them the weight has, in its order; None for all, as they lie.
     """
 
     prefix: str
-    count: int
+    stored: int
     order: npt.NDArray[np.int64] | None = None
 
 
 def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, fused: Rows | None = None) -> Weight:
-    """A weight of the parts' rows one after the other; keys end in `suffix`. `fused` has the same rows in one matrix."""
+    """A weight of the parts' rows one after the other; keys end in `suffix`. `fused` is one matrix of them."""
     placed: list[WeightPart] = []
     rows = 0
     for part in parts:
@@ -37,7 +37,7 @@ def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, 
         rows += count
     alternatives: tuple[tuple[WeightPart, ...], ...] = ()
     if fused is not None:
-        alternatives = ((WeightPart(f"{fused.prefix}.{suffix}", (fused.count, *columns), rows=fused.order),),)
+        alternatives = ((WeightPart(f"{fused.prefix}.{suffix}", (fused.stored, *columns), rows=fused.order),),)
     return Weight((rows, *columns), tuple(placed), shard_axis=0, alternatives=alternatives)
 
 

@@ -25,8 +25,8 @@ class RopeParameters:
         beta_fast, beta_slow: "yarn" only: the same bounds, in turns per original_length.
         truncate: "yarn" only: round the band's bounds to whole dimensions.
         attention_factor: multiplies cos and sin; for "yarn" and "longrope" already derived from the factor.
-        short_factors, long_factors: "longrope" only: divisors of every pair's frequency, for engines whose sequences stay
-            within original_length and for all others.
+        short_factors, long_factors: "longrope" only: divisors of every pair's frequency, for engines whose sequences
+            stay within original_length and for all others.
     """
 
     kind: str
@@ -49,10 +49,10 @@ def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
 
     Args:
         rope: the scaling.
-        max_length: longest sequence that will be served. Only "longrope" and "dynamic" depend on it. Of the latter, the published method (NTK-aware
-            scaling with a base that grows with the sequence) would re-rotate every cached key whenever a sequence
-            grows. Keys are cached rotated, so one base holds for an engine's life: the one for max_length, and the
-            unscaled one if max_length is within the original length.
+        max_length: longest sequence that will be served. Only "longrope" and "dynamic" depend on it: the published
+            methods (frequencies, or with NTK-aware scaling a base, that change with the sequence) would re-rotate every
+            cached key whenever a sequence grows. Keys are cached rotated, so one choice holds for an engine's life: the
+            one for max_length, and the unstretched one if max_length is within the original length.
     """
     theta = rope.theta
     dim = rope.rotary_dim

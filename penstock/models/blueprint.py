@@ -46,7 +46,7 @@ UNTURNED = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
 
 @dataclass(frozen=True, slots=True)
 class BlockNorms:
-    """The names of a block's norms, None for those it lacks; `parallel` for one whose MLP reads what attention reads."""
+    """The names of a block's norms, None for those it lacks; in a `parallel` one the MLP reads what attention reads."""
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -193,7 +193,9 @@ class Blueprint:
         for index in range(self.num_layers):
             turns = rotaries[index] if rotaries else rotary
             window = windows[index] if windows else None
-            mixer = self_attention(index) if self_attention else self.attention(index, turns, window=window, **attention)
+            mixer = (
+                self_attention(index) if self_attention else self.attention(index, turns, window=window, **attention)
+            )
             fed = (
                 feed_forward(index)
                 if feed_forward

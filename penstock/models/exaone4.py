@@ -5,12 +5,10 @@ from __future__ import annotations
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import POST_NORM, UNTURNED, Blueprint
 
-LETTERS = {"L": "sliding_attention", "G": "full_attention"}  # of a pattern spelled out, as in "LLLG"
-
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields, rotary = blueprint.fields, blueprint.rotary()
-    pattern = fields.values.get("sliding_window_pattern")
+    pattern = fields.values.get("sliding_window_pattern")  # a number, or spelled out as in "LLLG"
     every = len(pattern) if isinstance(pattern, str) else fields.integer("sliding_window_pattern", 4, minimum=0)
     slides = fields.has("sliding_window")
     windows = blueprint.windows(lambda index: slides and every > 0 and (index + 1) % every != 0)

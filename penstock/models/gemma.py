@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.rotary import Rotary
-from penstock.models.blueprint import PRE_NORM, Blueprint, BlockNorms
+from penstock.models.blueprint import PRE_NORM, BlockNorms, Blueprint
 
 AROUND = BlockNorms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"

@@ -30,9 +30,9 @@ def build(blueprint: Blueprint) -> DecoderModel:
         rotaries=[full if window is None else local for window in windows],
         model={
             "max_positions": fields.integer("max_position_embeddings"),  # stated after stretching
-            "ignorable": VISION,
             "renames": RENAMES,
         },
+        ignorable=VISION,
         windows=windows,
         scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         qk_norm=True,

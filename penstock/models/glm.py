@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import PRE_NORM, Blueprint, BlockNorms
+from penstock.models.blueprint import PRE_NORM, BlockNorms, Blueprint
 
 AROUND = BlockNorms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import Blueprint
 
-RENAMES = ((r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."), (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."))
+RENAMES = (
+    (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
+    (r"\.self_attn\.key_layernorm\.", ".self_attn.k_norm."),
+)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:

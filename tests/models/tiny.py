@@ -63,7 +63,7 @@ OWN_HEADS = {"head_dim": None}  # the hidden size over the heads: 6
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 4,  # fewer than any prompt has: shorter ones rotate otherwise in transformers
     "short_factor": [1.0, 1.1, 1.2, 1.4],
     "long_factor": [1.0, 1.9, 3.1, 6.0],
     "partial_rotary_factor": 0.8,
@@ -178,7 +178,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3", {"sliding_window": 9}),
-    "phi3-longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}),
+    "phi3-longrope": (
+        "Phi3",
+        {"hidden_size": 60, "rope_parameters": LONGROPE, "original_max_position_embeddings": 4},
+    ),
     "gemma": ("Gemma", {}),
     "gemma2": (
         "Gemma2",

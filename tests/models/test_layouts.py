@@ -1,0 +1,66 @@
+"""Checkpoints that keep the same model under other names or with its projections fused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.models import tiny
+from tests.models.harness import Harness, load
+
+Tensors = dict[str, Tensor]
+KV_HEADS, HEAD_DIM = 2, 10
+
+
+def internlm2(tensors: Tensors) -> Tensors:
+    """Queries of each KV head, its key and its value in turn; names of its own."""
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".q_proj" in name:
+            others = [tensors[name.replace("q_proj", which)] for which in ("k_proj", "v_proj")]
+            heads = [part.view(KV_HEADS, -1, tensor.shape[1]) for part in (tensor, *others)]
+            fused = torch.cat(heads, dim=1).reshape(-1, tensor.shape[1])
+            found[name.replace("self_attn.q_proj", "attention.wqkv")] = fused
+        elif ".k_proj" not in name and ".v_proj" not in name:
+            for ours, theirs in (
+                ("model.embed_tokens", "model.tok_embeddings"),
+                ("lm_head", "output"),
+                ("input_layernorm", "attention_norm"),
+                ("post_attention_layernorm", "ffn_norm"),
+                ("self_attn.o_proj", "attention.wo"),
+                ("mlp.gate_proj", "feed_forward.w1"),
+                ("mlp.up_proj", "feed_forward.w3"),
+                ("mlp.down_proj", "feed_forward.w2"),
+            ):
+                name = name.replace(ours, theirs)
+            found[name] = tensor
+    return found
+
+
+def baichuan(tensors: Tensors) -> Tensors:
+    """All queries, all keys, all values."""
+    found = {name: tensor for name, tensor in tensors.items() if not any(f".{w}_proj" in name for w in "qkv")}
+    for name in tensors:
+        if ".q_proj" in name:
+            parts = [tensors[name.replace("q_proj", which)] for which in ("q_proj", "k_proj", "v_proj")]
+            found[name.replace("q_proj", "W_pack")] = torch.cat(parts)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change"), [("InternLM2ForCausalLM", internlm2), ("BaichuanForCausalLM", baichuan)]
+)
+def test_fused_projections(architecture: str, change: Callable[[Tensors], Tensors], tmp_path: Path) -> None:
+    theirs = tiny.save("llama", tmp_path)
+    save_file(change(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    tokens = tiny.prompt(21)
+    logits = Harness(load(tmp_path)).step({"row": tokens})["row"]
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
