@@ -1,4 +1,4 @@
-"""Command R and R+ (Cohere, 2024), Command R7B and A (arXiv:2504.00698): parallel blocks, layer norms without biases."""
+"""Command R and R+ (Cohere, 2024), R7B and A (arXiv:2504.00698): parallel blocks, layer norms without biases."""
 
 from __future__ import annotations
 

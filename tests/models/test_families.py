@@ -79,7 +79,7 @@ def test_caches_follow_the_configuration(pair):
         assert set(ours.cache_specs) == {latent}
         return
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    if type(config).__name__ in ("MistralConfig", "MixtralConfig") and config.sliding_window:
+    if type(config).__name__ in ("MistralConfig", "MixtralConfig", "Phi3Config") and config.sliding_window:
         types = ["sliding_attention"] * config.num_hidden_layers
     for spec, kind in zip(ours.cache_specs, types, strict=True):
         assert spec.kind == (CacheKind.SLIDING if kind == "sliding_attention" else CacheKind.FULL)

@@ -84,7 +84,10 @@ def test_context_length(settings: dict[str, Any], length: int):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"rope_type": "longrope"}, "rope_type"),
+        ({"rope_type": "spiral"}, "rope_type"),
+        ({"rope_type": "longrope"}, "short_factor is missing"),
+        ({"rope_type": "longrope", "short_factor": [1.0]}, "short_factor has 1 entries"),
+        ({"rope_type": "longrope", "short_factor": [1.0, 0.0]}, "short_factor"),
         ({"rope_type": "linear"}, "factor"),
         ({"rope_type": "linear", "factor": -1}, "factor"),
         ({"rope_type": "linear", "factor": float("nan")}, "factor"),
