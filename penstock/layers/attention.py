@@ -148,7 +148,11 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
         order = rows(dim * np.arange(count, dtype=np.int64), inner) if options.interleaved else None
         return Rows(f"{prefix}.{name}", count * dim, order)
 
-    parts = (separate("q_proj", heads, inner), separate("k_proj", kv_heads, inner), separate("v_proj", kv_heads, plain))
+    parts = (
+        separate("q_proj", heads, inner),
+        separate("k_proj", kv_heads, inner),
+        Rows(f"{prefix}.v_proj", kv_heads * dim),
+    )
     return Linear(kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=fused)
 
 

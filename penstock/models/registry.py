@@ -22,6 +22,7 @@ from penstock.models import (
     gemma3,
     glm,
     glm4_moe,
+    gpt_neox,
     gpt_oss,
     granite,
     hunyuan,
@@ -35,6 +36,7 @@ from penstock.models import (
     qwen3_moe,
     smollm3,
     stablelm,
+    starcoder2,
 )
 from penstock.models.blueprint import Blueprint
 from penstock.models.fields import Fields
@@ -84,6 +86,7 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "Gemma2ForCausalLM": Family(gemma.build_gemma2, "gemma2"),
         "GlmForCausalLM": Family(glm.build, "glm"),
         "Glm4ForCausalLM": Family(glm.build_glm4, "glm"),
+        "GPTNeoXForCausalLM": Family(gpt_neox.build, "gpt_neox"),
         "GraniteForCausalLM": Family(granite.build),
         "HunYuanDenseV1ForCausalLM": Family(hunyuan.build, "hunyuan"),
         "InternLM2ForCausalLM": Family(llama.build_internlm2),
@@ -96,6 +99,7 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "SeedOssForCausalLM": Family(llama.build, "seed_oss"),
         "SmolLM3ForCausalLM": Family(smollm3.build),
         "StableLmForCausalLM": Family(stablelm.build, "stablelm"),
+        "Starcoder2ForCausalLM": Family(starcoder2.build, "starcoder2"),
     }
 )
 

@@ -11,6 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
+from penstock.models.blueprint import Blueprint
+from penstock.models.fields import Fields
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
@@ -64,3 +68,15 @@ def test_fused_projections(architecture: str, change: Callable[[Tensors], Tensor
     tokens = tiny.prompt(21)
     logits = Harness(load(tmp_path)).step({"row": tokens})["row"]
     assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
+
+
+def test_rows_put_in_order_stay_as_they_are_stored() -> None:
+    """Interleaved pairs of a quantised checkpoint cost no precision and no memory."""
+    blueprint = Fields({**tiny.SIZES, "hidden_size": 64, "head_dim": 8})
+    made = Blueprint.read(blueprint, resolve_kernels(KernelContext("cpu", "float32")), torch.float32)
+    attention = made.attention(0, made.rotary(), interleaved=True)
+    query, key, value = attention.qkv.weight.parts
+    assert all(part.transform is None for part in (query, key, value))
+    assert query.rows is not None and key.rows is not None and value.rows is None
+    assert query.rows[:16].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15]
+    assert sorted(key.rows.tolist()) == list(range(16))

@@ -235,6 +235,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
     ),
     "nemotron": ("Nemotron", {"partial_rotary_factor": 0.4}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 8}),
+    "gpt-neox": ("GPTNeoX", {**OWN_HEADS, "num_key_value_heads": None, "rotary_pct": 0.7}),
+    "gpt-neox-serial": (
+        "GPTNeoX",
+        {**OWN_HEADS, "num_key_value_heads": None, "rotary_pct": 1.0, "use_parallel_residual": False},
+    ),
     "ernie4_5": ("Ernie4_5", {}),
     "ernie4_5-biases": ("Ernie4_5", {"use_bias": True}),
 }
