@@ -40,6 +40,7 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "nemotron": MappingProxyType({"norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
         "olmo": MappingProxyType({"rms_norm_eps": 1e-5}),
         "olmo3": MappingProxyType({"rms_norm_eps": 1e-5, "sliding_window": 4096}),
+        "phi": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
         "phi3": MappingProxyType({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
         "seed_oss": MappingProxyType({"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
         "stablelm": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),

@@ -31,15 +31,19 @@ class Embedding(Layer):
 
 
 class Head(Layer):
-    """Logits, optionally soft-capped to ±soft_cap (Gemma 2 report, arXiv:2408.00118)."""
+    """Logits, with a bias if there is one, optionally soft-capped to ±soft_cap (Gemma 2 report, arXiv:2408.00118)."""
 
-    def __init__(self, kernels: KernelSet, weight: Weight, soft_cap: float | None = None) -> None:
+    def __init__(
+        self, kernels: KernelSet, weight: Weight, soft_cap: float | None = None, bias: Weight | None = None
+    ) -> None:
         self._kernels = kernels
         self.weight = weight
+        self.bias = bias
         self.soft_cap = soft_cap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [L, hidden] → logits [L, vocab] float32."""
-        logits = self._kernels.linear(hidden, self.weight.value)
+        bias = None if self.bias is None else self.bias.value
+        logits = self._kernels.linear(hidden, self.weight.value, bias)
         logits = logits if logits.dtype == torch.float32 else logits.float()
         return logits if self.soft_cap is None else self._kernels.soft_cap(logits, self.soft_cap)

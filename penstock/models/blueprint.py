@@ -24,6 +24,7 @@ from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.ops import Activation, KernelSet
 from penstock.layers.rotary import RopeParameters, Rotary
+from penstock.layers.weight import Weight, WeightPart
 from penstock.models.fields import Fields
 from penstock.models.rope import context_length, read_rope
 
@@ -238,6 +239,7 @@ class Blueprint:
         embedding_scale: float = 1.0,
         soft_cap: float | None = None,
         max_positions: int | None = None,
+        head_bias: bool = False,
         ignorable: tuple[str, ...] = (),
         renames: tuple[tuple[str, str], ...] = (),
     ) -> DecoderModel:
@@ -246,6 +248,7 @@ class Blueprint:
         tied = self.fields.flag("tie_word_embeddings", tie_default)
         embedding_key = "model.embed_tokens.weight"
         embedding = head = table(self.kernels, embedding_key, vocab, self.hidden_size)
+        bias = Weight((vocab,), (WeightPart("lm_head.bias", (vocab,)),))
         if not tied:
             head = table(self.kernels, "lm_head.weight", vocab, self.hidden_size)
         return DecoderModel(
@@ -253,7 +256,7 @@ class Blueprint:
             Embedding(self.kernels, embedding, embedding_scale),
             blocks,
             norm,
-            Head(self.kernels, head, soft_cap),
+            Head(self.kernels, head, soft_cap, bias if head_bias else None),
             max_positions=max_positions or context_length(self.fields, rope),
             dtype=self.dtype,
             ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied else ()),

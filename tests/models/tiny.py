@@ -177,6 +177,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "truncate": False, "rope_theta": 150000.0},
         },
     ),
+    "phi": ("Phi", {**OWN_HEADS, "partial_rotary_factor": 0.7}),
     "phi3": ("Phi3", {"sliding_window": 9}),
     "phi3-longrope": (
         "Phi3",
