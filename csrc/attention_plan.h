@@ -69,8 +69,9 @@ inline std::int64_t tile_start(const KvLayout& layout, std::int64_t tile) {
     const std::int64_t per_block = tiles_per_block(layout);
     return tile / per_block * layout.block_size + tile % per_block * kv_tile;
 }
-inline std::int64_t lowest_seen(std::int64_t position, std::int64_t window) {
-    return window > 0 && position >= window ? position - window + 1 : 0;
+inline std::int64_t lowest_seen(std::int64_t position, std::int64_t window, bool chunked = false) {
+    if (window == 0 || position < window) return 0;
+    return position - (chunked ? position % window : window - 1);
 }
 
 // Positions [low, end) that a query of a unit sees. Neither falls from one query of a row to the next.
@@ -83,7 +84,7 @@ inline Seen seen(const AttentionRows& rows, const QueryUnit& unit, std::int64_t 
     if (kind == MaskKind::cross || (kind == MaskKind::bidirectional && rows.window == 0)) return {0, context};
     if (kind == MaskKind::bidirectional)
         return {std::max<std::int64_t>(0, position - side), std::min(context, position + side + 1)};
-    const std::int64_t low = lowest_seen(position, rows.window);
+    const std::int64_t low = lowest_seen(position, rows.window, rows.chunked);
     if (kind == MaskKind::causal) return {low, position + 1};
     const std::int32_t* const span = rows.spans + 2 * (unit.token + query);
     return {std::min<std::int64_t>(low, span[0]), std::clamp<std::int64_t>(span[1], position + 1, context)};

@@ -162,13 +162,13 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
 
 void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
            Value weights, Value ids, Value bias, std::int64_t groups, std::int64_t top_groups, float scale,
-           const std::string& extent) {
+           float jitter, const std::string& extent) {
     const Extent e = extent_of(extent);
     const auto how = static_cast<Routing>(routing);
     p.add({"route", [=](const Frame& f, Worker& w) {
                ops().route_experts({f.at<float>(logits), f.count(e), num_experts, top_k, how, renormalize,
                                     f.at<float>(weights), f.at<std::int64_t>(ids), f.at<float>(bias), groups, top_groups,
-                                    scale},
+                                    scale, jitter},
                                    w);
            },
            {logits, bias},
@@ -204,6 +204,25 @@ void soft_cap(Program& p, Value x, std::int64_t size, float cap, Value out, cons
                ops().soft_cap({f.at<float>(x), f.count(e), size, cap, f.at<float>(out)}, w);
            },
            {x},
+           {out},
+           nullptr});
+}
+
+void scale_rows(Program& p, Value x, Value factors, std::int64_t size, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"scale_rows", [=](const Frame& f, Worker& w) {
+               ops().scale_rows({f.at<float>(x), f.at<float>(factors), f.count(e), size, f.at<float>(out)}, w);
+           },
+           {x, factors},
+           {out},
+           nullptr});
+}
+
+void position_scales(Program& p, float length, float weight, std::int64_t offset, Value out) {
+    p.add({"position_scales", [=](const Frame& f, Worker& w) {
+               ops().position_scales({f.step.positions, f.step.tokens, offset, length, weight, f.at<float>(out)}, w);
+           },
+           {},
            {out},
            nullptr});
 }
@@ -284,16 +303,17 @@ void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Val
            e});
 }
 
-AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window) {
+AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window, bool chunked) {
     const Step::Group& tables = f.step.groups[group];
     return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows,
-            window, f.step.masks, f.step.spans};
+            window, f.step.masks, f.step.spans, chunked};
 }
 
-int plan_attention(Program& p, std::size_t group, std::int64_t window, const KvLayout& layout, std::int64_t heads) {
+int plan_attention(Program& p, std::size_t group, std::int64_t window, bool chunked, const KvLayout& layout,
+                   std::int64_t heads) {
     const int plan = p.add_plan();
     p.add({"plan_attention", [=](const Frame& f, Worker& w) {
-               ops().attention_plan(rows_of(f, group, window), layout, heads, f.plan(plan), w);
+               ops().attention_plan(rows_of(f, group, window, chunked), layout, heads, f.plan(plan), w);
            },
            {},
            {},
@@ -301,10 +321,10 @@ int plan_attention(Program& p, std::size_t group, std::int64_t window, const KvL
     return plan;
 }
 
-void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, const KvBuffers& kv,
+void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, bool chunked, const KvBuffers& kv,
                std::int64_t heads, float scale, Value sinks, float cap, Value out) {
     p.add({"attention", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
-               ops().attention({f.at<float>(query), &f.plan(plan), rows_of(f, group, window), layout,
+               ops().attention({f.at<float>(query), &f.plan(plan), rows_of(f, group, window, chunked), layout,
                                 f.at<std::byte>(keys), f.at<std::byte>(values), heads, scale, f.at<float>(sinks), cap,
                                 f.at<float>(out)},
                                w);
@@ -365,6 +385,8 @@ void bind_program(nb::module_& m) {
         .def("activate", &activate)
         .def("add", &add)
         .def("soft_cap", &soft_cap)
+        .def("scale_rows", &scale_rows)
+        .def("position_scales", &position_scales)
         .def("take_rows", &take_rows)
         .def("rope_tables", &rope_tables)
         .def("rope_write", &rope_write)

@@ -20,7 +20,7 @@ enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai, relu, relu
 // Norms of queries and keys: RMS of each head, RMS over all query heads and over all key heads, mean and variance of each
 // head, or RMS of each head after the rotation.
 enum class HeadNorm : int { each, all, layer, rotated };
-enum class Routing : int { softmax_topk, topk_softmax, sigmoid_topk };
+enum class Routing : int { softmax_topk, topk_softmax, sigmoid_topk, sparsemixer };
 // Which tokens of its context a row's queries see: those up to their own; all; all of another sequence's; or those up to
 // their own and all of the span they lie in.
 enum class MaskKind : std::int32_t { causal, bidirectional, cross, spans };
@@ -83,9 +83,10 @@ struct RouteArgs {
     bool renormalize;
     float* weights;     // [T, top_k]
     std::int64_t* ids;  // [T, top_k]
-    const float* bias = nullptr;  // [E] added to scores for the choice alone (sigmoid_topk); or null
+    const float* bias = nullptr;  // [E] added to softmax or sigmoid for the choice alone; or null
     std::int64_t groups = 1, top_groups = 1;  // only experts of the best groups are chosen; a group is consecutive ones
     float scale = 1.0f;                       // of the weights
+    float jitter = 0.0f;                      // of sparsemixer
 };
 
 struct RmsNormArgs {
@@ -136,6 +137,21 @@ struct SoftCapArgs {
     std::int64_t tokens, size;
     float cap;
     float* out;  // cap · tanh(x / cap), may be x
+};
+
+struct ScaleRowsArgs {
+    const float* x;        // [T, N]
+    const float* factors;  // [T]
+    std::int64_t tokens, size;
+    float* out;
+};
+
+// 1 + weight · log(1 + floor((position + offset) / length))
+struct PositionScalesArgs {
+    const std::int64_t* positions;
+    std::int64_t tokens, offset;
+    float length, weight;
+    float* out;  // [T]
 };
 
 struct TakeRowsArgs {
@@ -221,6 +237,7 @@ struct AttentionRows {
     std::int64_t window;  // 0 for none; a bidirectional row's queries see window / 2 positions on either side
     const MaskKind* masks = nullptr;       // [R], or null: all are causal
     const std::int32_t* spans = nullptr;  // [T, 2] first position and end of a token's span, for rows of that kind
+    bool chunked = false;  // causal queries see positions from the last multiple of the window on
 };
 
 struct AttentionArgs {

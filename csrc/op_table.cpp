@@ -26,6 +26,8 @@ void route_experts(const RouteArgs& args, Worker& worker);
 void activate(const ActivateArgs& args, Worker& worker);
 void add(const AddArgs& args, Worker& worker);
 void soft_cap(const SoftCapArgs& args, Worker& worker);
+void scale_rows(const ScaleRowsArgs& args, Worker& worker);
+void position_scales(const PositionScalesArgs& args, Worker& worker);
 void take_rows(const TakeRowsArgs& args, Worker& worker);
 void rope_tables(const RopeTablesArgs& args, Worker& worker);
 void rope_write(const RopeWriteArgs& args, Worker& worker);
@@ -72,6 +74,8 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        base::activate,
                        base::add,
                        base::soft_cap,
+                       base::scale_rows,
+                       base::position_scales,
                        base::take_rows,
                        base::rope_tables,
                        base::rope_write,

@@ -1,4 +1,5 @@
 // Ops that treat every element, or every row, by itself.
+#include <cmath>
 #include <cstring>
 
 #include "activation.h"
@@ -75,6 +76,27 @@ void soft_cap(const SoftCapArgs& args, Worker& worker) {
         each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
             vec::store_some(args.out + from + i, cap * vec::tanh(vec::load_some(args.x + from + i, n) / cap), n);
         });
+    });
+}
+
+void scale_rows(const ScaleRowsArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+            const vec::F32x16 factor = vec::splat16(args.factors[t]);
+            const std::int64_t row = t * args.size;
+            each(args.size, [&](std::int64_t i, std::int64_t n) {
+                vec::store_some(args.out + row + i, vec::load_some(args.x + row + i, n) * factor, n);
+            });
+        }
+    });
+}
+
+void position_scales(const PositionScalesArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(16), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+            const float place = static_cast<float>(args.positions[t] + args.offset);
+            args.out[t] = 1.0f + args.weight * std::log1p(std::floor(place / args.length));
+        }
     });
 }
 

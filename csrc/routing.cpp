@@ -1,5 +1,6 @@
 // Which experts a token goes to, and with what weights. Of equal logits the lower expert comes first.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "model_ops.h"
@@ -58,16 +59,20 @@ float group_score(const RouteArgs& args, const float* scores) {
 
 // What experts are chosen by: the logits, or scores made of them with those of other groups at -infinity.
 const float* choice_scores(const RouteArgs& args, const float* logits) {
-    const bool sigmoid = args.routing == Routing::sigmoid_topk;
-    if (!sigmoid && args.groups == 1) return logits;
+    const bool sigmoid = args.routing == Routing::sigmoid_topk, softmax = args.bias != nullptr && !sigmoid;
+    if (!sigmoid && !softmax && args.groups == 1) return logits;
     const std::int64_t experts = args.experts, groups = args.groups, size = experts / groups;
     const std::size_t bytes = static_cast<std::size_t>(experts + 2 * groups) * 4 + static_cast<std::size_t>(groups) * 8;
     std::byte* const memory = thread_memory(3, bytes);
     auto* const chosen = reinterpret_cast<std::int64_t*>(memory);
     auto* const scores = reinterpret_cast<float*>(memory + groups * 8);
     float *const of_group = scores + experts, *const best = of_group + groups;
-    for (std::int64_t e = 0; e < experts; ++e)
-        scores[e] = sigmoid ? sigmoid_of(logits[e]) + (args.bias ? args.bias[e] : 0.0f) : logits[e];
+    const float highest = softmax ? *std::max_element(logits, logits + experts) : 0.0f;
+    const float total = softmax ? sum_of_exponentials(logits, experts, highest) : 1.0f;
+    for (std::int64_t e = 0; e < experts; ++e) {
+        const float score = sigmoid ? sigmoid_of(logits[e]) : softmax ? exp_of(logits[e] - highest) / total : logits[e];
+        scores[e] = score + (args.bias ? args.bias[e] : 0.0f);
+    }
     if (groups == 1) return scores;
     for (std::int64_t g = 0; g < groups; ++g) of_group[g] = group_score(args, scores + g * size);
     choose_experts(of_group, groups, args.top_groups, best, chosen);
@@ -81,23 +86,42 @@ void scale_weights(const RouteArgs& args, float* weights, float by) {
     for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] *= by;
 }
 
+// The weight of an expert among those not taken before it whose logits are near enough to its own.
+void mix_sparsely(const RouteArgs& args, const float* logits, float* weights, const std::int64_t* ids) {
+    for (std::int64_t k = 0; k < args.top_k; ++k) {
+        const float highest = logits[ids[k]];
+        float total = 0.0f;
+        for (std::int64_t e = 0; e < args.experts; ++e) {
+            if (std::find(ids, ids + k, e) != ids + k) continue;
+            const float distance = (highest - logits[e]) / std::max(std::abs(logits[e]), highest);
+            if (!(distance > 2.0f * args.jitter)) total += exp_of(logits[e] - highest);
+        }
+        weights[k] = args.scale / total;
+    }
+}
+
 void route_token(const RouteArgs& args, std::int64_t token) {
     const float* const logits = args.logits + token * args.experts;
     float* const weights = args.weights + token * args.top_k;
     std::int64_t* const ids = args.ids + token * args.top_k;
     choose_experts(choice_scores(args, logits), args.experts, args.top_k, weights, ids);
+    if (args.routing == Routing::sparsemixer) return mix_sparsely(args, logits, weights, ids);
     if (args.routing == Routing::sigmoid_topk) {
         float sum = 0.0f;
         for (std::int64_t k = 0; k < args.top_k; ++k) sum += weights[k] = sigmoid_of(logits[ids[k]]);
         return scale_weights(args, weights, args.renormalize ? args.scale / (sum + 1e-20f) : args.scale);
     }
-    const float highest = weights[0];
+    float highest = weights[0];
+    if (args.bias) {
+        highest = *std::max_element(logits, logits + args.experts);
+        for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] = logits[ids[k]];
+    }
     const bool over_all = args.routing == Routing::softmax_topk;
     const float total = over_all ? sum_of_exponentials(logits, args.experts, highest) : 1.0f;
     float chosen = 0.0f;
     for (std::int64_t k = 0; k < args.top_k; ++k) chosen += weights[k] = exp_of(weights[k] - highest) / total;
     if (!over_all || args.renormalize)
-        for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] /= chosen;
+        for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] /= chosen + 1e-20f;
     if (args.scale != 1.0f) scale_weights(args, weights, args.scale);
 }
 

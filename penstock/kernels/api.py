@@ -21,7 +21,7 @@ from penstock.kernels.sampling import SamplingKernel
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip"]
 HeadNorm = Literal["each", "all", "layer", "rotated"]
-Routing = Literal["softmax_topk", "topk_softmax", "sigmoid_topk"]
+Routing = Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "sparsemixer"]
 Matrix = Canonical | Tensor  # what a weight is packed from: still quantised, or a plain tensor [N, K]
 
 
@@ -199,6 +199,20 @@ class SoftCap(Protocol):
         """x [L, N] float32 → cap · tanh(x / cap)."""
 
 
+class ScaleRows(Protocol):
+    """A factor a row."""
+
+    def __call__(self, x: Tensor, factors: Tensor) -> Tensor:
+        """x [T, N] or [T, H, D], factors [T, 1] float32 → each row of x times its factor, as x."""
+
+
+class PositionScales(Protocol):
+    """A temperature that grows with the position, for queries (Nakanishi 2025, arXiv:2501.19399)."""
+
+    def __call__(self, positions: Tensor, length: float, weight: float, offset: int = 0) -> Tensor:
+        """positions [T] int64 → 1 + weight · log(1 + floor((position + offset) / length)), [T, 1] float32."""
+
+
 class TakeRows(Protocol):
     """Some rows of an activation."""
 
@@ -218,12 +232,15 @@ class RouteExperts(Protocol):
         bias: Tensor | None = None,
         groups: tuple[int, int] = (1, 1),
         scale: float = 1.0,
+        jitter: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """router_logits [T, E] → (weights [T, top_k] float32 times `scale`, expert ids [T, top_k] int64).
 
         "softmax_topk" takes the largest of the softmax over all experts (divided by their sum if `renormalize`);
         "topk_softmax" takes the softmax over the largest logits; "sigmoid_topk" takes sigmoids (DeepSeek-V3,
-        arXiv:2412.19437), chosen with `bias` [E] float32 added (divided by their sum without it if `renormalize`).
+        arXiv:2412.19437; divided by their sum if `renormalize`). Softmax and sigmoids are chosen with `bias` [E]
+        float32 added to them, and count without it. "sparsemixer" (arXiv:2409.12136) takes for each of the largest
+        logits the softmax over those not taken before it that lie below it by at most 2 · jitter of its size.
 
         With groups (G, g) experts form G groups of consecutive ones, and only those of the g best groups are chosen
         (DeepSeek-V2, arXiv:2405.04434, section 2.2.2). A group counts for its best expert, or, of sigmoids, for the
@@ -315,6 +332,7 @@ class PlanAttention(Protocol):
         window: int | None,
         masks: Sequence[str] = (),
         spans: Tensor | None = None,
+        chunked: bool = False,
     ) -> Any:
         """The plan, an object only this implementation's `paged_attention` understands.
 
@@ -332,6 +350,7 @@ class PlanAttention(Protocol):
             spans: [T, 2] int32, first position and end of the span each token lies in (its own and the next where in
                 none), read for rows of mask "spans": a query also sees all of its span, whatever the window. A span's
                 tokens are in the cache before any of them attends.
+            chunked: a causal query sees the positions from the last multiple of `window` up to its own.
         """
 
 
@@ -537,6 +556,8 @@ class KernelSet:
     activate: Activate
     add: Add
     soft_cap: SoftCap
+    scale_rows: ScaleRows
+    position_scales: PositionScales
     take_rows: TakeRows
     route_experts: RouteExperts
     pack_experts: PackExperts

@@ -42,6 +42,8 @@ def implementations() -> tuple[Implementation, ...]:
         "activate": ops.activate,
         "add": ops.add,
         "soft_cap": ops.soft_cap,
+        "scale_rows": ops.scale_rows,
+        "position_scales": ops.position_scales,
         "take_rows": ops.take_rows,
         "route_experts": ops.route_experts,
         "pack_experts": ops.pack_experts,

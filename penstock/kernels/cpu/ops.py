@@ -21,7 +21,7 @@ PACKING = "penstock-packed-2"  # changes whenever packed bytes do; PackedHeader'
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip")
 HEAD_NORMS = ("each", "all", "layer", "rotated")
 MASKS = ("causal", "bidirectional", "cross", "spans")
-ROUTINGS = ("softmax_topk", "topk_softmax", "sigmoid_topk")
+ROUTINGS = ("softmax_topk", "topk_softmax", "sigmoid_topk", "sparsemixer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class Plan:
 
     group: int
     window: int
+    chunked: bool
     tables: tuple[Tensor, Tensor, Tensor] | None  # query_start, context_len, block_table
     masks: Tensor | None = None
     spans: Tensor | None = None
@@ -150,6 +151,23 @@ def soft_cap(x: Any, cap: float) -> Any:
     return tape.done(out)
 
 
+def scale_rows(x: Any, factors: Any) -> Any:
+    tape, size = tape_of(x), width_of(x) if isinstance(x, Handle) else x.shape[1:].numel()
+    out = tape.new(size, extent_of(x))
+    tape.program.scale_rows(tape.index(x), tape.index(factors), size, tape.index(out), extent_of(x))
+    out = tape.done(out)
+    return out.view(x.shape) if isinstance(tape, Eager) else out
+
+
+def position_scales(positions: Any, length: float, weight: float, offset: int = 0) -> Any:
+    tape = tape_of(positions)
+    if isinstance(tape, Eager):
+        tape.step.set(tape.rows, 0, 0, positions.data_ptr(), 0, 0)
+    out = tape.new(1)
+    tape.program.position_scales(length, weight, offset, tape.index(out))
+    return tape.done(out)
+
+
 def take_rows(x: Any, rows: Any) -> Any:
     tape, size = tape_of(rows), width_of(x)
     if isinstance(tape, Eager):
@@ -230,13 +248,14 @@ def route_experts(
     bias: Tensor | None = None,
     groups: tuple[int, int] = (1, 1),
     scale: float = 1.0,
+    jitter: float = 0.0,
 ) -> Any:
     tape = tape_of(router_logits)
     extent = extent_of(router_logits)
     weights, ids = tape.new(top_k, extent), tape.new(top_k, extent, dtype=torch.int64)
     how = top_k, ROUTINGS.index(routing), renormalize
     logits, results = tape.index(router_logits), (tape.index(weights), tape.index(ids))
-    more = tape.index(bias), *groups, scale, extent
+    more = tape.index(bias), *groups, scale, jitter, extent
     tape.program.route_experts(logits, width_of(router_logits), *how, *results, *more)
     return tape.done(weights, ids)
 
@@ -306,10 +325,11 @@ def plan_attention(
     window: int | None,
     masks: Sequence[str] = (),
     spans: Tensor | None = None,
+    chunked: bool = False,
 ) -> Plan:
     if isinstance(block_table, Handle):
-        return Plan(block_table.group, window or 0, None)
-    return Plan(0, window or 0, (query_start, context_len, block_table), mask_kinds(masks), spans)
+        return Plan(block_table.group, window or 0, chunked, None)
+    return Plan(0, window or 0, chunked, (query_start, context_len, block_table), mask_kinds(masks), spans)
 
 
 def mask_kinds(masks: Sequence[str]) -> Tensor | None:
@@ -330,11 +350,12 @@ def paged_attention(
         tape.step.set_group(0, table.data_ptr(), table.shape[1], 0)
         tape.step.set_masks(address(plan.masks), address(plan.spans))
     shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)  # a plan asks for no more
-    key = (plan.group, plan.window, heads, *shape)
+    seen = plan.group, plan.window, plan.chunked
+    key = (*seen, heads, *shape)
     index = tape.plans.get(key)
     if index is None:
-        index = tape.plans[key] = tape.program.plan_attention(plan.group, plan.window, layout, heads)
+        index = tape.plans[key] = tape.program.plan_attention(*seen, layout, heads)
     out = tape.new(heads * layout.value_dim)
-    where = index, plan.group, plan.window, _buffers(tape, cache), heads
+    where = index, *seen, _buffers(tape, cache), heads
     tape.program.attention(tape.index(query), *where, scale, tape.index(sinks), soft_cap or 0.0, tape.index(out))
     return tape.done(out)

@@ -35,6 +35,8 @@ def implementations() -> tuple[Implementation, ...]:
         "activate": dense.activate,
         "add": dense.add,
         "soft_cap": dense.soft_cap,
+        "scale_rows": dense.scale_rows,
+        "position_scales": dense.position_scales,
         "take_rows": dense.take_rows,
         "route_experts": experts.route_experts,
         "pack_experts": experts.pack_experts,

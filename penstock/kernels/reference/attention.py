@@ -91,10 +91,11 @@ def plan_attention(
     window: int | None,
     masks: Sequence[str] = (),
     spans: Tensor | None = None,
+    chunked: bool = False,
 ) -> AttentionPlan:
     key_cache = cache.key
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
-    seen = _seen(query_lens, context_lens, window, masks, spans)
+    seen = _seen(query_lens, context_lens, window, masks, spans, chunked)
     pieces = _pieces(query_lens, context_lens, seen)
     facts = torch.tensor(pieces, device=key_cache.device).view(-1, len(_Piece._fields))
     seen = seen.to(key_cache.device)
@@ -114,6 +115,7 @@ def _seen(
     window: int | None,
     masks: Sequence[str],
     spans: Tensor | None,
+    chunked: bool,
 ) -> Tensor:
     """First position and end of what each query sees, [T, 2] int64."""
     lens, contexts = torch.tensor(query_lens, dtype=torch.int64), torch.tensor(context_lens, dtype=torch.int64)
@@ -121,7 +123,7 @@ def _seen(
     place = torch.arange(len(context)) + (contexts - lens.cumsum(0)).repeat_interleave(lens)
     low, end = torch.zeros_like(place), place + 1
     if window is not None:
-        low = (end - window).clamp_min(0)
+        low = place - place % window if chunked else (end - window).clamp_min(0)
 
     def show(mask: str, first: Tensor, last: Tensor) -> None:
         chosen = torch.tensor([kind == mask for kind in masks]).repeat_interleave(lens)

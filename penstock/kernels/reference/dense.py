@@ -86,6 +86,15 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return (x / cap).tanh_().mul_(cap)
 
 
+def scale_rows(x: Tensor, factors: Tensor) -> Tensor:
+    return (x.flatten(1) * factors).to(x.dtype).view(x.shape)
+
+
+def position_scales(positions: Tensor, length: float, weight: float, offset: int = 0) -> Tensor:
+    steps = ((positions + offset).float() / length).floor()
+    return (1.0 + weight * steps.log1p()).unsqueeze(1)
+
+
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.index_select(0, rows)
 

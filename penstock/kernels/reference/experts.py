@@ -18,20 +18,32 @@ def route_experts(
     bias: Tensor | None = None,
     groups: tuple[int, int] = (1, 1),
     scale: float = 1.0,
+    jitter: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     logits = router_logits.float()
     if routing == "topk_softmax":
         values, ids = _limited(logits, groups, 1).topk(top_k, dim=-1)
         return values.softmax(dim=-1) * scale, ids
-    if routing == "softmax_topk":
-        values, ids = _limited(logits.softmax(dim=-1), groups, 1).topk(top_k, dim=-1)
-    elif routing == "sigmoid_topk":
-        scores = logits.sigmoid()
-        ids = _limited(scores if bias is None else scores + bias, groups, 2).topk(top_k, dim=-1).indices
-        values = scores.gather(1, ids)
-    else:
-        raise ValueError(f"routing is {routing!r}; allowed: softmax_topk, topk_softmax, sigmoid_topk")
+    if routing == "sparsemixer":
+        return _mix_sparsely(logits, top_k, jitter, scale)
+    if routing not in ("softmax_topk", "sigmoid_topk"):
+        raise ValueError(f"routing is {routing!r}; allowed: softmax_topk, topk_softmax, sigmoid_topk, sparsemixer")
+    counted, scores = (2, logits.sigmoid()) if routing == "sigmoid_topk" else (1, logits.softmax(dim=-1))
+    ids = _limited(scores if bias is None else scores + bias, groups, counted).topk(top_k, dim=-1).indices
+    values = scores.gather(1, ids)
     return (values / (values.sum(dim=-1, keepdim=True) + 1e-20) if renormalize else values) * scale, ids
+
+
+def _mix_sparsely(logits: Tensor, top_k: int, jitter: float, scale: float) -> tuple[Tensor, Tensor]:
+    """One expert after the other, each weighted among those left whose logits are near enough to its own."""
+    left, taken = logits.clone(), []
+    for _ in range(top_k):
+        highest, expert = left.max(dim=-1, keepdim=True)
+        far = (highest - logits) / logits.abs().maximum(highest) > 2 * jitter
+        taken.append((left.masked_fill(far, float("-inf")).softmax(dim=-1).gather(1, expert) * scale, expert))
+        left.scatter_(1, expert, float("-inf"))
+    weights, ids = zip(*taken, strict=True)
+    return torch.cat(weights, dim=1), torch.cat(ids, dim=1)
 
 
 def _limited(scores: Tensor, groups: tuple[int, int], counted: int) -> Tensor:
