@@ -23,6 +23,9 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "cohere": MappingProxyType({"layer_norm_eps": 1e-5}),
         "cohere2": MappingProxyType({"layer_norm_eps": 1e-5, "sliding_window": 4096}),
         "ernie4_5": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
+        "ernie4_5_moe": MappingProxyType({"rms_norm_eps": 1e-5}),
+        "llama4": MappingProxyType({"rms_norm_eps": 1e-5, "head_dim": 128}),
+        "phimoe": MappingProxyType({"rms_norm_eps": 1e-5}),
         "exaone4": MappingProxyType({"rms_norm_eps": 1e-5}),
         "gemma": MappingProxyType({"head_dim": 256}),
         "gemma2": MappingProxyType(

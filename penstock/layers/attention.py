@@ -14,7 +14,7 @@ from penstock.kernels.api import HeadNorm, KernelSet
 from penstock.layers.batch import LayerCache
 from penstock.layers.linear import Linear, Rows
 from penstock.layers.norm import scale_weight
-from penstock.layers.rotary import Rotary
+from penstock.layers.rotary import Rotary, Temperature
 from penstock.layers.step import Step
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -37,6 +37,9 @@ class AttentionOptions:
         interleaved: the checkpoint has rotated pairs side by side in a head.
         grouped: the fused projection has the queries of each KV head, then its key and value, in turn; else all
             queries, all keys, all values.
+        chunked: a query sees the positions from the last multiple of the window on.
+        unit_norm: queries and keys are normalised without scales.
+        temperature: of the queries.
     """
 
     hidden_size: int
@@ -57,6 +60,9 @@ class AttentionOptions:
     clip: float | None = None
     interleaved: bool = False
     grouped: bool = False
+    chunked: bool = False
+    unit_norm: bool = False
+    temperature: Temperature | None = None
 
 
 class Attention(Layer):
@@ -84,6 +90,8 @@ class Attention(Layer):
             kernels, ((f"{prefix}.o_proj", options.hidden_size),), heads * dim, bias=options.output_bias
         )
         self.qk_norm = _head_norms(prefix, options) if options.qk_norm else None
+        self._unit = torch.ones(heads + kv_heads, dim) if options.unit_norm else None
+        self._scale_rows, self._chunked, self._temperature = kernels.scale_rows, options.chunked, options.temperature
         self.sinks = (
             Weight((heads,), (WeightPart(f"{prefix}.sinks", (heads,)),), keep_float32=True) if options.sinks else None
         )
@@ -99,14 +107,16 @@ class Attention(Layer):
             sin,
             step.batch.groups[cache.group].slot,
             cache.kv,
-            None if self.qk_norm is None else self.qk_norm.value,
+            self._unit if self.qk_norm is None else self.qk_norm.value,
             self.norm_eps,
             self.head_norm,
         )
+        if self._temperature is not None:
+            query = self._scale_rows(query, step.temperature(self._temperature))
         attended = self._attend(
             query,
             cache.kv,
-            step.plan(cache, self.spec.window),
+            step.plan(cache, self.spec.window, self._chunked),
             self.scale,
             None if self.sinks is None else self.sinks.value,
             self.soft_cap,

@@ -20,9 +20,10 @@ class ExpertOptions:
 
     Attributes:
         hidden_size, intermediate_size, num_experts, top_k: sizes.
-        routing, renormalize, groups, scale: how experts are chosen and weighted, see kernels.api.RouteExperts.
+        routing, renormalize, groups, scale, jitter: how experts are chosen and weighted, see kernels.api.RouteExperts.
         activation, alpha, limit: of the gated MLP, see kernels.api.GateUp.
         bias: the router and the experts have biases.
+        scale_input: what a token's one expert reads is weighted, not what it gives (Llama 4).
     """
 
     hidden_size: int
@@ -33,10 +34,12 @@ class ExpertOptions:
     renormalize: bool = True
     groups: tuple[int, int] = (1, 1)
     scale: float = 1.0
+    jitter: float = 0.0
     activation: Activation = "silu"
     alpha: float = 1.702
     limit: float = 7.0
     bias: bool = False
+    scale_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,10 @@ class SparseMoe(Layer):
         options = self.options
         scores = self._kernels.linear(hidden, self.router.value, _value(self.router_bias))
         choice = options.top_k, options.routing, options.renormalize, _value(self.choice_bias)
-        weights, ids = self._kernels.route_experts(scores, *choice, options.groups, options.scale)
+        weights, ids = self._kernels.route_experts(scores, *choice, options.groups, options.scale, options.jitter)
+        if options.scale_input:
+            hidden = self._kernels.scale_rows(hidden, weights)
+            weights, ids = self._kernels.route_experts(scores, 1, "topk_softmax", True)
         return self._kernels.grouped_experts(
             hidden,
             weights,
@@ -126,9 +132,10 @@ def gated_expert(kernels: KernelSet, prefix: str, gate: str, options: ExpertOpti
     return SparseMoe(kernels, router_weight(kernels, gate, options), ExpertWeights(gate_up, down), options)
 
 
-def float_vector(keys: tuple[str, ...], size: int) -> Weight:
-    """A vector [size] that stays in float32, under the first of the keys or one of the others."""
-    return Weight((size,), (WeightPart(keys[0], (size,), aliases=keys[1:]),), keep_float32=True)
+def float_vector(keys: tuple[str, ...], size: int, stored: tuple[int, ...] | None = None) -> Weight:
+    """A vector [size] that stays in float32, under the first of the keys or one of the others; perhaps `stored` so."""
+    part = WeightPart(keys[0], stored or (size,), transform=torch.flatten if stored else None, aliases=keys[1:])
+    return Weight((size,), (part,), keep_float32=True)
 
 
 def _value(weight: Weight | None) -> Tensor | None:
@@ -177,6 +184,17 @@ def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: st
 
 def _transpose(stack: Tensor) -> Tensor:
     return stack.transpose(1, 2)
+
+
+def transposed_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
+    """Experts stacked as [E, in, out], gates before ups, no biases."""
+    count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
+
+    def weight(name: str, rows: int, columns: int) -> Weight:
+        part = WeightPart(f"{prefix}.{name}", (count, columns, rows), transform=_transpose)
+        return Weight((count, rows, columns), (part,))
+
+    return ExpertWeights(weight("gate_up_proj", 2 * inner, outer), weight("down_proj", outer, inner))
 
 
 def _split_pairs(stack: Tensor) -> Tensor:

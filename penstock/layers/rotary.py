@@ -113,6 +113,15 @@ def yarn_mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Queries grow with the position p: 1 + weight · log(1 + floor((p + offset) / length)) (arXiv:2501.19399)."""
+
+    length: float
+    weight: float
+    offset: int = 0
+
+
 class Rotary:
     """The frequencies of one rotation; shared by all layers with equal parameters."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import StateRows
 from penstock.layers.batch import Batch, LayerCache
-from penstock.layers.rotary import Rotary
+from penstock.layers.rotary import Rotary, Temperature
 
 
 @dataclass(slots=True)
@@ -30,10 +30,11 @@ class Step:
     kernels: KernelSet
     last: bool = False
     _plans: dict[int, Any] = field(default_factory=dict)
+    _temperatures: dict[Temperature, Tensor] = field(default_factory=dict)
     _rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def plan(self, cache: LayerCache, window: int | None) -> Any:
-        """The attention plan of the cache's group (all its layers have the same window)."""
+    def plan(self, cache: LayerCache, window: int | None, chunked: bool = False) -> Any:
+        """The attention plan of the cache's group (all its layers have the same window, or chunks of that size)."""
         plan = self._plans.get(cache.group)
         if plan is None:
             batch = self.batch
@@ -47,6 +48,7 @@ class Step:
                 window,
                 tuple(mask.value for mask in batch.masks),
                 batch.spans,
+                chunked,
             )
         return plan
 
@@ -63,6 +65,14 @@ class Step:
         batch = self.batch
         assert batch.state_slot is not None
         return StateRows(batch.state_slot, batch.query_start, batch.context_len)
+
+    def temperature(self, temperature: Temperature) -> Tensor:
+        """The queries' factors at the step's positions, [T, 1] float32."""
+        found = self._temperatures.get(temperature)
+        if found is None:
+            how = temperature.length, temperature.weight, temperature.offset
+            found = self._temperatures[temperature] = self.kernels.position_scales(self.batch.positions[0], *how)
+        return found
 
     def rotation(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """The rotary tables at the step's positions: cos and signed sin, each [T, 1, rot] float32."""

@@ -1,14 +1,37 @@
-"""Granite 3 (IBM, 2024): Llama with constant factors on embeddings, attention scores, residual branches and logits."""
+"""Granite 3 (IBM, 2024): Llama or experts, constant factors on embeddings, scores, residual branches and logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from penstock.layers.decoder import DecoderModel
+from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.models.blueprint import Blueprint
+from penstock.models.mixture import expert_options, sparse_layer, with_shared
+
+RENAMES = (
+    (r"\.block_sparse_moe\.input_linear\.weight$", ".block_sparse_moe.experts.gate_up_proj"),
+    (r"\.block_sparse_moe\.output_linear\.weight$", ".block_sparse_moe.experts.down_proj"),
+    (r"\.router\.layer\.weight$", ".gate.weight"),
+    (r"\.shared_mlp\.input_linear\.", ".shared_mlp.gate_up_proj."),
+    (r"\.shared_mlp\.output_linear\.", ".shared_mlp.down_proj."),
+)
 
 
-def build(blueprint: Blueprint) -> DecoderModel:
+def build_moe(blueprint: Blueprint) -> DecoderModel:
+    """Fused experts, perhaps beside an MLP for all tokens."""
+    options = expert_options(blueprint, size="intermediate_size", routing="topk_softmax")
+    shared = blueprint.fields.integer("shared_intermediate_size", 0, minimum=0)
+
+    def feed_forward(index: int) -> FeedForward:
+        prefix = f"model.layers.{index}"
+        routed = sparse_layer(blueprint, (f"{prefix}.block_sparse_moe",), options)
+        return with_shared(blueprint, f"{prefix}.shared_mlp", routed, shared)
+
+    return build(blueprint, feed_forward)
+
+
+def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None) -> DecoderModel:
     """The residual stream is kept divided by `residual_multiplier`, so that branches are added as they are.
 
     Norms undo a factor of what they read, if their epsilon is divided by its square.
@@ -17,7 +40,9 @@ def build(blueprint: Blueprint) -> DecoderModel:
     branch = fields.number("residual_multiplier", 1.0)
     bias = fields.flag("attention_bias", False)
     return replace(blueprint, norm_eps=blueprint.norm_eps / branch**2).uniform(
+        feed_forward=feed_forward,
         model={
+            "renames": RENAMES if feed_forward else (),
             "embedding_scale": fields.number("embedding_multiplier", 1.0) / branch,
             "logit_scale": 1.0 / fields.number("logits_scaling", 1.0),
         },

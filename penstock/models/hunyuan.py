@@ -1,9 +1,12 @@
-"""Hunyuan dense models (Tencent, 2025): Llama whose queries and keys are normalised after their rotation."""
+"""Hunyuan (Tencent, 2025): Llama, dense or of experts, that normalises queries and keys after their rotation."""
 
 from __future__ import annotations
 
-from penstock.layers.decoder import DecoderModel
+from collections.abc import Callable
+
+from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.models.blueprint import Blueprint
+from penstock.models.mixture import expert_options, same_everywhere, sparse_layer, with_shared
 
 RENAMES = (
     (r"\.self_attn\.query_layernorm\.", ".self_attn.q_norm."),
@@ -11,8 +14,29 @@ RENAMES = (
 )
 
 
-def build(blueprint: Blueprint) -> DecoderModel:
+def build_moe(blueprint: Blueprint) -> DecoderModel:
+    """Experts in every layer, beside an MLP for all tokens."""
+    fields = blueprint.fields
+    size = next(filter(fields.has, ("moe_intermediate_size", "intermediate_size")))
+    inner = same_everywhere(fields, size)
+    options = expert_options(blueprint, size=size, renormalize=True)
+    shared = inner * (same_everywhere(fields, "num_shared_expert") if fields.has("num_shared_expert") else 1)
+
+    def feed_forward(index: int) -> FeedForward:
+        prefix = f"model.layers.{index}.mlp"
+        routed = sparse_layer(blueprint, (prefix,), options, router="gate.wg.weight")
+        return with_shared(blueprint, f"{prefix}.shared_mlp", routed, shared)
+
+    return build(blueprint, feed_forward)
+
+
+def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None) -> DecoderModel:
     bias = blueprint.fields.flag("attention_bias", False)
     return blueprint.uniform(
-        model={"renames": RENAMES}, qk_norm=True, head_norm="rotated", qkv_bias=bias, output_bias=bias
+        feed_forward=feed_forward,
+        model={"renames": RENAMES},
+        qk_norm=True,
+        head_norm="rotated",
+        qkv_bias=bias,
+        output_bias=bias,
     )

@@ -18,8 +18,10 @@ from penstock.layers.moe import (
     separate_experts,
 )
 from penstock.models.blueprint import Blueprint
+from penstock.models.fields import Fields
 
-COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k")
 GATED = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -38,9 +40,8 @@ def expert_options(
         CheckpointError: a field is missing, or more experts are to be chosen than there are.
     """
     fields = blueprint.fields
-    inner = fields.integer(size)
-    count = fields.integer(next((name for name in COUNTS if fields.has(name)), COUNTS[0]))
-    top_k = fields.integer("num_experts_per_tok")
+    inner = same_everywhere(fields, size)
+    count, top_k = (same_everywhere(fields, next(filter(fields.has, names), names[0])) for names in (COUNTS, CHOSEN))
     groups = more.get("groups", (1, 1))
     if count % groups[0] or groups[1] > groups[0] or top_k > count // groups[0] * groups[1]:
         raise fields.error("n_group", f"is {groups[0]}: {top_k} of {count} experts cannot be in {groups[1]} groups")
@@ -64,6 +65,7 @@ def sparse_layer(
     router: str = "gate.weight",
     experts: ExpertWeights | None = None,
     choice_bias: str | None = None,
+    bias_shape: tuple[int, ...] | None = None,
 ) -> SparseMoe:
     """Routed experts.
 
@@ -75,13 +77,14 @@ def sparse_layer(
         router: key of the router's matrix below the prefix.
         experts: their weights, where they are not stored one by one or stacked under `experts`.
         choice_bias: key below the prefix of what is added to scores for the choice alone; None for nothing.
+        bias_shape: as it is stored; None for a vector.
     """
     first, *others = prefixes
     experts = experts or separate_experts(tuple(f"{prefix}.experts" for prefix in prefixes), options, *names)
     matrix = router_weight(blueprint.kernels, f"{first}.{router}", options, *(f"{other}.{router}" for other in others))
     bias = None
     if choice_bias is not None:
-        bias = float_vector(tuple(f"{prefix}.{choice_bias}" for prefix in prefixes), options.num_experts)
+        bias = float_vector(tuple(f"{prefix}.{choice_bias}" for prefix in prefixes), options.num_experts, bias_shape)
     return SparseMoe(blueprint.kernels, matrix, experts, options, choice_bias=bias)
 
 
@@ -96,6 +99,16 @@ def with_shared(
         return SharedExperts(gated_expert(kernels, prefix, gate, options, size), routed)
     mlp = GatedMlp(kernels, prefix, blueprint.hidden_size, size, activation=options.activation, bias=bias)
     return SharedExperts(mlp, routed)
+
+
+def same_everywhere(fields: Fields, name: str) -> int:
+    """An integer, or a list of one a layer that are all the same."""
+    if isinstance(fields.values.get(name), int):
+        return fields.integer(name)
+    values = set(fields.integers(name))
+    if len(values) > 1:
+        raise fields.error(name, f"differs from layer to layer ({sorted(values)}); allowed: one number for all layers")
+    return values.pop() if values else fields.integer(name)
 
 
 def first_dense(blueprint: Blueprint, experts: Callable[[int], FeedForward]) -> Callable[[int], FeedForward]:

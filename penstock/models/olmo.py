@@ -1,4 +1,4 @@
-"""OLMo (arXiv:2402.00838), OLMo 2 (arXiv:2501.00656) and OLMo 3."""
+"""OLMo (arXiv:2402.00838), OLMoE (arXiv:2409.02060), OLMo 2 (arXiv:2501.00656) and OLMo 3."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import POST_NORM, Blueprint
+from penstock.models.mixture import expert_options, sparse_layer
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -14,6 +15,22 @@ def build(blueprint: Blueprint) -> DecoderModel:
     return blueprint.uniform(
         norm=partial(blueprint.layer_norm, scaled=False, bias=False),
         clip=blueprint.fields.optional_number("clip_qkv"),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+def build_olmoe(blueprint: Blueprint) -> DecoderModel:
+    """Experts in every layer; queries and keys are normalised over all heads."""
+    fields = blueprint.fields
+    if fields.has("clip_qkv"):
+        raise fields.error("clip_qkv", f"is {fields.values['clip_qkv']}; only null is supported in OLMoE")
+    bias = fields.flag("attention_bias", False)
+    options = expert_options(blueprint, size="intermediate_size")
+    return blueprint.uniform(
+        feed_forward=lambda index: sparse_layer(blueprint, (f"model.layers.{index}.mlp",), options),
+        qk_norm=True,
+        head_norm="all",
         qkv_bias=bias,
         output_bias=bias,
     )

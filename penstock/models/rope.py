@@ -31,7 +31,8 @@ def read_rope(
     kinds = {kind: kind for kind in ROPE_KINDS} | {"su": "longrope"}
     kind = found.choice("rope_type" if found.has("rope_type") else "type", kinds, "default")
     base = found.number("rope_theta", outer.number("rope_theta", theta), minimum=1.0)
-    partial = found.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    stated = fields.integer("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
+    partial = found.number("partial_rotary_factor", fields.number("partial_rotary_factor", stated))
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise fields.error("partial_rotary_factor", f"is {partial}, which rotates {rotary_dim} of {head_dim} elements")

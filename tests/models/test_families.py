@@ -79,14 +79,13 @@ def test_caches_follow_the_configuration(pair):
         assert set(ours.cache_specs) == {latent}
         return
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    if (
-        type(config).__name__ in ("MistralConfig", "MixtralConfig", "Phi3Config", "Starcoder2Config")
-        and config.sliding_window
-    ):
+    sliding = ("MistralConfig", "MixtralConfig", "Phi3Config", "PhimoeConfig", "Starcoder2Config")
+    if type(config).__name__ in sliding and config.sliding_window:
         types = ["sliding_attention"] * config.num_hidden_layers
     for spec, kind in zip(ours.cache_specs, types, strict=True):
-        assert spec.kind == (CacheKind.SLIDING if kind == "sliding_attention" else CacheKind.FULL)
-        assert spec.window == (config.sliding_window if kind == "sliding_attention" else None)
+        window = getattr(config, "attention_chunk_size" if kind == "chunked_attention" else "sliding_window", None)
+        assert spec.kind == (CacheKind.FULL if kind == "full_attention" else CacheKind.SLIDING)
+        assert spec.window == (None if kind == "full_attention" else window)
         assert (spec.num_kv_heads, spec.key_dim) == (
             getattr(config, "num_key_value_heads", config.num_attention_heads),
             ours.cache_specs[0].value_dim,

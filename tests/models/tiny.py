@@ -48,6 +48,14 @@ LATENT = {
 
 # Experts beside ordinary attention, and balanced by a bias on the choice.
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 14}
+ROUTED = {"num_experts": 5, "num_experts_per_tok": 3}
+CHOSEN = {"num_local_experts": 5, "num_experts_per_tok": 3}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.015,
+    "logits_scaling": 8.0,
+}
 BALANCED = {
     "n_routed_experts": 6,
     "n_shared_experts": 1,
@@ -168,6 +176,49 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-normed": ("Glm4Moe", {**BALANCED, "head_dim": 12, "use_qk_norm": True, "norm_topk_prob": False}),
     "glm4-moe-lite": ("Glm4MoeLite", {**LATENT, "q_lora_rank": 24}),
     "dots1": ("Dots1", {**BALANCED, "n_shared_experts": 2}),
+    "olmoe": ("Olmoe", {**ROUTED, **OWN_HEADS}),
+    "granite-moe": ("GraniteMoe", {**GRANITE, **CHOSEN, **OWN_HEADS}),
+    "granite-moe-shared": ("GraniteMoeShared", {**GRANITE, **CHOSEN, **OWN_HEADS, "shared_intermediate_size": 20}),
+    "phi-moe": (
+        "Phimoe",
+        {**CHOSEN, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
+    ),
+    "minimax-m2": ("MiniMaxM2", {**CHOSEN, "head_dim": 12, "rotary_dim": 6}),
+    "ernie4_5-moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 5, "moe_k": 3, "moe_intermediate_size": 14, **OWN_HEADS},
+    ),
+    "ernie4_5-moe-biases": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_intermediate_size": 14,
+            "num_hidden_layers": 4,
+            "moe_layer_interval": 2,
+            "moe_num_shared_experts": 0,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            **OWN_HEADS,
+        },
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1", {"num_experts": 5, "moe_topk": 3}),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "intermediate_size_mlp": 30,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 8,
+            "floor_scale": 5,
+        },
+    ),
+    "llama4-plain": (
+        "Llama4",
+        {"num_local_experts": 3, "use_qk_norm": False, "attn_temperature_tuning": False, "rope_parameters": LLAMA3},
+    ),
     "gpt-oss": (
         "GptOss",
         {
@@ -208,15 +259,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
     "smollm3-sliding": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 8}),
-    "granite": (
-        "Granite",
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.015,
-            "logits_scaling": 8.0,
-        },
-    ),
+    "granite": ("Granite", GRANITE),
     "cohere": ("Cohere", {"logit_scale": 0.3, **OWN_HEADS}),
     "cohere-norms": ("Cohere", {"use_qk_norm": True, "attention_bias": True, **OWN_HEADS}),
     "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 7, **OWN_HEADS}),
@@ -251,8 +294,8 @@ def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
     """A random model whose weights are large enough that every part matters to the logits."""
     architecture, special = FAMILIES[name]
     settings = {key: value for key, value in {**SIZES, **special, **fields}.items() if value is not None}
-    if architecture == "Gemma3":
-        config = transformers.Gemma3TextConfig(**settings)
+    if architecture in ("Gemma3", "Llama4"):
+        config = getattr(transformers, f"{architecture}TextConfig")(**settings)
     else:
         config = getattr(transformers, f"{architecture}Config")(**settings)
     config._attn_implementation = config._experts_implementation = "eager"

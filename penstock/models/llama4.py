@@ -1,0 +1,68 @@
+"""Llama 4 text models (Meta, 2025): chunks of attention, layers without rotation, one expert a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.layers.decoder import DecoderModel, FeedForward
+from penstock.layers.mlp import GatedMlp
+from penstock.layers.moe import transposed_experts
+from penstock.layers.rotary import Temperature
+from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.mixture import expert_options, sparse_layer, with_shared
+
+RENAMES = ((r"^language_model\.", ""), (r"^model\.language_model\.", "model."), (r"\.feed_forward\.", ".mlp."))
+VISION = (r"(model\.)?vision_model\..*", r"(model\.)?multi_modal_projector\..*")
+
+
+def build(blueprint: Blueprint) -> DecoderModel:
+    """Layers that rotate see chunks; those that do not see all, with queries that grow with the position."""
+    fields, layers = blueprint.fields, range(blueprint.num_layers)
+    every = fields.integer("no_rope_layer_interval", 4)
+    turned = fields.integers("no_rope_layers") or [(index + 1) % every for index in layers]
+    if len(turned) != blueprint.num_layers:
+        raise fields.error("no_rope_layers", f"has {len(turned)} entries; num_hidden_layers is {blueprint.num_layers}")
+    temperature = None
+    if fields.flag("attn_temperature_tuning", True):
+        temperature = Temperature(fields.number("floor_scale", 8192.0), fields.number("attn_scale", 0.1), 1)
+    rotary, bias = blueprint.rotary(theta=500_000.0), fields.flag("attention_bias", False)
+    chunk = fields.integer("attention_chunk_size", 8192)
+    feed_forward, normed = _feed_forward(blueprint), fields.flag("use_qk_norm", True)
+    return blueprint.uniform(
+        rotary=rotary,
+        self_attention=lambda index: blueprint.attention(
+            index,
+            rotary if turned[index] else UNTURNED,
+            window=chunk if turned[index] else None,
+            chunked=bool(turned[index]),
+            interleaved=bool(turned[index]),
+            unit_norm=normed and bool(turned[index]),
+            temperature=None if turned[index] else temperature,
+            qkv_bias=bias,
+            output_bias=bias,
+        ),
+        feed_forward=feed_forward,
+        model={"renames": RENAMES},
+        ignorable=VISION,
+    )
+
+
+def _feed_forward(blueprint: Blueprint) -> Callable[[int], FeedForward]:
+    """Experts in `moe_layers`, beside an MLP for all tokens; an MLP elsewhere."""
+    fields = blueprint.fields
+    every = fields.integer("interleave_moe_layer_step", 1)
+    sparse = fields.integers("moe_layers") or range(every - 1, blueprint.num_layers, every)
+    options = expert_options(blueprint, size="intermediate_size", routing="sigmoid_topk", scale_input=True)
+    if options.top_k != 1:
+        raise fields.error("num_experts_per_tok", f"is {options.top_k}; allowed: 1")
+    activation, dense = blueprint.activation(), fields.integer("intermediate_size_mlp", options.intermediate_size)
+
+    def feed_forward(index: int) -> FeedForward:
+        prefix = f"model.layers.{index}.mlp"
+        if index not in sparse:
+            return GatedMlp(blueprint.kernels, prefix, blueprint.hidden_size, dense, activation=activation)
+        experts = transposed_experts(f"{prefix}.experts", options)
+        routed = sparse_layer(blueprint, (prefix,), options, router="router.weight", experts=experts)
+        return with_shared(blueprint, f"{prefix}.shared_expert", routed, options.intermediate_size)
+
+    return feed_forward
