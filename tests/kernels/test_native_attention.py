@@ -44,7 +44,10 @@ def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor
         qkv = torch.cat((*parts, built.values[row][lowest:].flatten(1)), dim=1)
         cos, sin = torch.ones(len(place), 2), torch.zeros(len(place), 2)
         ops.rope_and_cache_write(qkv, cos, sin, slot, cache)
-    plan = ops.plan_attention(cache, start, contexts, table, query_lens, context_lens, window, *masking)
+    about = (start, contexts, table, query_lens, context_lens, window, *masking)
+    plan = ops.plan_attention(cache, *about, chunked=case.chunked)
+        cache, start, contexts, table, query_lens, context_lens, window, *masking, chunked=case.chunked
+    )
     return ops.paged_attention(built.query, cache, plan, scale, built.sinks, case.soft_cap)
 
 
@@ -54,6 +57,14 @@ def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
 def test_equals_the_reference(isa, rows, window, sinks, soft_cap, heads, kv_heads):
     case = Case(ROWS[rows], heads, kv_heads, window=window, sinks=sinks, soft_cap=soft_cap)
+    built = build(case)
+    torch.testing.assert_close(attend(case, built, "float32"), run(case, built), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("window", [1, 6, 20, 1000])
+def test_chunks_equal_the_reference(isa, rows, window):
+    case = Case(ROWS[rows], window=window, chunked=True)
     built = build(case)
     torch.testing.assert_close(attend(case, built, "float32"), run(case, built), rtol=2e-5, atol=2e-6)
 

@@ -29,6 +29,13 @@ class Case:
     sinks: bool = False
     soft_cap: float | None = None
     dtype: torch.dtype = torch.float32
+    chunked: bool = False
+
+    def lowest(self, place: int) -> int:
+        """The first position that the query of a position sees."""
+        if self.window is None:
+            return 0
+        return place - place % self.window if self.chunked else max(0, place - self.window + 1)
 
 
 ROWS = {
@@ -90,7 +97,7 @@ def exact(case: Case, built: Built, scale: float) -> Tensor:
     for row, (queries, context) in enumerate(case.rows):
         for index in range(queries):
             place = context - queries + index
-            low = 0 if case.window is None else max(0, place - case.window + 1)
+            low = case.lowest(place)
             for head in range(case.heads):
                 kv = head * case.kv_heads // case.heads
                 key, value = (
@@ -108,7 +115,7 @@ def exact(case: Case, built: Built, scale: float) -> Tensor:
 
 
 def run(case: Case, built: Built, scale: float = 0.3) -> Tensor:
-    plan = plan_attention(built.cache, *built.facts, case.window)
+    plan = plan_attention(built.cache, *built.facts, case.window, chunked=case.chunked)
     attend = PagedAttention()
     return attend(built.query, built.cache, plan, scale, built.sinks, case.soft_cap)
 
@@ -123,6 +130,14 @@ def test_formula(rows, window, sinks, soft_cap, heads, kv_heads):
     ours = run(case, built)
     assert ours.shape == (built.query.shape[0], heads * case.value_dim)
     torch.testing.assert_close(ours.double(), exact(case, built, 0.3), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("window", [1, 6, 20, 1000])
+def test_chunks(rows, window):
+    case = Case(ROWS[rows], window=window, chunked=True)
+    built = build(case)
+    torch.testing.assert_close(run(case, built).double(), exact(case, built, 0.3), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("sinks", [False, True])

@@ -1,4 +1,4 @@
-"""Routing with sigmoids, a bias on the choice and groups of experts, by the rule and on every instruction set."""
+"""Routing by scores, a bias on the choice and groups of experts, by the rule and on every instruction set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import native, ops
+from penstock.kernels.reference import dense
 from penstock.kernels.reference.experts import route_experts
 
 
@@ -30,6 +31,8 @@ CASES = [
     ("sigmoid_topk", 6, 2, (6, 3), False),
     ("softmax_topk", 24, 5, (6, 3), False),
     ("softmax_topk", 9, 3, (1, 1), False),
+    ("softmax_topk", 24, 5, (6, 3), True),
+    ("softmax_topk", 70, 4, (1, 1), True),
 ]
 
 
@@ -70,3 +73,41 @@ def test_routing(isa, routing, experts, top_k, groups, biased, renormalize):
     assert torch.equal(fast_ids, ids)
     torch.testing.assert_close(fast, weights, rtol=1e-5, atol=1e-7)
     assert torch.equal(ops.route_experts(logits[7:8], *how[1:])[0], fast[7:8])
+
+
+def mixed_sparsely(logits: list[float], top_k: int, jitter: float) -> dict[int, float]:
+    left, found = dict(enumerate(logits)), {}
+    for _ in range(top_k):
+        best = max(left, key=lambda e: left[e])
+        near = [x for x in left.values() if not (left[best] - x) / max(abs(x), left[best]) > 2 * jitter]
+        found[best] = 1 / sum(math.exp(x - left[best]) for x in near)
+        del left[best]
+    return found
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.01, 0.3, 10.0])
+@pytest.mark.parametrize("shift", [-9.0, 0.0, 4.0])
+def test_sparsemixer(isa, jitter, shift):
+    torch.manual_seed(3)
+    logits = torch.randn(40, 16) + shift
+    how = (logits, 3, "sparsemixer", False, None, (1, 1), 1.5, jitter)
+    weights, ids = route_experts(*how)
+    for token in range(40):
+        expected = mixed_sparsely(logits[token].tolist(), 3, jitter)
+        ours = dict(zip(ids[token].tolist(), weights[token].tolist(), strict=True))
+        assert ours == pytest.approx({e: 1.5 * weight for e, weight in expected.items()}, rel=1e-5)
+    fast, fast_ids = ops.route_experts(*how)
+    assert torch.equal(fast_ids, ids)
+    torch.testing.assert_close(fast, weights, rtol=1e-5, atol=1e-7)
+
+
+def test_row_factors_and_temperatures(isa):
+    positions = torch.tensor([0, 3, 4, 5, 9, 10, 1_000_000])
+    factors = ops.position_scales(positions, 5.0, 0.1, 1)
+    expected = [1 + 0.1 * math.log1p(steps) for steps in (0, 0, 1, 1, 2, 2, 200_000)]
+    assert factors.shape == (7, 1)
+    assert factors[:, 0].tolist() == pytest.approx(expected, rel=1e-6)
+    torch.testing.assert_close(dense.position_scales(positions, 5.0, 0.1, 1), factors)
+    x = torch.randn(7, 3, 9)
+    assert torch.equal(ops.scale_rows(x, factors), x * factors[:, :, None])
+    assert torch.equal(dense.scale_rows(x, factors), x * factors[:, :, None])
