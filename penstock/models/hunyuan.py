@@ -17,10 +17,11 @@ RENAMES = (
 def build_moe(blueprint: Blueprint) -> DecoderModel:
     """Experts in every layer, beside an MLP for all tokens."""
     fields = blueprint.fields
-    size = next(filter(fields.has, ("moe_intermediate_size", "intermediate_size")))
+    size = "moe_intermediate_size" if fields.has("moe_intermediate_size") else "intermediate_size"
     inner = same_everywhere(fields, size)
     options = expert_options(blueprint, size=size, renormalize=True)
     shared = inner * (same_everywhere(fields, "num_shared_expert") if fields.has("num_shared_expert") else 1)
+    shared = shared if fields.flag("use_mixed_mlp_moe", True) else 0
 
     def feed_forward(index: int) -> FeedForward:
         prefix = f"model.layers.{index}.mlp"

@@ -46,8 +46,6 @@ def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor
         ops.rope_and_cache_write(qkv, cos, sin, slot, cache)
     about = (start, contexts, table, query_lens, context_lens, window, *masking)
     plan = ops.plan_attention(cache, *about, chunked=case.chunked)
-        cache, start, contexts, table, query_lens, context_lens, window, *masking, chunked=case.chunked
-    )
     return ops.paged_attention(built.query, cache, plan, scale, built.sinks, case.soft_cap)
 
 

@@ -57,6 +57,27 @@ def test_defaults():
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "type is 'spiral'.*yarn"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "moe_intermediate_size is missing"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": "0"}, "mlp_only_layers"),
+        ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ({"architectures": ["OlmoeForCausalLM"], "num_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
+        (
+            {"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4, "moe_topk": [1, 2]},
+            "moe_topk differs.*one number",
+        ),
+        (
+            {"architectures": ["Llama4ForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2},
+            "num_experts_per_tok is 2; allowed: 1",
+        ),
+        ({"architectures": ["Llama4ForCausalLM"], "no_rope_layers": [1]}, "no_rope_layers has 1"),
+        (
+            {
+                "architectures": ["Glm4MoeForCausalLM"],
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8,
+                "mlp_layer_types": ["dense", "moe"],
+            },
+            "mlp_layer_types has .'moe'.*dense, sparse",
+        ),
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 2}, "experts_per_token is missing"),
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1"),
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention", "chunked"]}, "chunked"),
