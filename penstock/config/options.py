@@ -73,6 +73,7 @@ class SchedulerOptions:
         num_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         enable_prefix_caching, policy, depth, max_chunk_tokens: as in EngineOptions.
         recurrent: whether layers keep states, so that no branch can go on from another's blocks.
+        whole_prompts: a prompt is computed in one step: its tokens see those after them.
     """
 
     max_num_seqs: int
@@ -85,6 +86,7 @@ class SchedulerOptions:
     depth: int = 0
     max_chunk_tokens: int | None = None
     recurrent: bool = False
+    whole_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from penstock.core.pooling import PoolingKind
 from penstock.core.radix_tree import Node
 from penstock.core.request import EngineRequest
 
@@ -86,6 +87,14 @@ class Branch:
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt_ids)
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens whose cache entries are enough: those of which nothing else is wanted."""
+        pooling, scored = self.request.pooling, self.request.sampling.prompt_logprobs is not None and self.index == 0
+        if pooling is not None and pooling.kind is not PoolingKind.LAST:
+            return 0
+        return self.scored if scored and self.scored < self.num_prompt - 1 else len(self.tokens) - 1
 
     @property
     def known(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -21,3 +22,8 @@ class Counters:
     prefix_hits: int = 0
     miss_reasons: Counter[str] = field(default_factory=Counter)
     held_back: Counter[str] = field(default_factory=Counter)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Every count by its name, those of reasons as pairs."""
+        values = ((counted.name, getattr(self, counted.name)) for counted in fields(self))
+        return {name: tuple(value.items()) if isinstance(value, Counter) else value for name, value in values}

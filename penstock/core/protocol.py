@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from penstock.core.pooling import PoolingParams
 from penstock.core.sampling import SamplingParams
 
 NULL_BLOCK = 0  # block 0 of every group is never handed out: padding and dropped sliding blocks point at it
@@ -79,6 +80,7 @@ class NewRow:
         stop_ids: token ids that end the branch; the sampler masks them before min_tokens.
         seed: 64-bit key of the branch's random stream (with branch and position).
         adapter: adapter slot, 0 for none.
+        pooling: what is computed instead of samples, None to sample.
     """
 
     row: int
@@ -92,6 +94,7 @@ class NewRow:
     stop_ids: tuple[int, ...] = ()
     seed: int = 0
     adapter: int = 0
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,7 @@ class RowResult:
         tokens: accepted tokens, in order (empty when the span did not reach the last known token).
         logprobs: one entry a token where the request asked, else empty.
         prompt_logprobs: entries for prompt positions whose *next* prompt token was scored in this step, in order.
+        pooled: the result of a row that pools, float32 in the machine's byte order, once its prompt is computed.
         error: a sentence if this row alone failed (for example logits that are not finite); it then ends.
     """
 
@@ -167,6 +171,7 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    pooled: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

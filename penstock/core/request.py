@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.sampling import SamplingParams
 
@@ -61,6 +62,7 @@ class EngineRequest:
         sampling: with max_tokens resolved (not None) and bad_words_ids filled in.
         stop_ids: token ids that end a branch: end-of-sequence ids unless ignore_eos, plus stop_token_ids.
         seed: 64-bit key of the random streams.
+        pooling: what is computed of the prompt instead of a continuation; n and max_tokens are 1 then.
     """
 
     request_id: str
@@ -71,6 +73,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     adapter: int = 0
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class EngineOutput:
         cached_tokens: on the first output: prompt tokens taken from the prefix cache.
         queue_seconds: on the first output: time from arrival to the step that admitted the branch.
         preemptions: times the branch was preempted so far.
+        pooled: on the last output of a request that pools: its result, float32 in the machine's byte order.
     """
 
     request_id: str
@@ -99,6 +103,7 @@ class EngineOutput:
     cached_tokens: int | None = None
     queue_seconds: float | None = None
     preemptions: int = 0
+    pooled: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class Scheduler:
             raise RequestError("the prompt is empty; it needs at least one token.", param="prompt")
         if most is None:
             raise RequestError("max_tokens is not resolved; the frontend sets it.", param="max_tokens")
-        if prompt + most > self.options.max_model_len:
+        if prompt + (most if request.pooling is None else 0) > self.options.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {prompt} tokens and {most} more are asked for: {prompt + most} in all, but the "
                 f"context holds {self.options.max_model_len}. Shorten the prompt or lower max_tokens.",
@@ -216,12 +216,14 @@ class Scheduler:
         index = 0
         while index < len(self.waiting) and self._roster.free_rows and draft.budget > 0:
             branch = self.waiting[index]
+            if self.options.whole_prompts and branch.known > draft.budget:
+                break
             if branch.last_step > self.cache.committed_step or self._still_waits(branch):
                 index += 1
                 continue
             if self._blocked == (branch, self.cache.releases) and self.running:
                 break  # it lacks memory and nothing was released since: no need to match it again
-            match = self._match(branch)
+            match = self.cache.match(branch, branch.reusable)
             gate = self._held_by(branch, match, reserved)
             if gate is not None:
                 self.counters.held_back[gate.name] += 1
@@ -263,13 +265,6 @@ class Scheduler:
             return True
         branch.awaits = None
         return False
-
-    def _match(self, branch: Branch) -> Match:
-        whole = branch.request.sampling.prompt_logprobs is not None and branch.index == 0
-        limit = len(branch.tokens) - 1
-        if whole and branch.scored < branch.num_prompt - 1:
-            limit = branch.scored
-        return self.cache.match(branch, limit)
 
     def _start(self, branch: Branch, match: Match, draft: _Draft) -> bool:
         """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
@@ -365,6 +360,7 @@ class Scheduler:
             stop_ids=request.stop_ids,
             seed=request.seed,
             adapter=request.adapter,
+            pooling=request.pooling,
         )
 
     # -- committing ---------------------------------------------------------------------------------------------------
@@ -392,7 +388,7 @@ class Scheduler:
                 continue
             branch.in_flight -= entry.sample
             row = rows.get(entry.row) or RowResult(entry.row)
-            if entry.sample and not row.tokens and row.error is None:
+            if entry.sample and not row.tokens and row.error is None and row.pooled is None:
                 row = RowResult(entry.row, error="the runner returned no token for this request.")
             if branch.hold is not None and row.error is None:
                 self.cache.commit(branch, entry.end)
@@ -420,7 +416,7 @@ class Scheduler:
         if row.error is not None:
             self._finish(branch, FinishReason.ERROR, error=row.error)
             return
-        reason: FinishReason | None = None
+        reason = None if row.pooled is None else FinishReason.STOP
         count = 0
         if forced and branch.in_flight:
             raise ValueError(f"row {row.row} has forced tokens and a step in flight; plan it without lookahead")
@@ -455,6 +451,7 @@ class Scheduler:
                 cached_tokens=None if branch.reported else branch.cached_tokens,
                 queue_seconds=None if branch.reported else branch.queue_seconds,
                 preemptions=branch.preemptions,
+                pooled=row.pooled if row else None,
             )
         )
         branch.reported = branch.cached_tokens is not None

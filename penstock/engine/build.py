@@ -5,32 +5,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from penstock.config.environment import cache_folder
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.kernels.cpu.ops import PACKING
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import make_executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.levels import guarantee, level_notes, products_note
-from penstock.runtime.memory_plan import MemoryPlan, format_bytes
-from penstock.runtime.prepare import Prepared, kernel_decisions, packs_natively, plan_again, prepare, settle_compute
+from penstock.runtime.memory_plan import MemoryPlan
+from penstock.runtime.prepare import (
+    Prepared,
+    kernel_decisions,
+    packed_file,
+    packs_natively,
+    plan_again,
+    prepare,
+    settle_compute,
+)
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
-from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free_bytes
 
 log = logging.getLogger(__name__)
-
-WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
 
 
 def build_engine(
@@ -93,26 +95,6 @@ def build_engine(
         log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
     numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv.of_layer)}{products_note(kernels)}"
     return engine, replace(engine_info(prepared, model.vocab_size, notes, executor.fast), numbers=numbers)
-
-
-def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
-    """The file that keeps the model's packed weights, or None and the reason."""
-    options, checkpoint = prepared.options, prepared.checkpoint
-    if options.pack_cache == "off":
-        return None, "switched off"
-    if not packs_natively(prepared.kernels):
-        return None, "the kernels in use take plain weights"
-    size = prepared.facts.file_bytes
-    if options.pack_cache != "auto":
-        folder = Path(options.pack_cache).expanduser()
-    elif size < WORTH_KEEPING:
-        return None, f"packing {format_bytes(size)} takes less than a moment"
-    else:
-        folder = cache_folder() / "packed"
-    path = folder / file_name(checkpoint, prepared.facts.name)
-    if not path.exists() and (room := free_bytes(folder)) < 2 * size:
-        return None, f"only {format_bytes(room)} are free in {folder}"
-    return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
 
 
 def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOptions:

@@ -12,6 +12,7 @@ from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
 
+_PARTS = ("plan", "commit", "build", "forward", "sample")  # of a step, each timed
 log = logging.getLogger(__name__)
 
 
@@ -90,7 +91,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
         scheduler = self.scheduler
-        cache, counters = scheduler.cache, scheduler.counters
+        cache = scheduler.cache
         idle = sum(cache.tree.idle)
         total = sum(pool.num_blocks - 1 for pool in cache.pools)
         free = sum(pool.num_free for pool in cache.pools)
@@ -106,22 +107,8 @@ class Engine:
             slots_used=sum(computed - hold.live_from[0] * size for computed, hold in holds),
             slots_allocated=sum((len(hold.tables[0]) - hold.live_from[0]) * size for _, hold in holds),
             steps=self._steps,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            generated_tokens=counters.generated_tokens,
-            preemptions=counters.preemptions,
-            finished=counters.finished,
-            cancelled=counters.cancelled,
-            failed=counters.failed,
-            prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits,
-            miss_reasons=tuple(counters.miss_reasons.items()),
-            held_back=tuple(counters.held_back.items()),
-            plan_seconds=self._seconds["plan"],
-            commit_seconds=self._seconds["commit"],
-            build_seconds=self._seconds["build"],
-            forward_seconds=self._seconds["forward"],
-            sample_seconds=self._seconds["sample"],
+            **scheduler.counters.snapshot(),
+            **{f"{part}_seconds": self._seconds[part] for part in _PARTS},
         )
 
     def close(self) -> None:

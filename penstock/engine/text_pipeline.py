@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.errors import ParameterError
 from penstock.core.sampling import SamplingParams
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import Checkpoint, text_config
+from penstock.weights.generation import eos_ids, sampling_defaults
 from penstock.weights.open import open_checkpoint
-
-_DEFAULT_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+from penstock.weights.pooling import Pooling, read_pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,7 @@ class TextPipeline:
         eos_ids: token ids that end an answer.
         defaults: the model's own values for sampling fields that a client leaves out (generation_config.json).
         vocab_size: logits a position; token ids lie below.
+        pooling: how the model embeds, classifies and ranks.
     """
 
     tokenizer: Tokenizer
@@ -35,6 +34,7 @@ class TextPipeline:
     eos_ids: tuple[int, ...]
     defaults: Mapping[str, Any]
     vocab_size: int
+    pooling: Pooling
 
     @classmethod
     def load(cls, model: str) -> TextPipeline:
@@ -51,9 +51,10 @@ class TextPipeline:
         return cls(
             tokenizer,
             _template(checkpoint, tokenizer),
-            _eos_ids(checkpoint, tokenizer),
-            MappingProxyType(_defaults(checkpoint.generation_config)),
+            eos_ids(checkpoint, tokenizer.end_ids),
+            MappingProxyType(sampling_defaults(checkpoint.generation_config)),
             int(text_config(checkpoint.config).get("vocab_size") or tokenizer.vocab_size),
+            read_pooling(checkpoint, tokenizer.token_to_id),
         )
 
     def sampling(self, **given: Any) -> SamplingParams:
@@ -74,25 +75,3 @@ def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | No
         if name not in config and token_id is not None:  # GGUF metadata names them by id
             config[name] = tokenizer.piece(token_id)
     return ChatTemplate.from_config(config)
-
-
-def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """generation_config's ids (the ones chat models mean), then config's, then the tokenizer's."""
-    found: dict[int, None] = {}
-    configured = (checkpoint.generation_config, text_config(checkpoint.config))
-    for value in [*(config.get("eos_token_id") for config in configured), sorted(tokenizer.end_ids)]:
-        for token in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
-                found[token] = None
-    return tuple(found)
-
-
-def _defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of generation_config's values that SamplingParams accepts."""
-    defaults: dict[str, Any] = {}
-    for name in _DEFAULT_FIELDS:
-        value: dict[str, Any] = {name: generation_config.get(name)}
-        with suppress(ParameterError):
-            SamplingParams(**value)
-            defaults |= value
-    return defaults

@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.core.cache_spec import CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch, LayerCache
+from penstock.layers.classifier import Classifier
 from penstock.layers.embedding import Embedding, Head
 from penstock.layers.norm import Norm
 from penstock.layers.step import Step
@@ -116,7 +117,9 @@ class DecoderModel(Layer):
 
     Attributes:
         cache_specs: one per attention layer, in layer order.
-        vocab_size: rows of the logits.
+        head: makes logits; None for models that only embed or classify.
+        classifier: the classification head, None for models without.
+        vocab_size: rows of the embedding, and of the logits.
         max_positions: longest sequence the configuration supports.
         dtype: compute dtype.
         ignorable: regular expressions of checkpoint tensors that are rightly left over.
@@ -129,12 +132,13 @@ class DecoderModel(Layer):
         embedding: Embedding,
         blocks: Sequence[Block],
         norm: Norm,
-        head: Head,
+        head: Head | None,
         *,
         max_positions: int,
         dtype: torch.dtype,
         ignorable: tuple[str, ...] = (),
         renames: tuple[tuple[str, str], ...] = (),
+        classifier: Classifier | None = None,
     ) -> None:
         self.kernels = kernels
         self.embedding = embedding
@@ -142,7 +146,8 @@ class DecoderModel(Layer):
         self.norm = norm
         self.head = head
         self.cache_specs: tuple[CacheSpec, ...] = tuple(block.attention.spec for block in blocks)
-        self.vocab_size = head.weight.shape[0]
+        self.classifier = classifier
+        self.vocab_size = embedding.weight.shape[0]
         self.max_positions = max_positions
         self.dtype = dtype
         self.ignorable = ignorable
@@ -165,4 +170,5 @@ class DecoderModel(Layer):
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Rows int64 of `forward`'s hidden [L, hidden_size] → [rows, vocab_size] float32."""
+        assert self.head is not None  # models without one are asked for hidden states
         return self.head(self.kernels.take_rows(hidden, rows))

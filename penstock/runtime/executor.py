@@ -28,6 +28,9 @@ class Executor(Protocol):
     def forward(self, batch: Batch) -> None:
         """Runs a step and writes its keys and values."""
 
+    def hidden(self) -> Tensor:
+        """The step's final hidden states of its `logit_rows`, [L, hidden_size]; valid until the next step."""
+
     def logits(self, rows: Tensor) -> Tensor:
         """Logits [n, vocab] float32 of the last `logit_rows[rows]`, rows [n] int64; valid until the next call."""
 
@@ -46,9 +49,12 @@ class EagerExecutor:
     def forward(self, batch: Batch) -> None:
         self._hidden = self._model.forward(batch, self._caches)
 
-    def logits(self, rows: Tensor) -> Tensor:
+    def hidden(self) -> Tensor:
         assert self._hidden is not None
-        return self._model.logits(self._hidden, rows)
+        return self._hidden
+
+    def logits(self, rows: Tensor) -> Tensor:
+        return self._model.logits(self.hidden(), rows)
 
 
 class RecordedExecutor:
@@ -61,10 +67,11 @@ class RecordedExecutor:
         body = recording.Recording(fast)
         hidden = model.forward(_symbolic(body, 1 + max(cache.group for cache in caches)), caches)
         body.finish(hidden, max_tokens, max_tokens)
+        self._body, self._rows = body, 0
         head = recording.Recording(fast)
-        logits = model.logits(head.result_of(body, hidden), head.logit_index)
-        head.finish(logits, 0, max_logit_rows)
-        self._body, self._head = body, head
+        if model.head is not None:
+            head.finish(model.logits(head.result_of(body, hidden), head.logit_index), 0, max_logit_rows)
+        self._head = head
         self._max_logit_rows = max_logit_rows
         arena = (body.arena_bytes + head.arena_bytes) >> 20
         self.describe = f"recorded: {body.num_ops + head.num_ops} native ops in an arena of {arena} MiB"
@@ -75,6 +82,10 @@ class RecordedExecutor:
         rows = *lengths, tables, batch.logit_rows, batch.state_slot, batch.adapter_slot
         masks = mask_kinds([mask.value for mask in batch.masks])
         self._body.run(batch.token_ids, batch.positions, *rows, masks, batch.spans)
+        self._rows = len(batch.logit_rows)
+
+    def hidden(self) -> Tensor:
+        return self._body.result(self._rows)
 
     def logits(self, rows: Tensor) -> Tensor:
         if len(rows) <= self._max_logit_rows:

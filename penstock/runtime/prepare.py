@@ -6,22 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import torch
 
+from penstock.config.environment import cache_folder
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, resolve
 from penstock.core.cache_spec import CacheGroup, CacheSpec, group_layers
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
+from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model
 from penstock.quant.decode import native_block_decoder
-from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
+from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, format_bytes, plan_memory
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
+from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ def settle_compute(options: EngineOptions) -> None:
         native.set_num_threads(options.threads or 1)
 
 
+WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
 PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
 
 
@@ -168,6 +173,26 @@ def _state_bytes(specs: Sequence[CacheSpec]) -> int:
 def packs_natively(kernels: KernelSet) -> bool:
     """Whether weights stay as they are stored, in the native library's packing."""
     return next(choice for choice in kernels.choices if choice.op == "packable").chosen.name.startswith("native")
+
+
+def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
+    """The file that keeps the model's packed weights, or None and the reason."""
+    options, checkpoint = prepared.options, prepared.checkpoint
+    if options.pack_cache == "off":
+        return None, "switched off"
+    if not packs_natively(prepared.kernels):
+        return None, "the kernels in use take plain weights"
+    size = prepared.facts.file_bytes
+    if options.pack_cache != "auto":
+        folder = Path(options.pack_cache).expanduser()
+    elif size < WORTH_KEEPING:
+        return None, f"packing {format_bytes(size)} takes less than a moment"
+    else:
+        folder = cache_folder() / "packed"
+    path = folder / file_name(checkpoint, prepared.facts.name)
+    if not path.exists() and (room := free_bytes(folder)) < 2 * size:
+        return None, f"only {format_bytes(room)} are free in {folder}"
+    return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
 
 
 def _resident_bytes(facts: ModelFacts, kernels: KernelSet, options: EngineOptions) -> int:

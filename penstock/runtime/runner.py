@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +14,7 @@ from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepRes
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.pooling import Classifier, Pooler
 from penstock.runtime.sampler import Draw, Sampler
 
 PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
@@ -21,12 +22,28 @@ PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a 
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """A span whose prompt tokens are scored: hidden rows first … first + len(targets) - 1 predict the targets."""
+    """A span whose prompt tokens are scored: places first … first + len(targets) - 1 predict the targets."""
 
     row: int
     first: int
     targets: tuple[int, ...]
     top: int
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Whose final states a step is for.
+
+    Attributes:
+        tokens: indices of those tokens; the others are places in this list.
+        draws: those to sample after.
+        scored, pooled: spans of scored prompts, and of rows that pool with the places of theirs.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    draws: list[int] = field(default_factory=list)
+    scored: list[_Scored] = field(default_factory=list)
+    pooled: list[tuple[RowSpan, slice]] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -35,11 +52,19 @@ class ModelRunner:
     so that a plan may refer to tokens which the one before it samples.
     """
 
-    def __init__(self, executor: Executor, memory: KVMemory, sampler: Sampler, builder: BatchBuilder) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        memory: KVMemory,
+        sampler: Sampler,
+        builder: BatchBuilder,
+        classifier: Classifier | None = None,
+    ) -> None:
         self._executor = executor
         self._memory = memory
         self._sampler = sampler
         self._builder = builder
+        self._pooler = Pooler(classifier)
         self._queue: deque[StepPlan] = deque()
         self._new: dict[int, NewRow] = {}
         self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted
@@ -57,15 +82,15 @@ class ModelRunner:
         for op in plan.cache_ops:
             self._memory.apply(op)
         self._count_forced(plan)
-        ends, scored = self._wanted_logits(plan)
-        total = sum(len(span.tokens) for span in plan.spans)
-        batch = self._builder.build(plan.spans, range(total) if scored else ends)
+        wanted = self._wanted(plan)
+        batch = self._builder.build(plan.spans, wanted.tokens)
         built = perf_counter()
         self._executor.forward(batch)
-        logits = self._executor.logits(torch.tensor(ends) if scored else torch.arange(len(ends))) if ends else None
+        logits = self._executor.logits(torch.tensor(wanted.draws)) if wanted.draws else None
         computed = perf_counter()
         rows = self._draw(plan, logits, masks)
-        for entry in scored:
+        rows |= self._pool(wanted)
+        for entry in wanted.scored:
             result = rows.get(entry.row, RowResult(entry.row))
             rows[entry.row] = RowResult(entry.row, result.tokens, result.logprobs, self._score(entry), result.error)
         timings = StepTimings(built - started, computed - built, perf_counter() - computed)
@@ -90,6 +115,7 @@ class ModelRunner:
             self._known[new.row] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
             self._builder.add_row(new)
+            self._pooler.add_row(new)
 
     def _count_forced(self, plan: StepPlan) -> None:
         """Tokens that come in a span without having been sampled were forced: the sampler's penalties count them."""
@@ -99,28 +125,39 @@ class ModelRunner:
                 self._sampler.extend(span.row, span.tokens[known - span.start :])
                 self._known[span.row] = span.start + len(span.tokens)
 
-    def _wanted_logits(self, plan: StepPlan) -> tuple[list[int], list[_Scored]]:
-        """Rows of the hidden states to sample from, and spans whose prompt tokens are to be scored."""
-        ends: list[int] = []
-        scored: list[_Scored] = []
-        first = 0
+    def _wanted(self, plan: StepPlan) -> _Wanted:
+        wanted, first = _Wanted(), 0
         for span in plan.spans:
-            if span.sample:
-                ends.append(first + len(span.tokens) - 1)
-            new = self._new[span.row]
-            top = new.sampling.prompt_logprobs
-            if top is not None and new.branch == 0 and (targets := self._targets(new, span)):
-                scored.append(_Scored(span.row, first, targets, top))
-            first += len(span.tokens)
-        return ends, scored
+            new, count, place = self._new[span.row], len(span.tokens), len(wanted.tokens)
+            chosen = range(count - 1, count) if span.sample else range(0)
+            if (pooled := self._pooler.wanted(span)) is not None:
+                chosen = pooled
+                wanted.pooled.append((span, slice(place, place + len(chosen))))
+            elif new.sampling.prompt_logprobs is not None and new.branch == 0 and (targets := _targets(new, span)):
+                chosen = range(count)
+                wanted.scored.append(_Scored(span.row, place, targets, new.sampling.prompt_logprobs))
+            if pooled is None and span.sample:
+                wanted.draws.append(place + len(chosen) - 1)
+            wanted.tokens += (first + index for index in chosen)
+            first += count
+        return wanted
 
-    def _targets(self, new: NewRow, span: RowSpan) -> tuple[int, ...]:
-        return new.prompt_ids[span.start + 1 : span.start + len(span.tokens) + 1]
+    def _pool(self, wanted: _Wanted) -> dict[int, RowResult]:
+        """Results of the rows that pool and whose prompts are computed."""
+        results: dict[int, RowResult] = {}
+        for span, places in wanted.pooled:
+            state = self._pooler.take(span, self._executor.hidden()[places])
+            if state is not None:
+                chosen = torch.tensor([places.stop - 1])
+                logits = self._executor.logits(chosen) if self._pooler.needs_logits(span) else None
+                results[span.row] = RowResult(span.row, pooled=self._pooler.result(span, state, logits))
+        return results
 
     def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> dict[int, RowResult]:
         if logits is None:
             return {}
-        draws = [Draw(span.row, span.start + len(span.tokens)) for span in plan.spans if span.sample]
+        sampled = (span for span in plan.spans if span.sample and self._new[span.row].pooling is None)
+        draws = [Draw(span.row, span.start + len(span.tokens)) for span in sampled]
         results: dict[int, RowResult] = {}
         for draw, sample in zip(draws, self._sampler.sample(logits, draws, masks), strict=True):
             if sample.error is not None:
@@ -140,3 +177,8 @@ class ModelRunner:
             logits = self._executor.logits(torch.arange(start, start + len(targets)))
             scores += self._sampler.prompt_logprobs(logits, targets, entry.top)
         return tuple(scores)
+
+
+def _targets(new: NewRow, span: RowSpan) -> tuple[int, ...]:
+    """The prompt tokens that a span's tokens predict."""
+    return new.prompt_ids[span.start + 1 : span.start + len(span.tokens) + 1]

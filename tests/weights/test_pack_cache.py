@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.config.options import EngineOptions
-from penstock.engine.build import build_engine, packed_file
+from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cpu import native
@@ -27,7 +27,7 @@ from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model
 from penstock.quant.tensor import StoredTensor
-from penstock.runtime.prepare import prepare
+from penstock.runtime.prepare import packed_file, prepare
 from penstock.weights import pack_cache
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.loader import load_weights
@@ -365,7 +365,7 @@ def test_engines_keep_packed_weights_where_they_are_told(model_folder: Path, tmp
 
 
 def test_without_room_nothing_is_written(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.build.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("penstock.runtime.prepare.free_bytes", lambda folder: 1000)
     cache, why = packed_file(prepare(EngineOptions(model=str(model_folder), pack_cache=str(tmp_path / "there"))))
     assert cache is None
     assert "only 1000 B are free" in why

@@ -183,12 +183,16 @@ class Recording:
 
     def run_rows(self, rows: Tensor) -> Tensor:
         """Replays a program over rows [L] int64 and returns its result, [L, width], valid until the next run."""
-        assert self._result is not None
         self._step.set_logits(len(rows), rows.data_ptr())
         if self.fast:
             self._step.set_all_generated()
         self.program.run(self._step)
-        return torch.from_numpy(self.program.floats(self._result.index, len(rows), self._result.width))
+        return self.result(len(rows))
+
+    def result(self, rows: int) -> Tensor:
+        """The last run's result, [rows, width], valid until the next run."""
+        assert self._result is not None
+        return torch.from_numpy(self.program.floats(self._result.index, rows, self._result.width))
 
 
 def address(tensor: Tensor | None) -> int:

@@ -1,0 +1,35 @@
+"""What a checkpoint says of generating text: the tokens that end an answer, and its default sampling. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from penstock.config.errors import ParameterError
+from penstock.core.sampling import SamplingParams
+from penstock.weights.checkpoint import Checkpoint, text_config
+
+_DEFAULT_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+
+
+def eos_ids(checkpoint: Checkpoint, end_ids: Collection[int]) -> tuple[int, ...]:
+    """generation_config's ids (the ones chat models mean), then config's, then the tokenizer's."""
+    found: dict[int, None] = {}
+    configured = (checkpoint.generation_config, text_config(checkpoint.config))
+    for value in [*(config.get("eos_token_id") for config in configured), sorted(end_ids)]:
+        for token in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+                found[token] = None
+    return tuple(found)
+
+
+def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of generation_config's values that SamplingParams accepts."""
+    defaults: dict[str, Any] = {}
+    for name in _DEFAULT_FIELDS:
+        value: dict[str, Any] = {name: generation_config.get(name)}
+        with suppress(ParameterError):
+            SamplingParams(**value)
+            defaults |= value
+    return defaults
