@@ -133,22 +133,3 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
-
-
-class Generation(Protocol):
-    """A running answer: iterate it for deltas of all branches, in order of arrival.
-
-    Attributes:
-        prompt_ids: the prompt in tokens.
-        cached_tokens: prompt tokens that came from the prefix cache (0 until the first delta).
-        queue_seconds: time from arrival in the engine to admission (None until the first delta).
-    """
-
-    prompt_ids: tuple[int, ...]
-    cached_tokens: int
-    queue_seconds: float | None
-
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
-
-    async def aclose(self) -> None:
-        """Cancels what still runs; safe to call twice and after the end."""

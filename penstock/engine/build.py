@@ -23,7 +23,6 @@ from penstock.runtime.prepare import (
     Prepared,
     kernel_decisions,
     packed_file,
-    packs_natively,
     plan_again,
     prepare,
     settle_compute,
@@ -49,10 +48,9 @@ def build_engine(
     """
     prepared = prepare(options)
     concrete, plan = prepared.options, prepared.plan
-    for what, size, remark in plan.table():
-        log.info("%-12s %12s  %s", what, size, remark)
+    for row in plan.table():
+        log.info("%-12s %12s  %s", *row)
     settle_compute(concrete)
-    device = torch.device(concrete.device)
     model = prepared.model
     cache, kept = packed_file(prepared)
     load_weights(
@@ -84,10 +82,11 @@ def build_engine(
     )
     rows = scheduler_options.max_num_seqs
     widest = -(-plan.max_model_len // concrete.block_size)
-    builder = BatchBuilder(len(groups), rows, widest, concrete.block_size, device)
-    largest = scheduler_options.max_num_batched_tokens
-    executor = make_executor(model, memory.caches, largest, max(rows, PROMPT_LOGIT_ROWS), concrete.arithmetic == "fast")
-    runner = ModelRunner(executor, memory, Sampler(model.vocab_size, rows, kernels.sampling()), builder)
+    builder = BatchBuilder(len(groups), rows, widest, concrete.block_size, torch.device(concrete.device))
+    sizes = scheduler_options.max_num_batched_tokens, max(rows, PROMPT_LOGIT_ROWS)
+    executor = make_executor(model, memory.caches, *sizes, concrete.arithmetic == "fast")
+    sampler = Sampler(model.vocab_size, rows, kernels.sampling())
+    runner = ModelRunner(executor, memory, sampler, builder, model.classifier)
     engine = Engine(Scheduler(scheduler_options, groups), runner)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
@@ -113,9 +112,7 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOpt
     )
 
 
-def engine_info(
-    prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = (), fast: bool = False
-) -> EngineInfo:
+def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = (), fast: bool = False) -> EngineInfo:
     """The facts of an engine built as prepared; `fast`: level fast is in use."""
     concrete = prepared.options
     architectures = prepared.checkpoint.config.get("architectures") or ["?"]

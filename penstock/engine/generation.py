@@ -11,7 +11,7 @@ from penstock.text.tokenizer import Tokenizer
 
 
 class TextGeneration:
-    """Deltas of all branches of one request, in order of arrival; see `api.Generation`.
+    """Deltas of all branches of one request, in order of arrival: iterate it.
 
     A stop string ends its branch here; the engine is told once no branch is left.
 

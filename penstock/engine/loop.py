@@ -92,6 +92,7 @@ class Engine:
         """A snapshot of counters and gauges."""
         scheduler = self.scheduler
         cache = scheduler.cache
+        seconds: dict[str, Any] = {f"{part}_seconds": self._seconds[part] for part in _PARTS}
         idle = sum(cache.tree.idle)
         total = sum(pool.num_blocks - 1 for pool in cache.pools)
         free = sum(pool.num_free for pool in cache.pools)
@@ -108,7 +109,7 @@ class Engine:
             slots_allocated=sum((len(hold.tables[0]) - hold.live_from[0]) * size for _, hold in holds),
             steps=self._steps,
             **scheduler.counters.snapshot(),
-            **{f"{part}_seconds": self._seconds[part] for part in _PARTS},
+            **seconds,
         )
 
     def close(self) -> None:

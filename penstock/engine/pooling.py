@@ -35,7 +35,9 @@ async def pool(frontend: Frontend, request: GenerationRequest, params: PoolingPa
     """
     ids = await frontend.tokenize(request)
     if len(ids) > (most := frontend.info.max_model_len):
-        raise ContextLengthError(f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param="input")
+        raise ContextLengthError(
+            f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param="input"
+        )
     scheduling: dict[str, Any] = {"priority": request.priority, "cache_salt": request.cache_salt}
     sent = EngineRequest(request.request_id, ids, request.sampling, pooling=params, **scheduling)
     outputs, cached = frontend.client.submit(sent), 0

@@ -10,8 +10,8 @@ from typing import Any
 from penstock.core.sampling import SamplingParams
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.checkpoint import Checkpoint, text_config
-from penstock.weights.generation import eos_ids, sampling_defaults
+from penstock.weights.checkpoint import text_config
+from penstock.weights.generation import eos_ids, sampling_defaults, template_config
 from penstock.weights.open import open_checkpoint
 from penstock.weights.pooling import Pooling, read_pooling
 
@@ -48,9 +48,10 @@ class TextPipeline:
         tokenizer = (
             Tokenizer.from_gguf(checkpoint.metadata) if checkpoint.metadata else Tokenizer.from_folder(checkpoint.path)
         )
+        template = template_config(checkpoint, tokenizer.piece, bos_token=tokenizer.bos_id, eos_token=tokenizer.eos_id)
         return cls(
             tokenizer,
-            _template(checkpoint, tokenizer),
+            ChatTemplate.from_config(template) if template.get("chat_template") else None,
             eos_ids(checkpoint, tokenizer.end_ids),
             MappingProxyType(sampling_defaults(checkpoint.generation_config)),
             int(text_config(checkpoint.config).get("vocab_size") or tokenizer.vocab_size),
@@ -65,13 +66,3 @@ class TextPipeline:
         """
         chosen: dict[str, Any] = {**self.defaults, **given}
         return SamplingParams(**chosen)
-
-
-def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:
-    config = dict(checkpoint.tokenizer_config)
-    if not config.get("chat_template"):
-        return None
-    for name, token_id in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id)):
-        if name not in config and token_id is not None:  # GGUF metadata names them by id
-            config[name] = tokenizer.piece(token_id)
-    return ChatTemplate.from_config(config)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.layers.attention import Attention, AttentionOptions
+from penstock.layers.classifier import Classifier, Dense
 from penstock.layers.decoder import (
     Block,
     DecoderBlock,
@@ -40,6 +41,7 @@ ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
         "relu2": "relu2",
     }
 )
+BARE = tuple((f"{part}.", f"model.{part}.") for part in ("embed_tokens", "layers", "norm"))  # saved without a head
 LEFT_OVER = (r".*\.rotary_emb\.inv_freq",)
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 UNTURNED = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
@@ -70,6 +72,7 @@ class Blueprint:
         kernels, dtype: what the model computes with.
         max_model_len: longest sequence that will be served, if known (only "dynamic" rope depends on it).
         hidden_size, num_layers, num_heads, num_kv_heads, head_dim, norm_eps: of the configuration, checked.
+        head: what stands above the last layer: "logits", "labels" (a classifier) or "none".
     """
 
     fields: Fields
@@ -82,10 +85,16 @@ class Blueprint:
     num_kv_heads: int
     head_dim: int
     norm_eps: float
+    head: str = "logits"
 
     @classmethod
     def read(
-        cls, fields: Fields, kernels: KernelSet, dtype: torch.dtype, max_model_len: int | None = None
+        cls,
+        fields: Fields,
+        kernels: KernelSet,
+        dtype: torch.dtype,
+        max_model_len: int | None = None,
+        head: str = "logits",
     ) -> Blueprint:
         """Reads the sizes.
 
@@ -101,7 +110,7 @@ class Blueprint:
         head_dim = fields.integer("head_dim", hidden // heads)
         layers = fields.integer("num_hidden_layers")
         eps = fields.number(next((name for name in EPSILONS if fields.has(name)), EPSILONS[0]), 1e-6)
-        return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps)
+        return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps, head)
 
     def rotary(self, **settings: Any) -> Rotary:
         """The rotation, read with `models.rope.read_rope`."""
@@ -247,18 +256,29 @@ class Blueprint:
         vocab = self.fields.integer("vocab_size")
         tied = self.fields.flag("tie_word_embeddings", tie_default)
         embedding_key = "model.embed_tokens.weight"
-        embedding = head = table(self.kernels, embedding_key, vocab, self.hidden_size)
+        embedding = weight = table(self.kernels, embedding_key, vocab, self.hidden_size)
         bias = Weight((vocab,), (WeightPart("lm_head.bias", (vocab,)),))
-        if not tied:
-            head = table(self.kernels, "lm_head.weight", vocab, self.hidden_size)
+        speaks = self.head == "logits"
+        if speaks and not tied:
+            weight = table(self.kernels, "lm_head.weight", vocab, self.hidden_size)
         return DecoderModel(
             self.kernels,
             Embedding(self.kernels, embedding, embedding_scale),
             blocks,
             norm,
-            Head(self.kernels, head, soft_cap, bias if head_bias else None),
+            Head(self.kernels, weight, soft_cap, bias if head_bias else None) if speaks else None,
             max_positions=max_positions or context_length(self.fields, rope),
             dtype=self.dtype,
-            ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied else ()),
-            renames=renames,
+            ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
+            renames=(*renames, *BARE),
+            classifier=self.classifier() if self.head == "labels" else None,
         )
+
+    def classifier(self) -> Classifier:
+        """The head of causal models that classify: one projection of the last token's state."""
+        return Classifier(Dense("score", self.hidden_size, self.num_labels(), bias=False))
+
+    def num_labels(self) -> int:
+        """Scores a classifier gives: `id2label`'s entries, else `num_labels`, else two."""
+        names = self.fields.values.get("id2label")
+        return len(names) if isinstance(names, Mapping) and names else self.fields.integer("num_labels", 2)

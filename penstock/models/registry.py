@@ -117,8 +117,25 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of the first supported name under `architectures`.
+_HEADS = (("ForSequenceClassification", "labels"), ("Model", "none"))
+
+
+def named(name: str) -> tuple[Family, str] | None:
+    """The family of an architecture and what stands above its last layer; None if there is none.
+
+    Every causal language model is known under its bare name too, and as a classifier.
+    """
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name], "logits"
+    for ending, head in _HEADS:
+        base = name.removesuffix(ending)
+        if base != name and (family := ARCHITECTURES.get(f"{base}ForCausalLM")):
+            return family, head
+    return None
+
+
+def family_of(config: Mapping[str, Any]) -> tuple[Family, str]:
+    """The family of the first supported name under `architectures`, and its head as in `Blueprint`.
 
     Raises:
         CheckpointError: none is supported.
@@ -128,7 +145,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
         raise CheckpointError(
             f"config.json: architectures is {names!r}; it must list one of: {', '.join(ARCHITECTURES)}."
         )
-    found = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    found = next((known for name in names if (known := named(str(name)))), None)
     if found is None:
         raise CheckpointError(
             f"the architecture {', '.join(map(str, names))} is not supported; supported are: "
@@ -158,5 +175,5 @@ def build_model(
     Raises:
         CheckpointError: unknown architecture, or a field that is missing or impossible.
     """
-    family = family_of(config)
-    return family.build(Blueprint.read(text_fields(config, family), kernels, dtype, max_model_len))
+    family, head = family_of(config)
+    return family.build(Blueprint.read(text_fields(config, family), kernels, dtype, max_model_len, head))

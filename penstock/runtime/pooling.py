@@ -53,7 +53,7 @@ class Pooler:
         row = self._rows[span.row]
         states = hidden.detach().to("cpu", torch.float32, copy=True)
         if row.params.kind is PoolingKind.MEAN:
-            total = row.kept.pop() if row.kept else torch.zeros(states.shape[1], dtype=torch.float64)
+            total = row.kept.pop()[0] if row.kept else torch.zeros(states.shape[1], dtype=torch.float64)
             for state in states:
                 total += state
             states = total[None]

@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from penstock.config import limits
 from penstock.config.errors import EngineDeadError, ModelNotFoundError, RequestError
 from penstock.core.request import FinishReason, GenerationRequest
-from penstock.engine.api import Delta, EngineState, Generation
+from penstock.engine.api import Delta, EngineState
+from penstock.engine.generation import TextGeneration
 from penstock.server.connection import ABORT
 from penstock.server.errors import ClientGone, HttpError, describe, encode_json, not_ready, shown
 from penstock.server.lifecycle import Lifecycle
@@ -86,7 +87,7 @@ class Answer:
     """The running generations of one call, in the order of its prompts."""
 
     requests: Sequence[GenerationRequest]
-    generations: Sequence[Generation]
+    generations: Sequence[TextGeneration]
     metrics: Metrics
     started: float
     _timings: dict[tuple[int, int], _Timing] = field(default_factory=dict)
@@ -188,7 +189,7 @@ class Answer:
 
 
 async def _forward(
-    index: int, generation: Generation, buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None]
+    index: int, generation: TextGeneration, buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None]
 ) -> None:
     try:
         async for delta in generation:

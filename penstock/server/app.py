@@ -20,6 +20,7 @@ from penstock.engine.api import EngineState
 from penstock.server import document
 from penstock.server.answer import Service
 from penstock.server.auth import ApiKeys, HostRule
+from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
@@ -69,6 +70,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         default_response_class=Response,
     )
     app.include_router(openai_router(service))
+    app.include_router(embeddings_router(service))
     app.include_router(tokenize_router(service))
     app.include_router(_operator_router(service, app))
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -77,7 +79,8 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    models = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
+    pooling = (EmbeddingBody, ClassifyBody, PoolingBody)
+    models = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, *pooling)
 
     def openapi() -> dict[str, Any]:
         app.openapi_schema = app.openapi_schema or document.openapi(app, models, secured=bool(options.api_keys))

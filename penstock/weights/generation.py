@@ -1,8 +1,8 @@
-"""What a checkpoint says of generating text: the tokens that end an answer, and its default sampling. No torch."""
+"""What a checkpoint says of generating text: chat template, tokens that end an answer, default sampling. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -33,3 +33,11 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
             SamplingParams(**value)
             defaults |= value
     return defaults
+
+
+def template_config(
+    checkpoint: Checkpoint, piece: Callable[[int], str | None], **special: int | None
+) -> dict[str, Any]:
+    """tokenizer_config.json with the special tokens a template writes, which GGUF metadata names by id alone."""
+    config = dict(checkpoint.tokenizer_config)
+    return {name: piece(token) for name, token in special.items() if token is not None} | config

@@ -59,7 +59,9 @@ class Pooling:
         if self.labels:
             raise self._cannot("embed texts", "it is a classifier; send the texts to /classify or /score")
         if dimensions is not None and not 1 <= dimensions <= self.size:
-            raise ParameterError("dimensions", dimensions, f"from 1 to {self.size}, the size of this model's embeddings")
+            raise ParameterError(
+                "dimensions", dimensions, f"from 1 to {self.size}, the size of this model's embeddings"
+            )
         kind = PoolingKind.ALL if each_token else self.kind
         chosen = self.normalize if normalize is None else normalize
         return PoolingParams(kind, dimensions=dimensions, normalize=chosen)
@@ -174,7 +176,9 @@ def _activation(config: Mapping[str, Any], labels: int) -> str:
     if named is not None:
         kind = str(named).rpartition(".")[2]
         if kind not in _ACTIVATIONS:
-            raise CheckpointError(f"config.json: the activation {kind[:80]!r} is not served; {', '.join(_ACTIVATIONS)} are.")
+            raise CheckpointError(
+                f"config.json: the activation {kind[:80]!r} is not served; {', '.join(_ACTIVATIONS)} are."
+            )
         return _ACTIVATIONS[kind]
     problem = config.get("problem_type")
     if problem == "regression":

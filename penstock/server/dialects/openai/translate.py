@@ -98,7 +98,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     """Translates a text completion, one request a prompt."""
     _refuse_unavailable(body)
-    prompts = _prompts(body.prompt)
+    prompts = prompts_of(body.prompt, "prompt")
     echo = bool(body.echo)
     if (body.n or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
         raise ParameterError("n", body.n, f"n times the number of prompts at most {limits.MAX_PROMPTS_PER_CALL}")
@@ -174,17 +174,21 @@ def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...] | None:
     return None if choice == "none" else tools
 
 
-def _prompts(prompt: Any) -> Sequence[str | Sequence[int]]:
-    """One prompt or many, each a text or token ids."""
+def prompts_of(prompt: Any, field: str) -> Sequence[str | Sequence[int]]:
+    """One prompt or many, each a text or token ids.
+
+    Raises:
+        RequestError: it is neither, or there are too many; `field` is its name.
+    """
     if isinstance(prompt, str) or _is_ids(prompt):
         prompts: Sequence[Any] = [prompt]
     elif isinstance(prompt, list) and prompt and (all(map(_is_text, prompt)) or all(map(_is_ids, prompt))):
         prompts = prompt
     else:
         allowed = "a non-empty string, a list of token ids, or a non-empty list of either"
-        raise bad_value("prompt", prompt, allowed)
+        raise bad_value(field, prompt, allowed)
     if len(prompts) > limits.MAX_PROMPTS_PER_CALL:
-        raise ParameterError("prompt", f"{len(prompts)} prompts", f"at most {limits.MAX_PROMPTS_PER_CALL}")
+        raise ParameterError(field, f"{len(prompts)} prompts", f"at most {limits.MAX_PROMPTS_PER_CALL}")
     return prompts
 
 

@@ -1,0 +1,149 @@
+"""Embeddings and classification over a real socket, by OpenAI's client, from models that really run."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from penstock.config.options import EngineOptions
+from penstock.engine.api import EngineState
+from penstock.engine.build import build_engine
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
+from tests.models import tiny
+from tests.server.support import serving, until
+
+TEXTS = ["one two three", "two", "seven six five four three two one " * 5]
+LABELS = {0: "dull", 1: "fine", 2: "great"}
+
+
+@dataclass
+class Served:
+    """A server, and transformers' model of the same weights."""
+
+    url: str
+    model: Any
+    tokenizer: tokenizers.Tokenizer
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20)
+
+    def states(self, text: str) -> torch.Tensor:
+        """transformers' final hidden states of a text."""
+        ids = torch.tensor([self.tokenizer.encode(text).ids])
+        with torch.no_grad():
+            return self.model.base_model(ids).last_hidden_state[0]
+
+
+def serve(folder: Path, model: Any) -> Iterator[Served]:
+    model.save_pretrained(folder)
+    words = ("<pad>", "one", "two", "three", "four", "five", "six", "seven", "yes", "no")
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    options = EngineOptions(model=str(folder), max_model_len=64, kv_blocks=64, kv_cache_dtype="float32", threads=1)
+    client = ThreadClient(functools.partial(build_engine, options))
+    with serving(client, TextPipeline.load(str(folder))) as server:
+        until(lambda: client.state is EngineState.READY, 20)
+        yield Served(server.url, model, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    yield from serve(tmp_path_factory.mktemp("embedder"), tiny.make("qwen3", dtype=torch.float32))
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    config = transformers.Qwen3Config(**tiny.SIZES, id2label=LABELS, dtype=torch.float32)
+    torch.manual_seed(1)
+    model = transformers.Qwen3ForSequenceClassification(config).eval()
+    yield from serve(tmp_path_factory.mktemp("classifier"), model)
+
+
+@pytest.fixture
+def api(embedder: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{embedder.url}/v1", api_key="none", max_retries=0)
+
+
+def unit(states: torch.Tensor) -> torch.Tensor:
+    return states / states.norm()
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_openai_client(api: openai.OpenAI, embedder: Served, encoding: Any) -> None:
+    answer = api.embeddings.create(model="scripted", input=TEXTS, encoding_format=encoding)
+    assert [entry.index for entry in answer.data] == [0, 1, 2]
+    for text, entry in zip(TEXTS, answer.data, strict=True):
+        found = entry.embedding
+        ours = np.frombuffer(base64.b64decode(found), np.float32) if isinstance(found, str) else np.array(found)
+        theirs = unit(embedder.states(text)[-1]).numpy()
+        assert float(ours @ theirs) >= 0.9999
+        assert abs(float(ours @ ours) - 1) < 1e-5
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 3 + 1 + 35
+
+
+def test_batches_equal_single_texts(api: openai.OpenAI) -> None:
+    together = [entry.embedding for entry in api.embeddings.create(model="scripted", input=TEXTS).data]
+    assert together == [api.embeddings.create(model="scripted", input=text).data[0].embedding for text in TEXTS]
+
+
+def test_token_ids_and_dimensions(api: openai.OpenAI, embedder: Served) -> None:
+    ids = embedder.tokenizer.encode(TEXTS[0]).ids
+    by_text = api.embeddings.create(model="scripted", input=TEXTS[0], dimensions=8).data[0].embedding
+    assert api.embeddings.create(model="scripted", input=ids, dimensions=8).data[0].embedding == by_text
+    torch.testing.assert_close(torch.tensor(by_text), unit(embedder.states(TEXTS[0])[-1][:8]), rtol=1e-4, atol=1e-4)
+
+
+def test_pooling_gives_a_state_a_token(embedder: Served) -> None:
+    (entry,) = embedder.post("/pooling", input=TEXTS[0], normalize=False).json()["data"]
+    torch.testing.assert_close(torch.tensor(entry["data"]), embedder.states(TEXTS[0]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": [1, "a"]}, "input"),
+        ("/v1/embeddings", {"input": "one", "dimensions": 37}, "dimensions"),
+        ("/v1/embeddings", {"input": "one", "dimensions": 0}, "dimensions"),
+        ("/v1/embeddings", {"input": "one", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "one " * 65}, "input"),
+        ("/v1/embeddings", {"input": ["one", [1_000_000]]}, "input"),
+        ("/classify", {"input": "one"}, "model"),
+    ],
+)
+def test_refusals(embedder: Served, path: str, body: dict[str, Any], param: str) -> None:
+    answer = embedder.post(path, **body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_classify(classifier: Served) -> None:
+    answer = classifier.post("/classify", input=TEXTS).json()
+    for text, entry in zip(TEXTS, answer["data"], strict=True):
+        with torch.no_grad():
+            ids = torch.tensor([classifier.tokenizer.encode(text).ids])
+            theirs = classifier.model(ids).logits[0].softmax(0)
+        torch.testing.assert_close(torch.tensor(entry["probs"]), theirs, rtol=1e-4, atol=1e-5)
+        assert entry["label"] == LABELS[int(theirs.argmax())]
+        assert entry["num_classes"] == 3
+
+
+def test_a_classifier_embeds_nothing(classifier: Served) -> None:
+    answer = classifier.post("/v1/embeddings", input="one")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_task")
