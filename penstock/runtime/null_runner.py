@@ -6,12 +6,14 @@ wrongly changes the answer; with `check`, every slot a real attention would read
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.cache_spec import CacheGroup
+from penstock.core.pooling import PoolingKind
 from penstock.core.protocol import (
     NULL_BLOCK,
     CacheOpKind,
@@ -111,6 +113,9 @@ class NullRunner:
         scored = self._score_prompt(row.new, span)
         if not span.sample:
             return RowResult(span.row, prompt_logprobs=scored)
+        if row.new.pooling is not None:
+            count = len(row.new.prompt_ids) if row.new.pooling.kind is PoolingKind.ALL else 1
+            return RowResult(span.row, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
         end = span.start + len(tokens)
         token = next_token(prefix, row.new, end - len(row.new.prompt_ids), self._vocab_size)
         self._last[span.row] = token

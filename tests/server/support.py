@@ -76,6 +76,8 @@ class ScriptedRunner(Wrapped):
     def _scripted(self, row: RowResult) -> RowResult:
         sampling, drawn = self._rows[row.row].sampling, self._drawn[row.row]
         scored = tuple(_logprobs(entry.token, sampling.prompt_logprobs or 0) for entry in row.prompt_logprobs)
+        if row.pooled is not None:
+            return row
         if not row.tokens:
             return RowResult(row.row, prompt_logprobs=scored)
         if drawn == self.die_after:

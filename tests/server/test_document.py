@@ -24,6 +24,7 @@ OPERATIONS = [
     ("POST", "/detokenize", 15),
     ("POST", "/v1/detokenize", 10),
     ("GET", "/v1/models/{model}", 25),
+    *(("POST", path, 15) for path in ("/v1/embeddings", "/pooling", "/classify")),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/docs", "/openapi.json")),
     *(("GET", path, 2) for path in ("/livez", "/readyz", "/health")),
 ]
