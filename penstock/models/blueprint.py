@@ -41,7 +41,7 @@ ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
         "relu2": "relu2",
     }
 )
-BARE = tuple((f"{part}.", f"model.{part}.") for part in ("embed_tokens", "layers", "norm"))  # saved without a head
+BARE = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)  # saved without a head
 LEFT_OVER = (r".*\.rotary_emb\.inv_freq",)
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 UNTURNED = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
