@@ -26,7 +26,11 @@ def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
-    """Per layer the sliding window, None for full attention, as Hugging Face configs describe it."""
+    """Per layer the sliding window or chunk, None for full attention, as Hugging Face configs describe it."""
+    if config.get("attention_chunk_size"):  # Llama 4: layers that rotate
+        turned = config.get("no_rope_layers") or [(layer + 1) % 4 for layer in range(layers)]
+        chunk = _integer(config, "attention_chunk_size")
+        return [chunk if turn else None for turn in turned[:layers]]
     window = config.get("sliding_window")
     if window is None or config.get("use_sliding_window") is False:
         return [None] * layers
