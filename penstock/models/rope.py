@@ -73,13 +73,18 @@ def read_rope(
 def _longrope(fields: Fields, found: Fields, base: float, rotary_dim: int, length: int) -> RopeParameters:
     pairs = rotary_dim // 2
     factor = found.number("factor", fields.integer("max_position_embeddings") / length)
+    derived = longrope_attention_factor(factor, length)
+    if found.has("long_mscale") or found.has("short_mscale"):
+        derived, short = found.number("long_mscale"), found.number("short_mscale")
+        if derived != short:
+            raise found.error("long_mscale", f"is {derived}; allowed: the same as short_mscale, {short}")
     return RopeParameters(
         "longrope",
         base,
         rotary_dim,
         length,
         factor,
-        attention_factor=found.number("attention_factor", longrope_attention_factor(factor, length)),
+        attention_factor=found.number("attention_factor", derived),
         short_factors=found.numbers("short_factor", pairs),
         long_factors=found.numbers("long_factor", pairs),
     )

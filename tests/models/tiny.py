@@ -183,6 +183,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Phimoe",
         {**CHOSEN, "num_experts_per_tok": 2, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3},
     ),
+    "phi-moe-longrope": (
+        "Phimoe",
+        {
+            **CHOSEN,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {
+                **LONGROPE,
+                "partial_rotary_factor": 1.0,
+                "short_factor": [1.0, 1.9, 3.1, 4.0, 6.0],
+                "long_factor": [1.0, 1.9, 3.1, 4.0, 6.0],
+                "short_mscale": 1.24,
+                "long_mscale": 1.24,
+            },
+        },
+    ),
     "minimax-m2": ("MiniMaxM2", {**CHOSEN, "head_dim": 12, "rotary_dim": 6}),
     "ernie4_5-moe": (
         "Ernie4_5_Moe",
