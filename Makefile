@@ -51,7 +51,8 @@ types: setup
 architecture: setup
 	$(BIN)/python -m pytest -q tests/architecture
 
-CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPENSTOCK_PYTHON=OFF
+CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1" -DPENSTOCK_PYTHON=OFF
 
 sanitize: setup
 	$(CONFIGURE) -B build/sanitize -DPENSTOCK_SANITIZE=ON

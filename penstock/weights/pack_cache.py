@@ -164,13 +164,20 @@ class PackWriter:
                 left.unlink()
         self._path = path
         self._identity = identity
-        number, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".partial", dir=path.parent)
-        self._partial = Path(name)
-        self._data: BinaryIO = os.fdopen(number, "wb")
+        self._data = self._create()
         self._weights: dict[str, list[dict[str, Any]]] = {}
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._data, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._data.seek(PAGE)
+
+    def _create(self) -> BinaryIO:
+        """A new, locked file; another writer may take one for a dead writer's until it is locked, and remove it."""
+        while True:
+            number, name = tempfile.mkstemp(prefix=f"{self._path.name}.", suffix=".partial", dir=self._path.parent)
+            self._partial = Path(name)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(number, fcntl.LOCK_EX)
+            if os.fstat(number).st_nlink:
+                return os.fdopen(number, "wb")
+            os.close(number)
 
     def put(self, key: str, matrices: Sequence[tuple[bytes, memoryview]]) -> None:
         """Appends the (header, data) of a weight's matrices.

@@ -320,6 +320,23 @@ def test_two_processes_write_at_once(model_folder: Path, path: Path) -> None:
     assert found.logits.numpy().tobytes() == results[0][1]
 
 
+def test_a_file_removed_before_it_was_locked_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    create = pack_cache.tempfile.mkstemp
+
+    def removed_once(**where: Any) -> tuple[int, str]:
+        number, name = create(**where)
+        if not made:
+            Path(name).unlink()
+        made.append(Path(name))
+        return number, name
+
+    monkeypatch.setattr(pack_cache.tempfile, "mkstemp", removed_once)
+    PackWriter(path, "identity").finish()
+    assert len(made) == 2
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_what_a_dead_writer_left_is_removed_and_a_living_one_is_let_be(path: Path) -> None:
     living = PackWriter(path, "first")
     other_model = path.with_name("other.packed.abc.partial")
