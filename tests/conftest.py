@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from penstock.kernels.cpu import native
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -15,3 +18,16 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip(f"the shared test data is not at {SHARED_DATA}")
     return SHARED_DATA
+
+
+def _selected(request: pytest.FixtureRequest) -> Iterator[str]:
+    assert native.select_isa(request.param) == request.param
+    yield request.param
+    native.select_isa("auto")
+
+
+# The sets that differ in products alone have the other ops of their base.
+isa = pytest.fixture(
+    _selected, params=[name for name in native.usable_isas() if not name.startswith("amx")], name="isa"
+)
+product_isa = pytest.fixture(_selected, params=native.usable_isas(), name="product_isa")

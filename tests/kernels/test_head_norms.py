@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.cpu import native, ops
+from penstock.kernels.cpu import ops
 from penstock.kernels.reference import attention as dense_paging
 from penstock.kernels.reference import dense
 
-ISAS = tuple(name for name in native.built_isas() if not name.startswith("amx"))
 EPS = 1e-5
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    reason = native.library().refusal(request.param)
-    if reason is not None:
-        pytest.skip(reason)
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa("auto")
 
 
 def rms(x: Tensor, dims: tuple[int, ...]) -> Tensor:

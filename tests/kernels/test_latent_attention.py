@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +15,9 @@ from penstock.kernels.cpu import native, ops
 from penstock.kernels.reference import attention, dense, experts, latent
 from penstock.quant.encode import quantize_matrix
 
-ISAS = tuple(name for name in native.built_isas() if name != "amx")  # tested as amx_emulated
 BLOCK, LATENT, ROTATED = 16, 48, 20
 SHIFT = 6.0  # rotated parts are larger than latents, as in trained models
 KV_TYPES = ("float32", "bfloat16", "float16", "fp8", "int8", "int4")
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    reason = native.library().refusal(request.param)
-    if reason is not None:
-        pytest.skip(reason)
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa("auto")
 
 
 @dataclass
@@ -179,11 +167,10 @@ def test_native_equals_the_reference(isa, rows):
 @pytest.mark.parametrize("rows", GRID, ids=range(len(GRID)))
 def test_small_types_are_near_and_alike_on_all_instruction_sets(rows, kv_type):
     results, rounded = [], []
-    for name in ISAS:
-        if native.library().refusal(name) is None:
-            native.select_isa(name)
-            alone = (name, kv_type) == ("avx512_bf16", "bfloat16")
-            (rounded if alone else results).append(rows.attend(ops, kv_type))
+    for name in native.usable_isas():
+        native.select_isa(name)
+        alone = (name, kv_type) == ("avx512_bf16", "bfloat16")
+        (rounded if alone else results).append(rows.attend(ops, kv_type))
     native.select_isa("auto")
     keys = [stored(rows, key, kv_type) for key in rows.written(ops)]
     torch.testing.assert_close(results[0].double(), formula(rows, keys), rtol=2e-4, atol=2e-4)
@@ -221,7 +208,7 @@ def test_a_block_is_the_bytes_it_says_and_one_copy(kv_type):
 @pytest.mark.parametrize(("heads", "outputs", "inputs", "rotated"), [(4, 48, 20, 6), (16, 128, 64, 0), (3, 5, 7, 2)])
 @pytest.mark.parametrize("tokens", [1, 5, 170])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_one_product_a_head(isa, heads, outputs, inputs, rotated, tokens, interleaved):
+def test_one_product_a_head(product_isa, heads, outputs, inputs, rotated, tokens, interleaved):
     torch.manual_seed(tokens)
     x = torch.randn(tokens, heads * (inputs + rotated))
     weight = torch.randn(heads * outputs, inputs) / inputs**0.5
@@ -240,7 +227,7 @@ def test_one_product_a_head(isa, heads, outputs, inputs, rotated, tokens, interl
     assert torch.equal(few, ours[:3])
 
 
-def test_one_product_a_head_over_integers(isa):
+def test_one_product_a_head_over_integers(product_isa):
     """Quantised matrices take their inputs in eight bits."""
     torch.manual_seed(0)
     heads, outputs, inputs = 4, 32, 64

@@ -5,8 +5,6 @@ All sets give the same bits, except that avx512_bf16 multiplies a bfloat16 cache
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,18 +12,7 @@ from torch import Tensor
 from penstock.kernels.cpu import native, ops
 from tests.kernels.test_paged_attention import MASKED, ROWS, Built, Case, build, by_the_rule, masked, run
 
-ISAS = tuple(name for name in native.built_isas() if not name.startswith("amx"))  # whose other ops are those of avx512
 TYPES = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "fp8": 0.2, "int8": 3e-2, "int4": 0.5}
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    reason = native.library().refusal(request.param)
-    if reason is not None:
-        pytest.skip(reason)
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa("auto")
 
 
 def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor:
@@ -72,11 +59,10 @@ def test_small_types_are_near_and_alike_on_all_instruction_sets(kv_type):
     case = Case(ROWS["mixed"] + ((1, 300), (40, 500)), 8, 2, 64, 48, 16, sinks=True)
     built = build(case)
     results, rounded = [], []
-    for name in ISAS:
-        if native.library().refusal(name) is None:
-            native.select_isa(name)
-            alone = (name, kv_type) == ("avx512_bf16", "bfloat16")
-            (rounded if alone else results).append(attend(case, built, kv_type, scale=0.125))
+    for name in native.usable_isas():
+        native.select_isa(name)
+        alone = (name, kv_type) == ("avx512_bf16", "bfloat16")
+        (rounded if alone else results).append(attend(case, built, kv_type, scale=0.125))
     native.select_isa("auto")
     torch.testing.assert_close(results[0], run(case, built, 0.125), rtol=0.0, atol=TYPES[kv_type])
     for other in results[1:]:

@@ -17,16 +17,6 @@ from penstock.kernels.reference import recurrent as reference
 TOKENS = 23
 
 
-@pytest.fixture(params=native.built_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    reason = native.library().refusal(request.param)
-    if reason is not None:
-        pytest.skip(reason)
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa("auto")
-
-
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     yield native.set_num_threads

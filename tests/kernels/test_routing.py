@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.cpu import native, ops
+from penstock.kernels.cpu import ops
 from penstock.kernels.reference import dense
 from penstock.kernels.reference.experts import route_experts
-
-
-@pytest.fixture(params=native.built_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    reason = native.library().refusal(request.param)
-    if reason is not None:
-        pytest.skip(reason)
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa("auto")
-
 
 CASES = [
     ("sigmoid_topk", 16, 4, (1, 1), True),

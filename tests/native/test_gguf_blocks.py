@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import gguf
 import numpy as np
 import pytest
@@ -15,19 +13,6 @@ from penstock.quant.formats import FORMATS, decode_to_float32
 NOT_IN_GGUF = ("q8_k", "q1_0", "q2_0")  # the package has no decoder of these
 BLOCK_FORMATS = tuple(name for name, block in FORMATS.items() if block.block_size > 1)
 NATIVE_FORMATS = ("f16", "bf16", *BLOCK_FORMATS)
-
-
-ISAS = tuple(name for name in native.built_isas() if not name.startswith("amx"))  # whose other ops are those of avx512
-
-
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    reason = native.library().refusal(request.param)
-    if reason is not None:
-        pytest.skip(reason)
-    native.select_isa(request.param)
-    yield request.param
-    native.select_isa("auto")
 
 
 def sizes(name: str) -> tuple[int, int]:
