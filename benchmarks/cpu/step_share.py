@@ -1,0 +1,111 @@
+"""What a decode step of a real shape spends outside native code: planning, building the batch, calling, committing.
+
+python -m benchmarks.cpu.step_share MODEL
+
+The two replays of a step and its call of the sampler are timed; the rest is Python's and the scheduler's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import arguments, report
+from penstock.config.options import EngineOptions
+from penstock.core.request import EngineRequest
+from penstock.core.sampling import SamplingParams
+from penstock.engine.build import build_engine
+from penstock.engine.loop import Engine
+from penstock.runtime.executor import RecordedExecutor
+
+PARTS = ("plan", "build", "forward", "sample", "commit")
+
+
+class _Timed:
+    """An object of which one method is timed."""
+
+    def __init__(self, inner: Any, method: str, clock: NativeClock) -> None:
+        self._inner, self._method, self._clock = inner, method, clock
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return self._clock.timed(found) if name == self._method else found
+
+
+class NativeClock:
+    """Seconds spent in calls of native code since the last look."""
+
+    def __init__(self, engine: Engine) -> None:
+        runner: Any = engine.runner
+        executor = runner._executor
+        if not isinstance(executor, RecordedExecutor):
+            raise SystemExit(f"only recorded steps can be divided; this model runs {executor.describe}")
+        self._seconds = 0.0
+        for recording in (executor._body, executor._head):
+            recording.program = _Timed(recording.program, "run", self)
+        runner._sampler._kernel = _Timed(runner._sampler._kernel, "sample", self)
+
+    def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_timed(*args: Any) -> Any:
+            begun = perf_counter()
+            result = call(*args)
+            self._seconds += perf_counter() - begun
+            return result
+
+        return call_timed
+
+    def take(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+def measure(engine: Engine, clock: NativeClock, batch: int, context: int, steps: int) -> dict[str, float]:
+    """Medians over steps of one batch, milliseconds."""
+    rng = np.random.default_rng(batch)
+    sampling = SamplingParams(max_tokens=steps + batch + 12, temperature=0.0, ignore_eos=True)
+    for i in range(batch):
+        engine.add(EngineRequest(f"{batch}-{i}", tuple(rng.integers(10, 30_000, context).tolist()), sampling))
+    full = 0
+    while full < 4:  # steps in which every sequence has generated
+        before = engine.stats().generated_tokens
+        engine.step()
+        full += engine.stats().generated_tokens - before == batch
+    clock.take()
+    whole: list[float] = []
+    outside: list[float] = []
+    started = engine.stats()
+    for _ in range(steps):
+        begun = perf_counter()
+        engine.step()
+        whole.append(perf_counter() - begun)
+        outside.append(whole[-1] - clock.take())
+    after = engine.stats()
+    while engine.has_work:
+        engine.step()
+    parts = {p: 1e3 * (getattr(after, f"{p}_seconds") - getattr(started, f"{p}_seconds")) / steps for p in PARTS}
+    median, python = statistics.median(whole), statistics.median(outside)
+    return {"batch": batch, "step_ms": 1e3 * median, "outside_ms": 1e3 * python, "share": python / median, **parts}
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("model", help="folder or GGUF file")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=100)
+    given = parser.parse_args()
+    engine, info = build_engine(EngineOptions(model=given.model, max_model_len=1024, enable_prefix_caching=False))
+    clock = NativeClock(engine)
+    found = [measure(engine, clock, batch, given.context, given.steps) for batch in given.batches]
+    engine.close()
+    columns = ("sequences", "step, ms", "outside native code, ms", "share", *(f"{part}, ms" for part in PARTS))
+    figures = {"model": info.model, "context": given.context, "found": found}
+    report("cpu_step_share", given.results, figures, columns, [tuple(entry.values()) for entry in found])
+
+
+if __name__ == "__main__":
+    main()
