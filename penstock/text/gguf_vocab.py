@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import repeat
 from typing import Any, Final, NoReturn
 
 import tokenizers
@@ -32,6 +33,9 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+_ADDED: Final = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
+
+
 @dataclass(frozen=True, slots=True)
 class GgufVocab:
     """What GGUF metadata says of a tokenizer.
@@ -44,6 +48,7 @@ class GgufVocab:
         bos_id, eos_id: beginning and end of text, None if the file has none.
         end_ids: every token the file names as an end (of text, turn or message).
         special_ids: control tokens.
+        size: how many tokens there are.
     """
 
     backend: tokenizers.Tokenizer
@@ -55,6 +60,7 @@ class GgufVocab:
     eos_id: int | None
     end_ids: frozenset[int]
     special_ids: frozenset[int]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +102,25 @@ def _fail(name: str, problem: str) -> NoReturn:
 
 def _strings(name: str, value: object) -> list[str]:
     items = _items(name, value)
-    try:
-        items = [item.decode() if isinstance(item, bytes) else item for item in items]
-        "".join(items).encode()
-    except UnicodeError:
-        bad = next(i for i, item in enumerate(_items(name, value)) if not _is_text(item))
-        _fail(name, f"has an entry, number {bad}, that is not UTF-8")
-    except TypeError:
-        bad = next(i for i, item in enumerate(items) if not isinstance(item, str))
+    kinds = set(map(type, items))
+    if not kinds <= {str, bytes}:
+        bad = next(i for i, item in enumerate(items) if not isinstance(item, (str, bytes)))
         _fail(name, f"has an entry, number {bad}, of type {type(items[bad]).__name__}; allowed: strings")
+    if bytes in kinds:
+        _check_text(name, items)
+        items = [item.decode() if isinstance(item, bytes) else item for item in items]
     return items
 
 
-def _is_text(item: object) -> bool:
+def _check_text(name: str, items: Sequence[str | bytes]) -> None:
+    bad = next((index for index, item in enumerate(items) if not _is_text(item)), None)
+    if bad is not None:
+        _fail(name, f"has an entry, number {bad}, that is not UTF-8")
+
+
+def _is_text(item: str | bytes) -> bool:
     try:
-        if isinstance(item, bytes):
-            item.decode()
-        else:
-            str(item).encode()
+        item.decode() if isinstance(item, bytes) else item.encode()
     except UnicodeError:
         return False
     return True
@@ -133,9 +140,9 @@ def _numbers(name: str, value: object, length: int) -> list[Any]:
     items = _items(name, value)
     if len(items) != length:
         _fail(name, f"has {len(items)} entries for {length} tokens")
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, (int, float)) or not math.isfinite(item):
-            _fail(name, f"has the entry {item!r}; allowed: finite numbers")
+    if not (set(map(type, items)) <= {int, float} and all(map(math.isfinite, items))):
+        bad = next(item for item in items if type(item) not in (int, float) or not math.isfinite(item))
+        _fail(name, f"has the entry {bad!r}; allowed: finite numbers")
     return items
 
 
@@ -154,28 +161,40 @@ def _checked_fields(metadata: Mapping[str, Any]) -> _Fields:
         _fail("tokens", f"has an empty entry, number {vocab['']}")
     types = metadata.get("tokenizer.ggml.token_type")
     checked = [1] * len(tokens) if types is None else _numbers("token_type", types, len(tokens))
-    if not set(checked) <= set(TokenType):
+    kinds = set(checked)
+    if not kinds <= set(TokenType):
         bad = next(i for i, item in enumerate(checked) if item not in set(TokenType))
         _fail("token_type", f"has {checked[bad]!r} for token {bad}; allowed: {min(TokenType)} to {max(TokenType)}")
-    for token, token_type in zip(tokens, checked, strict=True):
-        if token_type == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(token):
-            _fail("tokens", f"has the byte token {token[:80]!r}; allowed: <0x00> to <0xFF>")
+    if TokenType.BYTE in kinds:
+        for token, token_type in zip(tokens, checked, strict=True):
+            if token_type == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(token):
+                _fail("tokens", f"has the byte token {token[:80]!r}; allowed: <0x00> to <0xFF>")
     return _Fields(str(kind), tokens, checked, vocab, metadata)
 
 
 def _stored_merges(fields: _Fields) -> list[tuple[str, str]]:
-    merges: list[tuple[str, str]] = []
-    vocab = fields.vocab
-    for index, line in enumerate(_strings("merges", fields.metadata.get("tokenizer.ggml.merges"))):
-        cut = line.find(" ", 1)
-        left, right = line[:cut], line[cut + 1 :]
-        if cut < 0 or not right:
-            _fail("merges", f"has {line[:80]!r} as number {index}; allowed: two tokens with a space between them")
-        if left not in vocab or right not in vocab or left + right not in vocab:
-            missing = next(part for part in (left, right, left + right) if part not in vocab)
-            _fail("merges", f"has {line[:80]!r} as number {index}, but {missing[:80]!r} is no token")
-        merges.append((left, right))
+    """The merges as pairs; that their parts are tokens is left to the library, which is quick at it."""
+    lines = _strings("merges", fields.metadata.get("tokenizer.ggml.merges"))
+    merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
+    if not set(map(len, merges)) <= {2}:
+        merges = [_pair(index, line) for index, line in enumerate(lines)]
     return merges
+
+
+def _pair(index: int, line: str) -> tuple[str, str]:
+    """A merge one of whose parts may begin with a space."""
+    cut = line.find(" ", 1)
+    if cut < 0 or cut + 1 == len(line):
+        _fail("merges", f"has {line[:80]!r} as number {index}; allowed: two tokens with a space between them")
+    return line[:cut], line[cut + 1 :]
+
+
+def _check_merges(fields: _Fields, merges: Sequence[tuple[str, str]]) -> None:
+    _check_text("merges", list(map("".join, merges)))
+    for index, (left, right) in enumerate(merges):
+        missing = next((part for part in (left, right, left + right) if part not in fields.vocab), None)
+        if missing is not None:
+            _fail("merges", f"has '{left[:40]} {right[:40]}' as number {index}, but {missing[:80]!r} is no token")
 
 
 def merges_from_scores(fields: _Fields, scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -213,6 +232,8 @@ def _model(fields: _Fields, merges: list[tuple[str, str]], ignore_merges: bool, 
             ignore_merges=ignore_merges,
         )
     except Exception as error:
+        _check_text("tokens", fields.tokens)
+        _check_merges(fields, merges)
         raise CheckpointError(f"GGUF metadata tokenizer.ggml holds no usable vocabulary: {error}.") from error
 
 
@@ -250,14 +271,14 @@ def _add_tokens(backend: tokenizers.Tokenizer, fields: _Fields) -> frozenset[int
     strips = str(fields.metadata.get("general.architecture", "")) == "phi3"
     added: list[AddedToken] = []
     special: set[int] = set()
-    for index, kind in enumerate(fields.types):
-        token = fields.tokens[index]
-        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            strip = strips and kind == TokenType.CONTROL and token not in ("<s>", "<unk>", "<|endoftext|>")
-            added.append(AddedToken(token, special=True, normalized=False, rstrip=strip))
+    for index in [i for i, kind in enumerate(fields.types) if kind in _ADDED]:
+        token, control = fields.tokens[index], fields.types[index] != TokenType.USER_DEFINED
+        if control:
             special.add(index)
-        elif kind == TokenType.USER_DEFINED:
-            added.append(AddedToken(token, special=False, normalized=False, rstrip=strips and token == "</s>"))
+            strip = fields.types[index] == TokenType.CONTROL and token not in ("<s>", "<unk>", "<|endoftext|>")
+        else:
+            strip = token == "</s>"
+        added.append(AddedToken(token, special=control, normalized=False, rstrip=strips and strip))
     backend.add_tokens(added)
     return frozenset(special)
 
@@ -288,4 +309,5 @@ def read_gguf_vocab(metadata: Mapping[str, Any]) -> GgufVocab:
         eos_id=eos,
         end_ids=frozenset(end for end in ends if end is not None),
         special_ids=special,
+        size=len(fields.tokens),
     )

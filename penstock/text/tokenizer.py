@@ -14,6 +14,7 @@ import tokenizers
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, RequestError
 from penstock.text.gguf_vocab import read_gguf_vocab
+from penstock.text.tokenizer_json import read_tokenizer_json
 
 _SPACE: Final = "\u2581"
 
@@ -61,6 +62,7 @@ class Tokenizer:
         eos_id: int | None,
         end_ids: frozenset[int],
         special_ids: frozenset[int],
+        vocab_size: int,
         prefix_ids: tuple[int, ...] = (),
         suffix_ids: tuple[int, ...] = (),
     ) -> None:
@@ -69,7 +71,7 @@ class Tokenizer:
         self.end_ids = end_ids
         self.special_ids = special_ids
         self.strip_first = spelling.strip_first
-        self.vocab_size = _vocab_size(backend)
+        self.vocab_size = vocab_size
         self._backend = backend
         self._plain = _without_special(backend)
         self._byte_level = spelling.byte_level
@@ -87,16 +89,14 @@ class Tokenizer:
         """
         file = Path(path) / "tokenizer.json"
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            data = file.read_bytes()
+        except OSError as error:
             raise CheckpointError(
                 f"{file} cannot be read ({error}). A model folder needs a tokenizer.json: "
                 "save the tokenizer with transformers' save_pretrained, or use a GGUF file."
             ) from error
         try:
-            backend = tokenizers.Tokenizer.from_str(text)
-            backend.no_padding()
-            backend.no_truncation()
+            backend, size = read_tokenizer_json(data)
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
@@ -110,6 +110,7 @@ class Tokenizer:
             eos_id=eos,
             end_ids=frozenset() if eos is None else frozenset((eos,)),
             special_ids=frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special),
+            vocab_size=_checked_size(size, file),
         )
 
     @classmethod
@@ -127,6 +128,7 @@ class Tokenizer:
             eos_id=vocab.eos_id,
             end_ids=vocab.end_ids,
             special_ids=vocab.special_ids,
+            vocab_size=vocab.size,
             prefix_ids=vocab.prefix_ids,
             suffix_ids=vocab.suffix_ids,
         )
@@ -194,12 +196,11 @@ class Tokenizer:
         return piece.replace(_SPACE, " ").encode()
 
 
-def _vocab_size(backend: tokenizers.Tokenizer) -> int:
-    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+def _checked_size(size: int, file: Path) -> int:
     if size > limits.MAX_GGUF_ARRAY_ITEMS:  # the library's work grows with the largest id, not with the entries
         raise CheckpointError(
-            f"the tokenizer has the token id {size - 1}; allowed: below {limits.MAX_GGUF_ARRAY_ITEMS}. "
-            "Get another copy of tokenizer.json."
+            f"{file} has the token id {size - 1}; allowed: below {limits.MAX_GGUF_ARRAY_ITEMS}. "
+            "Get another copy of the file."
         )
     return size
 
