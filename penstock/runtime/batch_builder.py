@@ -21,10 +21,12 @@ class BatchBuilder:
     def __init__(self, num_groups: int, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         self._block_size = block_size
         self._device = device
+        self._on_cpu = device.type == "cpu"  # a call less for each of a step's tensors
         self._tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self._used = [[0] * max_rows for _ in range(num_groups)]
-        self._adapters: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
-        self._last: npt.NDArray[np.int64] = np.zeros(max_rows, np.int64)
+        self._adapters = [0] * max_rows
+        self._last = [0] * max_rows
+        self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
 
     def add_row(self, new: NewRow) -> None:
         """Starts a row's tables with the blocks it was admitted with."""
@@ -42,21 +44,21 @@ class BatchBuilder:
         count = len(spans)
         for span in spans:
             self._append_blocks(span)
-        rows = np.fromiter((span.row for span in spans), np.int64, count)
-        starts = np.fromiter((span.start for span in spans), np.int64, count)
-        lens = np.fromiter((len(span.tokens) for span in spans), np.int64, count)
-        ends = np.cumsum(lens)
-        query_start = np.zeros(count + 1, np.int32)
-        query_start[1:] = ends
-        total = int(ends[-1])
-        token_ids = np.fromiter((token for span in spans for token in span.tokens), np.int64, total)
-        if (unknown := token_ids < 0).any():
-            token_ids[unknown] = self._last[-1 - token_ids[unknown]]
-        positions = np.arange(total) + np.repeat(starts - (ends - lens), lens)
+        facts = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
+        rows, starts, lens, prompt, draft = np.ascontiguousarray(np.array(facts, np.int64).T)
+        last = self._last
+        tokens = [token if token >= 0 else last[-1 - token] for span in spans for token in span.tokens]
         contexts = starts + lens
-        widest = -(-int(contexts.max()) // self._block_size)
-        token_rows = np.repeat(rows, lens)
-        adapters = self._adapters[rows]
+        if len(tokens) == count:  # one token a row
+            query_start, token_rows, positions = self._counts[: count + 1], rows, starts
+        else:
+            ends = lens.cumsum()
+            query_start = np.zeros(count + 1, np.int32)
+            query_start[1:] = ends
+            token_rows = rows.repeat(lens)
+            positions = np.arange(len(tokens)) + (starts - (ends - lens)).repeat(lens)
+        context_lens = contexts.tolist()
+        widest = -(-max(context_lens) // self._block_size)
         logical, offset = np.divmod(positions, self._block_size)
         groups = tuple(
             GroupTables(
@@ -65,19 +67,20 @@ class BatchBuilder:
             )
             for table in self._tables
         )
+        adapters = [self._adapters[span.row] for span in spans]
         return Batch(
-            token_ids=self._tensor(token_ids),
+            token_ids=self._tensor(np.array(tokens, np.int64)),
             positions=self._tensor(positions[None]),
             query_start=self._tensor(query_start),
             context_len=self._tensor(contexts.astype(np.int32)),
             groups=groups,
-            prompt_tokens=self._tensor(np.fromiter((span.prompt_tokens for span in spans), np.int32, count)),
-            draft_tokens=self._tensor(np.fromiter((span.draft_tokens for span in spans), np.int32, count)),
+            prompt_tokens=self._tensor(prompt.astype(np.int32)),
+            draft_tokens=self._tensor(draft.astype(np.int32)),
             logit_rows=self._tensor(np.asarray(logit_rows, np.int64)),
             query_lens=tuple(lens.tolist()),
-            context_lens=tuple(contexts.tolist()),
+            context_lens=tuple(context_lens),
             state_slot=self._tensor(rows),
-            adapter_slot=self._tensor(adapters) if adapters.any() else None,
+            adapter_slot=self._tensor(np.array(adapters, np.int64)) if any(adapters) else None,
         )
 
     def _append_blocks(self, span: RowSpan) -> None:
@@ -88,4 +91,5 @@ class BatchBuilder:
                 self._used[g][span.row] = used + len(blocks)
 
     def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_cpu else tensor.to(self._device, non_blocking=True)

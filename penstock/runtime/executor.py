@@ -31,8 +31,8 @@ class Executor(Protocol):
     def hidden(self) -> Tensor:
         """The step's final hidden states of its `logit_rows`, [L, hidden_size]; valid until the next step."""
 
-    def logits(self, rows: Tensor) -> Tensor:
-        """Logits [n, vocab] float32 of the last `logit_rows[rows]`, rows [n] int64; valid until the next call."""
+    def logits(self, rows: Tensor | None = None) -> Tensor:
+        """Logits [n, vocab] float32 of the last `logit_rows[rows]`, rows [n] int64 or all; valid until the next."""
 
 
 class EagerExecutor:
@@ -53,8 +53,9 @@ class EagerExecutor:
         assert self._hidden is not None
         return self._hidden
 
-    def logits(self, rows: Tensor) -> Tensor:
-        return self._model.logits(self.hidden(), rows)
+    def logits(self, rows: Tensor | None = None) -> Tensor:
+        hidden = self.hidden()
+        return self._model.logits(hidden, torch.arange(len(hidden)) if rows is None else rows)
 
 
 class RecordedExecutor:
@@ -73,6 +74,7 @@ class RecordedExecutor:
             head.finish(model.logits(head.result_of(body, hidden), head.logit_index), 0, max_logit_rows)
         self._head = head
         self._max_logit_rows = max_logit_rows
+        self._all = torch.arange(max_tokens)
         arena = (body.arena_bytes + head.arena_bytes) >> 20
         self.describe = f"recorded: {body.num_ops + head.num_ops} native ops in an arena of {arena} MiB"
 
@@ -87,7 +89,9 @@ class RecordedExecutor:
     def hidden(self) -> Tensor:
         return self._body.result(self._rows)
 
-    def logits(self, rows: Tensor) -> Tensor:
+    def logits(self, rows: Tensor | None = None) -> Tensor:
+        if rows is None:
+            rows = self._all[: self._rows]
         if len(rows) <= self._max_logit_rows:
             return self._head.run_rows(rows)
         return torch.cat([self._head.run_rows(part).clone() for part in torch.split(rows, self._max_logit_rows)])

@@ -86,7 +86,7 @@ class ModelRunner:
         batch = self._builder.build(plan.spans, wanted.tokens)
         built = perf_counter()
         self._executor.forward(batch)
-        logits = self._executor.logits(torch.tensor(wanted.draws)) if wanted.draws else None
+        logits = self._logits(wanted) if wanted.draws else None
         computed = perf_counter()
         rows = self._draw(plan, logits, masks)
         rows |= self._pool(wanted)
@@ -95,6 +95,11 @@ class ModelRunner:
             rows[entry.row] = RowResult(entry.row, result.tokens, result.logprobs, self._score(entry), result.error)
         timings = StepTimings(built - started, computed - built, perf_counter() - computed)
         return StepResult(step, tuple(rows.values()), timings=timings)
+
+    def _logits(self, wanted: _Wanted) -> Tensor:
+        """Of the rows to draw after, mostly all that were computed."""
+        every = len(wanted.draws) == len(wanted.tokens)
+        return self._executor.logits(None if every else torch.tensor(wanted.draws))
 
     def abort(self) -> None:
         self._queue.clear()

@@ -124,15 +124,14 @@ class Sampler:
             return []
         values = _as_array(logits)
         rows = [self._row(draw.row) for draw in draws]
-        positions = np.fromiter((draw.position for draw in draws), np.int64, len(draws))
-        tokens, errors = self._kernel.sample(values, [row.kernel_row for row in rows], positions, masks)
-        wanted = [i for i, row in enumerate(rows) if row.logprobs is not None and errors[i] == 0]
-        if not wanted and not errors.any():
-            return [RowSample(token) for token in tokens.tolist()]
+        positions = np.array([draw.position for draw in draws], np.int64)
+        tokens, failed = self._kernel.sample(values, [row.kernel_row for row in rows], positions, masks)
+        errors = failed.tolist()
+        wanted = [i for i, row in enumerate(rows) if row.logprobs is not None and not errors[i]]
         scored = self._score_chosen(values, tokens, rows, wanted)
         return [
-            RowSample(int(tokens[i]), scored.get(i), ROW_ERRORS[int(errors[i])] if errors[i] else None)
-            for i in range(len(draws))
+            RowSample(token, scored.get(i), ROW_ERRORS[error] if error else None)
+            for i, (token, error) in enumerate(zip(tokens.tolist(), errors, strict=True))
         ]
 
     def _score_chosen(
@@ -178,7 +177,7 @@ class Sampler:
 
 
 def _as_array(logits: Tensor) -> npt.NDArray[np.float32]:
-    return logits.detach().to("cpu", torch.float32).contiguous().numpy()
+    return logits.to("cpu", torch.float32).contiguous().numpy()
 
 
 def _entry(table: LogprobTable, at: int, token: int, top: int) -> TokenLogprobs:

@@ -273,7 +273,7 @@ async def test_close_ends_streams_and_thread() -> None:
 def test_needs_no_server_dependency() -> None:
     code = (
         "import sys, penstock.engine.thread_client, penstock.llm;"
-        "print([m for m in ('zmq','msgspec','fastapi','typer','torch','uvicorn') if m in sys.modules])"
+        "print([m for m in ('zmq','fastapi','typer','torch','uvicorn') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
