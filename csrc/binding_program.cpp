@@ -198,6 +198,16 @@ void add(Program& p, Value a, Value b, std::int64_t size, Value out, const std::
            nullptr});
 }
 
+void sigmoid_gate(Program& p, Value x, Value gate, std::int64_t size, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"sigmoid_gate", [=](const Frame& f, Worker& w) {
+               ops().sigmoid_gate({f.at<float>(x), f.at<float>(gate), f.count(e), size, f.at<float>(out)}, w);
+           },
+           {x, gate},
+           {out},
+           nullptr});
+}
+
 void soft_cap(Program& p, Value x, std::int64_t size, float cap, Value out, const std::string& extent) {
     const Extent e = extent_of(extent);
     p.add({"soft_cap", [=](const Frame& f, Worker& w) {
@@ -384,6 +394,7 @@ void bind_program(nb::module_& m) {
         .def("route_experts", &route)
         .def("activate", &activate)
         .def("add", &add)
+        .def("sigmoid_gate", &sigmoid_gate)
         .def("soft_cap", &soft_cap)
         .def("scale_rows", &scale_rows)
         .def("position_scales", &position_scales)

@@ -132,6 +132,13 @@ struct AddArgs {
     float* out;  // a + b, may be either
 };
 
+struct SigmoidGateArgs {
+    const float* x;
+    const float* gate;
+    std::int64_t tokens, size;
+    float* out;  // x · sigmoid(gate), may be either
+};
+
 struct SoftCapArgs {
     const float* x;
     std::int64_t tokens, size;

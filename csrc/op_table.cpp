@@ -25,6 +25,7 @@ void gate_up(const GateUpArgs& args, Worker& worker);
 void route_experts(const RouteArgs& args, Worker& worker);
 void activate(const ActivateArgs& args, Worker& worker);
 void add(const AddArgs& args, Worker& worker);
+void sigmoid_gate(const SigmoidGateArgs& args, Worker& worker);
 void soft_cap(const SoftCapArgs& args, Worker& worker);
 void scale_rows(const ScaleRowsArgs& args, Worker& worker);
 void position_scales(const PositionScalesArgs& args, Worker& worker);
@@ -73,6 +74,7 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        base::route_experts,
                        base::activate,
                        base::add,
+                       base::sigmoid_gate,
                        base::soft_cap,
                        base::scale_rows,
                        base::position_scales,

@@ -84,6 +84,7 @@ struct RouteArgs;
 struct ScaleRowsArgs;
 struct SelectiveScanArgs;
 struct ShortConvArgs;
+struct SigmoidGateArgs;
 struct SoftCapArgs;
 struct TakeRowsArgs;
 
@@ -105,6 +106,7 @@ struct OpTable {
     void (*route_experts)(const RouteArgs& args, Worker& worker);
     void (*activate)(const ActivateArgs& args, Worker& worker);
     void (*add)(const AddArgs& args, Worker& worker);
+    void (*sigmoid_gate)(const SigmoidGateArgs& args, Worker& worker);
     void (*soft_cap)(const SoftCapArgs& args, Worker& worker);
     void (*scale_rows)(const ScaleRowsArgs& args, Worker& worker);
     void (*position_scales)(const PositionScalesArgs& args, Worker& worker);

@@ -69,6 +69,16 @@ void add(const AddArgs& args, Worker& worker) {
     });
 }
 
+void sigmoid_gate(const SigmoidGateArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t from = begin * args.size;
+        each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
+            const vec::F32x16 gate = vec::sigmoid(vec::load_some(args.gate + from + i, n));
+            vec::store_some(args.out + from + i, vec::load_some(args.x + from + i, n) * gate, n);
+        });
+    });
+}
+
 void soft_cap(const SoftCapArgs& args, Worker& worker) {
     const vec::F32x16 cap = vec::splat16(args.cap);
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {

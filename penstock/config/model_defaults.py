@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+# No heads attend, and no position is counted: what stands here bounds the length of a sequence alone.
+_MAMBA = MappingProxyType(
+    {
+        "num_attention_heads": 1,
+        "max_position_embeddings": 1_048_576,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    }
+)
 MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "gemma3_text": MappingProxyType(
@@ -45,6 +54,15 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "olmo3": MappingProxyType({"rms_norm_eps": 1e-5, "sliding_window": 4096}),
         "phi": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
         "phi3": MappingProxyType({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
+        "falcon_h1": MappingProxyType({"rms_norm_eps": 1e-5, "mamba_d_ssm": 1024, "mamba_d_state": 256}),
+        "falcon_mamba": _MAMBA,
+        "mamba": _MAMBA,
+        "mamba2": MappingProxyType({**_MAMBA, "n_groups": 8, "tie_word_embeddings": False}),
+        "jamba": MappingProxyType({"num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2}),
+        "granitemoehybrid": MappingProxyType({"mamba_n_heads": 128, "mamba_d_state": 256}),
+        "lfm2": MappingProxyType({"norm_eps": 1e-5}),
+        "qwen3_next": MappingProxyType({"head_dim": 256, "partial_rotary_factor": 0.25}),
+        "qwen3_5": MappingProxyType({"head_dim": 256, "partial_rotary_factor": 0.25}),
         "seed_oss": MappingProxyType({"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
         "stablelm": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
         "starcoder2": MappingProxyType({"norm_epsilon": 1e-5}),

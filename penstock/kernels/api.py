@@ -192,6 +192,13 @@ class Add(Protocol):
         """a, b [T, N] → a + b."""
 
 
+class SigmoidGate(Protocol):
+    """One activation weighs another (gated attention, arXiv:2505.06708)."""
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x, gate [T, N] → x · sigmoid(gate)."""
+
+
 class SoftCap(Protocol):
     """Squashes logits to ±cap (Gemma 2 report, arXiv:2408.00118)."""
 
@@ -555,6 +562,7 @@ class KernelSet:
     gated_linear: GatedLinear
     activate: Activate
     add: Add
+    sigmoid_gate: SigmoidGate
     soft_cap: SoftCap
     scale_rows: ScaleRows
     position_scales: PositionScales

@@ -40,6 +40,8 @@ class AttentionOptions:
         chunked: a query sees the positions from the last multiple of the window on.
         unit_norm: queries and keys are normalised without scales.
         temperature: of the queries.
+        output_gate: the queries' projection has a gate behind each head's query; its sigmoid weighs what is attended.
+        output_factor: of the layer's output.
     """
 
     hidden_size: int
@@ -63,6 +65,8 @@ class AttentionOptions:
     chunked: bool = False
     unit_norm: bool = False
     temperature: Temperature | None = None
+    output_gate: bool = False
+    output_factor: float = 1.0
 
 
 class Attention(Layer):
@@ -86,9 +90,9 @@ class Attention(Layer):
         kind = CacheKind.FULL if options.window is None else CacheKind.SLIDING
         self.spec = CacheSpec(kind, kv_heads, dim, dim, options.window)
         self.qkv = _projection(kernels, prefix, options)
-        self.output = Linear(
-            kernels, ((f"{prefix}.o_proj", options.hidden_size),), heads * dim, bias=options.output_bias
-        )
+        self.gate, self._weigh = _gate(kernels, prefix, options) if options.output_gate else None, kernels.sigmoid_gate
+        rows = Rows(f"{prefix}.o_proj", options.hidden_size, factor=options.output_factor)
+        self.output = Linear(kernels, (rows,), heads * dim, bias=options.output_bias)
         self.qk_norm = _head_norms(prefix, options) if options.qk_norm else None
         self._unit = torch.ones(heads + kv_heads, dim) if options.unit_norm else None
         self._scale_rows, self._chunked, self._temperature = kernels.scale_rows, options.chunked, options.temperature
@@ -121,7 +125,17 @@ class Attention(Layer):
             None if self.sinks is None else self.sinks.value,
             self.soft_cap,
         )
-        return self.output(step.wanted(attended), None if residual is None else step.wanted(residual))
+        attended = step.wanted(attended)
+        if self.gate is not None:
+            attended = self._weigh(attended, self.gate(step.wanted(hidden)))
+        return self.output(attended, None if residual is None else step.wanted(residual))
+
+
+def _gate(kernels: KernelSet, prefix: str, options: AttentionOptions) -> Linear:
+    """The projection of the heads' gates."""
+    heads = np.arange(2 * options.num_heads * options.head_dim, dtype=np.int64).reshape(-1, 2, options.head_dim)
+    rows = Rows(f"{prefix}.q_proj", heads.size, heads[:, 1].reshape(-1))
+    return Linear(kernels, (rows,), options.hidden_size, bias=options.qkv_bias)
 
 
 def _head_order(options: AttentionOptions) -> npt.NDArray[np.int64]:
@@ -158,12 +172,16 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
         order = rows(dim * np.arange(count, dtype=np.int64), inner) if options.interleaved else None
         return Rows(f"{prefix}.{name}", count * dim, order)
 
+    width = 2 * dim if options.output_gate else dim
+    first = rows(width * np.arange(heads, dtype=np.int64), inner)
     parts = (
-        separate("q_proj", heads, inner),
+        Rows(f"{prefix}.q_proj", heads * width, first) if options.output_gate else separate("q_proj", heads, inner),
         separate("k_proj", kv_heads, inner),
         Rows(f"{prefix}.v_proj", kv_heads * dim),
     )
-    return Linear(kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=fused)
+    return Linear(
+        kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=None if options.output_gate else fused
+    )
 
 
 def _head_norms(prefix: str, options: AttentionOptions) -> Weight:

@@ -59,6 +59,36 @@ class DecoderBlock(Layer):
         return self.feed_forward(normed, step, hidden)
 
 
+class MixerBlock(Layer):
+    """x + mixer(norm(x)), nothing else (Mamba, arXiv:2312.00752)."""
+
+    def __init__(self, norm: Norm, attention: SelfAttention) -> None:
+        self.norm = norm
+        self.attention = attention
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
+        normed, hidden = self.norm(hidden)
+        return self.attention(normed, step, hidden)
+
+
+class ParallelMixers(Layer):
+    """The sum of an attention and a recurrent layer that read the same (Falcon-H1, arXiv:2507.22448)."""
+
+    def __init__(self, kernels: KernelSet, first: SelfAttention, second: SelfAttention) -> None:
+        self._add = kernels.add
+        self.first, self.second = first, second
+        self.spec = first.spec
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size], normalised → the layers' sum (+ residual), of all tokens or of `step.wanted`."""
+        return self._add(self.first(hidden, step, residual), self.second(hidden, step))
+
+
+def _specs(mixer: SelfAttention) -> tuple[CacheSpec, ...]:
+    return (mixer.first.spec, mixer.second.spec) if isinstance(mixer, ParallelMixers) else (mixer.spec,)
+
+
 class SandwichBlock(Layer):
     """Residual block with a norm after each part (OLMo 2, arXiv:2501.00656), and before it (Gemma 2, arXiv:2408.00118).
 
@@ -116,7 +146,7 @@ class DecoderModel(Layer):
     """A causal language model.
 
     Attributes:
-        cache_specs: one per attention layer, in layer order.
+        cache_specs: one per layer that keeps something, in order; two of those that mix in two ways.
         head: makes logits; None for models that only embed or classify.
         classifier: the classification head, None for models without.
         vocab_size: rows of the embedding, and of the logits.
@@ -145,7 +175,7 @@ class DecoderModel(Layer):
         self.blocks = tuple(blocks)
         self.norm = norm
         self.head = head
-        self.cache_specs: tuple[CacheSpec, ...] = tuple(block.attention.spec for block in blocks)
+        self.cache_specs: tuple[CacheSpec, ...] = tuple(spec for block in blocks for spec in _specs(block.attention))
         self.classifier = classifier
         self.vocab_size = embedding.weight.shape[0]
         self.max_positions = max_positions

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
@@ -20,11 +22,24 @@ class Rows(NamedTuple):
         prefix: of the checkpoint's names.
         stored: how many rows it has.
         order: which of them the weight has, in its order; None for all, as they lie.
+        factor: of each row taken (float32), or of all.
     """
 
     prefix: str
     stored: int
     order: npt.NDArray[np.int64] | None = None
+    factor: npt.NDArray[np.float32] | float | None = None
+
+    def part(self, suffix: str, columns: tuple[int, ...], offset: int = 0) -> WeightPart:
+        """These rows of the weight's matrix, or of its bias."""
+        factor = 1.0 if self.factor is None else self.factor
+        plain = bool(np.equal(factor, 1.0).all())  # stays as it is stored
+        transform = None if plain else partial(_times, factor=factor)
+        return WeightPart(f"{self.prefix}.{suffix}", (self.stored, *columns), offset, transform, rows=self.order)
+
+
+def _times(rows: Tensor, factor: npt.NDArray[np.float32] | float) -> Tensor:
+    return rows.float() * torch.as_tensor(factor, dtype=torch.float32).reshape(-1, *(1,) * (rows.dim() - 1))
 
 
 def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, fused: Rows | None = None) -> Weight:
@@ -32,12 +47,12 @@ def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, 
     placed: list[WeightPart] = []
     rows = 0
     for part in parts:
-        prefix, count, order = Rows(*part)
-        placed.append(WeightPart(f"{prefix}.{suffix}", (count, *columns), offset=rows, rows=order))
-        rows += count
+        named = Rows(*part)
+        placed.append(named.part(suffix, columns, rows))
+        rows += named.stored if named.order is None else len(named.order)
     alternatives: tuple[tuple[WeightPart, ...], ...] = ()
     if fused is not None:
-        alternatives = ((WeightPart(f"{fused.prefix}.{suffix}", (fused.stored, *columns), rows=fused.order),),)
+        alternatives = ((fused.part(suffix, columns),),)
     return Weight((rows, *columns), tuple(placed), shard_axis=0, alternatives=alternatives)
 
 

@@ -16,6 +16,7 @@ from penstock.layers.decoder import (
     DecoderBlock,
     DecoderModel,
     FeedForward,
+    MixerBlock,
     ParallelBlock,
     SandwichBlock,
     SelfAttention,
@@ -61,6 +62,8 @@ class BlockNorms:
 PRE_NORM = BlockNorms()
 POST_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 PARALLEL = BlockNorms(before_mlp=None, parallel=True)
+MIXER_ALONE = BlockNorms("norm", before_mlp=None)  # no MLP
+RECURRENT = ("linear_attention", "mamba", "conv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +143,48 @@ class Blueprint:
             raise self.fields.error("sliding_window", "is missing, but the model has sliding layers")
         return tuple(window if slides else None for slides in sliding)
 
+    def recurrent(self, pattern: Callable[[int], bool], field: str = "layer_types") -> tuple[bool, ...]:
+        """Whether each layer is recurrent: as `field` says where given, else where `pattern(index)` holds."""
+        if not self.fields.has(field):
+            return tuple(map(pattern, range(self.num_layers)))
+        types = self.fields.texts(field, self.num_layers)
+        allowed = (*RECURRENT, "full_attention", "attention")
+        if unknown := sorted(set(types) - set(allowed)):
+            raise self.fields.error(field, f"has {unknown}; allowed: {', '.join(allowed)}")
+        return tuple(kind in RECURRENT for kind in types)
+
     def norm(self, key: str, **options: Any) -> RmsNorm:
         return RmsNorm(self.kernels, f"{key}.weight", self.hidden_size, self.norm_eps, **options)
 
     def layer_norm(self, key: str, **options: Any) -> LayerNorm:
         return LayerNorm(self.kernels, key, self.hidden_size, self.norm_eps, **options)
 
-    def attention(self, index: int, rotary: Rotary, **options: Any) -> Attention:
-        """Layer `index`'s attention; options as in AttentionOptions."""
+    def attention(self, index: int, rotary: Rotary, slot: int | None = None, **options: Any) -> Attention:
+        """Layer `index`'s attention, its keys and values in memory `slot`; options as in AttentionOptions."""
         sizes = (self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
         settings = AttentionOptions(*sizes, rotary, norm_eps=self.norm_eps, **options)
-        return Attention(self.kernels, f"model.layers.{index}.self_attn", index, settings)
+        return Attention(self.kernels, f"model.layers.{index}.self_attn", index if slot is None else slot, settings)
 
     def mlp(
-        self, index: int, *, activation: Activation | None = None, bias: bool = False, gated: bool = True
+        self,
+        index: int,
+        *,
+        activation: Activation | None = None,
+        bias: bool = False,
+        gated: bool = True,
+        size: int | None = None,
+        name: str = "mlp",
+        **more: Any,
     ) -> FeedForward:
-        """Layer `index`'s MLP."""
+        """Layer `index`'s MLP, of the configuration's intermediate size unless told; more as of GatedMlp."""
         return (GatedMlp if gated else PlainMlp)(
             self.kernels,
-            f"model.layers.{index}.mlp",
+            f"model.layers.{index}.{name}",
             self.hidden_size,
-            self.fields.integer("intermediate_size"),
+            size or self.fields.integer("intermediate_size"),
             activation=activation or self.activation(),
             bias=bias,
+            **more,
         )
 
     def uniform(
@@ -174,7 +196,7 @@ class Blueprint:
         norm: Callable[..., Norm] | None = None,
         norms: BlockNorms = PRE_NORM,
         feed_forward: Callable[[int], FeedForward] | None = None,
-        self_attention: Callable[[int], SelfAttention] | None = None,
+        self_attention: Callable[[int], SelfAttention | None] | None = None,
         activation: Activation | None = None,
         gated: bool = True,
         mlp_bias: bool = False,
@@ -192,7 +214,7 @@ class Blueprint:
             norms: where a block has norms.
             feed_forward: makes layer `index`'s; None for an MLP of this `activation`, `gated` or not, with biases if
                 `mlp_bias`.
-            self_attention: makes layer `index`'s; None for the usual one.
+            self_attention: makes layer `index`'s; the usual one where it gives None, and without it.
             model: options of `model`.
             ignorable: as in DecoderModel.
             attention: options of AttentionOptions for every layer.
@@ -203,9 +225,11 @@ class Blueprint:
         for index in range(self.num_layers):
             turns = rotaries[index] if rotaries else rotary
             window = windows[index] if windows else None
-            mixer = (
-                self_attention(index) if self_attention else self.attention(index, turns, window=window, **attention)
-            )
+            mixer = self_attention(index) if self_attention else None
+            mixer = mixer or self.attention(index, turns, window=window, **attention)
+            if norms == MIXER_ALONE:
+                blocks.append(MixerBlock(make(f"model.layers.{index}.{norms.before_attention}"), mixer))
+                continue
             fed = (
                 feed_forward(index)
                 if feed_forward

@@ -1,12 +1,15 @@
-"""Granite 3 (IBM, 2024): Llama or experts, constant factors on embeddings, scores, residual branches and logits."""
+"""Granite 3 and 4 (IBM): Llama, experts or Mamba-2; factors on embeddings, scores, residual branches and logits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from penstock.layers.decoder import DecoderModel, FeedForward
-from penstock.models.blueprint import Blueprint
+from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options, sparse_layer, with_shared
 
 RENAMES = (
@@ -20,6 +23,25 @@ RENAMES = (
 
 def build_moe(blueprint: Blueprint) -> DecoderModel:
     """Fused experts, perhaps beside an MLP for all tokens."""
+    return build(blueprint, _experts(blueprint))
+
+
+def build_hybrid(blueprint: Blueprint) -> DecoderModel:
+    """Granite 4: most layers are Mamba-2, the others rotate nothing unless told; experts, or only the shared MLP."""
+    fields = blueprint.fields
+    recurrent = blueprint.recurrent(lambda index: True)
+    shared = fields.integer("shared_intermediate_size")
+    mlp = partial(blueprint.mlp, size=shared, name="shared_mlp")
+    rotary = blueprint.rotary() if fields.values.get("position_embedding_type") == "rope" else UNTURNED
+    return build(
+        blueprint,
+        _experts(blueprint) if fields.integer("num_local_experts", 0, minimum=0) else mlp,
+        rotary=rotary,
+        self_attention=lambda index: mamba2(blueprint, index) if recurrent[index] else None,
+    )
+
+
+def _experts(blueprint: Blueprint) -> Callable[[int], FeedForward]:
     options = expert_options(blueprint, size="intermediate_size", routing="topk_softmax")
     shared = blueprint.fields.integer("shared_intermediate_size", 0, minimum=0)
 
@@ -28,10 +50,10 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
         routed = sparse_layer(blueprint, (f"{prefix}.block_sparse_moe",), options)
         return with_shared(blueprint, f"{prefix}.shared_mlp", routed, shared)
 
-    return build(blueprint, feed_forward)
+    return feed_forward
 
 
-def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None) -> DecoderModel:
+def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None, **more: Any) -> DecoderModel:
     """The residual stream is kept divided by `residual_multiplier`, so that branches are added as they are.
 
     Norms undo a factor of what they read, if their epsilon is divided by its square.
@@ -50,4 +72,5 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
+        **more,
     )

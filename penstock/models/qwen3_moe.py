@@ -17,7 +17,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     window = blueprint.sliding_window() if fields.flag("use_sliding_window", False) else None
     return blueprint.uniform(
         windows=[window] * blueprint.num_layers,
-        feed_forward=_sparse(blueprint),
+        feed_forward=sparse(blueprint),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
@@ -29,15 +29,16 @@ def build_qwen2(blueprint: Blueprint) -> DecoderModel:
     shared = blueprint.fields.integer("shared_expert_intermediate_size")
     return blueprint.uniform(
         windows=upper_windows(blueprint),
-        feed_forward=_sparse(blueprint, shared),
+        feed_forward=sparse(blueprint, shared),
         qkv_bias=blueprint.fields.flag("qkv_bias", True),
     )
 
 
-def _sparse(blueprint: Blueprint, shared: int = 0) -> Callable[[int], FeedForward]:
+def sparse(blueprint: Blueprint, shared: int = 0, *, renormalize: bool = False) -> Callable[[int], FeedForward]:
+    """Experts, but in dense layers; beside them one of size `shared` for all tokens that a gate weighs, unless 0."""
     fields = blueprint.fields
     dense, sparse_step = fields.integers("mlp_only_layers"), fields.integer("decoder_sparse_step", 1)
-    options = expert_options(blueprint)
+    options = expert_options(blueprint, renormalize=renormalize)
 
     def feed_forward(index: int) -> FeedForward:
         if index in dense or (index + 1) % sparse_step:

@@ -92,6 +92,12 @@ def test_gate_up(dtype: torch.dtype):
         dense.gate_up(x, "mish")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sigmoid_gate(ops: KernelSet, dtype: torch.dtype):
+    x, gate = rand(5, 33, dtype=dtype), rand(5, 33, dtype=dtype, seed=1) * 6
+    close(ops.sigmoid_gate(x, gate), x.double() / (1 + (-gate.double()).exp()), dtype)
+
+
 def test_embedding(ops: KernelSet):
     table = rand(9, 4, dtype=torch.bfloat16)
     ids = torch.tensor([8, 0, 8])

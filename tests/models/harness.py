@@ -13,13 +13,14 @@ from torch import Tensor
 
 from penstock.core.cache_spec import group_layers
 from penstock.kernels.api import resolve_kernels
+from penstock.kernels.cache import KvCache
 from penstock.kernels.registry import KernelContext
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model, build_model
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
 
-BLOCK_SIZE = 4
+BLOCK_SIZE, ROWS = 4, 8  # ROWS: slots of recurrent states
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
@@ -47,6 +48,10 @@ class Harness:
         self.caches: list[LayerCache] = []
         group_of = {layer: index for index, group in enumerate(self.groups) for layer in group.layers}
         for layer, spec in enumerate(model.cache_specs):
+            if spec.state:  # a row that starts must not read what an earlier one left
+                state = tuple(torch.full((ROWS, *shape), float("nan")) for shape in spec.state)
+                self.caches.append(LayerCache(len(self.groups), KvCache(torch.empty(0), torch.empty(0)), state))
+                continue
             sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
             kv_type = str(model.dtype).removeprefix("torch.")
             kv = model.kernels.make_cache(kv_type, num_blocks, BLOCK_SIZE, *sizes, latent=spec.latent)
@@ -54,6 +59,7 @@ class Harness:
                 tensor.view(torch.uint8).fill_(255)  # NaN in every float type
             self.caches.append(LayerCache(group_of[layer], kv))
         self.tables: dict[str, list[list[int]]] = {}
+        self.slots: dict[str, int] = {}
         self.lengths: dict[str, int] = {}
 
     def step(self, work: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
@@ -70,6 +76,7 @@ class Harness:
 
     def _extend(self, row: str, count: int) -> None:
         tables = self.tables.setdefault(row, [[] for _ in self.groups])
+        self.slots.setdefault(row, (5 * len(self.slots) + 3) % ROWS)
         start = self.lengths.get(row, 0)
         self.lengths[row] = start + count
         for index, (group, table) in enumerate(zip(self.groups, tables, strict=True)):
@@ -108,6 +115,7 @@ class Harness:
             logit_rows=torch.arange(0),
             query_lens=query_lens,
             context_lens=context_lens,
+            state_slot=torch.tensor([self.slots[row] for row in work], dtype=torch.int64),
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from penstock.core.cache_spec import CacheKind, CacheSpec
+from penstock.models.blueprint import RECURRENT
 from penstock.models.registry import Model
 from tests.models import tiny
 from tests.models.harness import Harness, load
@@ -72,27 +73,32 @@ def test_ragged_batch(pair):
 def test_caches_follow_the_configuration(pair):
     ours, theirs = pair
     config = theirs.config
-    assert len(ours.cache_specs) == config.num_hidden_layers
     assert ours.vocab_size == config.vocab_size
     if hasattr(config, "kv_lora_rank"):
         latent = CacheSpec(CacheKind.LATENT, 1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank)
-        assert set(ours.cache_specs) == {latent}
+        assert ours.cache_specs == (latent,) * config.num_hidden_layers
         return
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     sliding = ("MistralConfig", "MixtralConfig", "Phi3Config", "PhimoeConfig", "Starcoder2Config")
     if type(config).__name__ in sliding and config.sliding_window:
         types = ["sliding_attention"] * config.num_hidden_layers
+    assert len(types) == config.num_hidden_layers
+    types = [kind for both in types for kind in (("full_attention", "mamba") if both == "hybrid" else (both,))]
+    heads = next((spec.value_dim for spec in ours.cache_specs if not spec.state), 0)
     for spec, kind in zip(ours.cache_specs, types, strict=True):
+        if kind in RECURRENT:
+            assert spec.kind == CacheKind.STATE and all(size > 0 for shape in spec.state for size in shape)
+            continue
         window = getattr(config, "attention_chunk_size" if kind == "chunked_attention" else "sliding_window", None)
         assert spec.kind == (CacheKind.FULL if kind == "full_attention" else CacheKind.SLIDING)
         assert spec.window == (None if kind == "full_attention" else window)
         assert (spec.num_kv_heads, spec.key_dim) == (
             getattr(config, "num_key_value_heads", config.num_attention_heads),
-            ours.cache_specs[0].value_dim,
+            heads,
         )
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma3", "gpt-oss", "mixtral"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma3", "gpt-oss", "mixtral", "qwen3_5", "mamba2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_lower_precision(name: str, dtype: torch.dtype, tmp_path: Path):
     """The logits change a little (a token in a hundred may meet another expert), never their kind."""

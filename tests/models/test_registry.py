@@ -81,6 +81,28 @@ def test_defaults():
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 2}, "experts_per_token is missing"),
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1"),
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention", "chunked"]}, "chunked"),
+        ({"architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv", "hyena"]}, "'hyena'.*conv, full_attention"),
+        ({"architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv"]}, "layer_types has 1"),
+        ({"architectures": ["Mamba2ForCausalLM"], "num_heads": 5}, "num_heads is 5.*allowed: 48 in all"),
+        ({"architectures": ["Mamba2ForCausalLM"], "num_heads": 6, "head_dim": 7}, "num_heads is 6, of 7 elements"),
+        (
+            {"architectures": ["Mamba2ForCausalLM"], "num_heads": 6, "time_step_limit": [0.5, 0.1]},
+            "time_step_limit is .*the lower one first",
+        ),
+        ({"architectures": ["MambaForCausalLM"], "time_step_rank": "some"}, "time_step_rank is 'some'"),
+        (
+            {
+                "architectures": ["FalconH1ForCausalLM"],
+                "mamba_n_heads": 4,
+                "attention_bias": True,
+                "attention_in_multiplier": 0.5,
+            },
+            "attention_bias is true; allowed where attention_in_multiplier is 0.5: false",
+        ),
+        (
+            {"architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 6},
+            "linear_num_value_heads is 6; allowed: a multiple of linear_num_key_heads, 4",
+        ),
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional"),
     ],
 )

@@ -65,6 +65,19 @@ BALANCED = {
     "routed_scaling_factor": 1.7,
 }
 
+# Recurrent layers.
+DELTA = {
+    "head_dim": 12,
+    "partial_rotary_factor": 0.5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+}
+STATES = {"num_attention_heads": None, "num_key_value_heads": None, "head_dim": None, "state_size": 7}
+SCAN = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 7, "mamba_expand": 2, "mamba_chunk_size": 8}
+MIXED = ["linear_attention", "full_attention", "linear_attention"]
+
 # Families whose norms store their scale less one.
 AROUND_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
 OWN_HEADS = {"head_dim": None}  # the hidden size over the heads: 6
@@ -302,6 +315,84 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ernie4_5": ("Ernie4_5", {}),
     "ernie4_5-biases": ("Ernie4_5", {"use_bias": True}),
+    "lfm2": (
+        "Lfm2",
+        {**OWN_HEADS, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
+    ),
+    "lfm2-biases": (
+        "Lfm2",
+        {**OWN_HEADS, "full_attn_idxs": [2], "conv_bias": True, "conv_L_cache": 4, "block_auto_adjust_ff_dim": False},
+    ),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {**EXPERTS, **OWN_HEADS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {**EXPERTS, **DELTA, "num_hidden_layers": 4, "shared_expert_intermediate_size": 10, "mlp_only_layers": [1]},
+    ),
+    "qwen3_5": ("Qwen3_5", {**DELTA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    "qwen3_5-moe": (
+        "Qwen3_5Moe",
+        {**EXPERTS, **DELTA, "num_hidden_layers": 4, "shared_expert_intermediate_size": 10},
+    ),
+    "mamba": ("Mamba", {**STATES, "time_step_rank": 5}),
+    "mamba-biases": ("Mamba", {**STATES, "use_bias": True, "use_conv_bias": False, "tie_word_embeddings": False}),
+    "falcon-mamba": ("FalconMamba", STATES),
+    "mamba2": ("Mamba2", {**STATES, "head_dim": 12, "num_heads": 6, "n_groups": 2, "chunk_size": 8}),
+    "mamba2-limits": (
+        "Mamba2",
+        {**STATES, "head_dim": 12, "num_heads": 6, "n_groups": 1, "time_step_limit": [0.1, 0.9], "use_bias": True},
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybrid",
+        {**GRANITE, **CHOSEN, **OWN_HEADS, **SCAN, "shared_intermediate_size": 20, "layer_types": MIXED},
+    ),
+    "granite-hybrid-dense": (
+        "GraniteMoeHybrid",
+        {
+            **GRANITE,
+            **OWN_HEADS,
+            **SCAN,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 20,
+            "layer_types": MIXED,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            **OWN_HEADS,
+            **SCAN,
+            "mamba_d_ssm": 48,
+            "embedding_multiplier": 5.6,
+            "lm_head_multiplier": 0.3,
+            "attention_in_multiplier": 1.3,
+            "attention_out_multiplier": 0.7,
+            "key_multiplier": 0.8,
+            "ssm_in_multiplier": 0.9,
+            "ssm_out_multiplier": 0.6,
+            "ssm_multipliers": [0.7, 1.2, 0.8, 1.1, 0.9],
+            "mlp_multipliers": [0.8, 0.4],
+        },
+    ),
+    "falcon-h1-normed": (
+        "FalconH1",
+        {**OWN_HEADS, **SCAN, "mamba_d_ssm": 48, "mamba_rms_norm": True, "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    "jamba": (
+        "Jamba",
+        {
+            **OWN_HEADS,
+            **ROUTED,
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 6,
+            "mamba_dt_rank": 5,
+        },
+    ),
 }
 
 
@@ -309,7 +400,7 @@ def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
     """A random model whose weights are large enough that every part matters to the logits."""
     architecture, special = FAMILIES[name]
     settings = {key: value for key, value in {**SIZES, **special, **fields}.items() if value is not None}
-    if architecture in ("Gemma3", "Llama4"):
+    if architecture in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe"):
         config = getattr(transformers, f"{architecture}TextConfig")(**settings)
     else:
         config = getattr(transformers, f"{architecture}Config")(**settings)

@@ -114,13 +114,15 @@ void activations(Random& random, std::int64_t tokens, std::int64_t size) {
 
 void pointwise(Random& random, std::int64_t tokens, std::int64_t size) {
     const Floats a = normals(random, tokens * size, 30.0f), b = normals(random, tokens * size);
-    Floats sum(a.size()), capped(a.size()), taken(at(3 * size));
+    Floats sum(a.size()), gated_by(a.size()), capped(a.size()), taken(at(3 * size));
     run(ops().add, {a.data(), b.data(), tokens, size, sum.data()});
+    run(ops().sigmoid_gate, {a.data(), b.data(), tokens, size, gated_by.data()});
     run(ops().soft_cap, {a.data(), tokens, size, 20.0f, capped.data()});
     const std::int64_t index[] = {tokens - 1, 0, tokens / 2};
     run(ops().take_rows, {a.data(), index, 3, size, taken.data()});
     for (std::size_t i = 0; i < a.size(); ++i) {
         require(sum[i] == a[i] + b[i], "a sum");
+        near(a[i] / (1 + std::exp(-double{b[i]})), gated_by[i], "a sigmoid's gate", 2e-6);
         near(20 * std::tanh(a[i] / 20.0), capped[i], "a soft cap", 1e-6);
     }
     for (const auto activation : {Activation::silu, Activation::gelu, Activation::relu, Activation::relu2, Activation::clip}) {

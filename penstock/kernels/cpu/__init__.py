@@ -41,6 +41,7 @@ def implementations() -> tuple[Implementation, ...]:
         "gated_linear": ops.gated_linear,
         "activate": ops.activate,
         "add": ops.add,
+        "sigmoid_gate": ops.sigmoid_gate,
         "soft_cap": ops.soft_cap,
         "scale_rows": ops.scale_rows,
         "position_scales": ops.position_scales,

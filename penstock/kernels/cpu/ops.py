@@ -144,6 +144,13 @@ def add(a: Any, b: Any) -> Any:
     return tape.done(out)
 
 
+def sigmoid_gate(x: Any, gate: Any) -> Any:
+    tape, size = tape_of(x), width_of(x)
+    out = tape.new(size, extent_of(x))
+    tape.program.sigmoid_gate(tape.index(x), tape.index(gate), size, tape.index(out), extent_of(x))
+    return tape.done(out)
+
+
 def soft_cap(x: Any, cap: float) -> Any:
     tape, size = tape_of(x), width_of(x)
     out = tape.new(size, extent_of(x))

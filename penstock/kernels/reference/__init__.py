@@ -34,6 +34,7 @@ def implementations() -> tuple[Implementation, ...]:
         "gated_linear": dense.gated_linear,
         "activate": dense.activate,
         "add": dense.add,
+        "sigmoid_gate": dense.sigmoid_gate,
         "soft_cap": dense.soft_cap,
         "scale_rows": dense.scale_rows,
         "position_scales": dense.position_scales,

@@ -82,6 +82,10 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    return (x.float() * gate.float().sigmoid()).to(x.dtype)
+
+
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     return (x / cap).tanh_().mul_(cap)
 

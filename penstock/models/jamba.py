@@ -1,0 +1,37 @@
+"""Jamba (AI21, arXiv:2403.19887): Mamba with attention in one layer of eight, experts in every other."""
+
+from __future__ import annotations
+
+from penstock.layers.decoder import DecoderModel, FeedForward
+from penstock.models.blueprint import UNTURNED, BlockNorms, Blueprint
+from penstock.models.mamba import mamba
+from penstock.models.mixture import expert_options, sparse_layer
+
+NORMS = BlockNorms(before_mlp="pre_ff_layernorm")
+RENAMES = ((r"^(model\.)?final_layernorm\.", "model.norm."),)
+
+
+def build(blueprint: Blueprint) -> DecoderModel:
+    """Nothing is rotated; steps and what states are read and written with have norms."""
+    fields = blueprint.fields
+    period, offset = fields.integer("attn_layer_period", 8), fields.integer("attn_layer_offset", 4, minimum=0)
+    sparse, first = fields.integer("expert_layer_period", 2), fields.integer("expert_layer_offset", 1, minimum=0)
+    options = expert_options(blueprint, size="intermediate_size")
+
+    def feed_forward(index: int) -> FeedForward:
+        if options.num_experts == 1 or index % sparse != first:
+            return blueprint.mlp(index, name="feed_forward")
+        return sparse_layer(blueprint, (f"model.layers.{index}.feed_forward",), options, router="router.weight")
+
+    def recurrent(index: int) -> bool:
+        return index % period != offset
+
+    return blueprint.uniform(
+        rotary=UNTURNED,
+        self_attention=lambda index: (
+            mamba(blueprint, index, "mamba", norms="scaled", eps=blueprint.norm_eps) if recurrent(index) else None
+        ),
+        feed_forward=feed_forward,
+        norms=NORMS,
+        model={"renames": RENAMES},
+    )

@@ -1,0 +1,75 @@
+"""Qwen3-Next and the text models of Qwen 3.5 (Qwen, 2025 and 2026): gated delta networks, gated attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from penstock.layers.decoder import DecoderModel, FeedForward
+from penstock.layers.delta_net import DeltaNet, DeltaOptions
+from penstock.models.blueprint import Blueprint
+from penstock.models.qwen3_moe import sparse
+
+RENAMES = ((r"^model\.language_model\.", "model."),)
+UNUSED = (r"(model\.)?mtp\..*", r"(model\.)?visual\..*")
+
+
+def build(blueprint: Blueprint) -> DecoderModel:
+    """Qwen3-Next: experts, and projections that keep together what belongs to a key head."""
+    return _build(blueprint, _experts(blueprint), grouped=True)
+
+
+def build_dense(blueprint: Blueprint) -> DecoderModel:
+    """Qwen 3.5 with MLPs."""
+    return _build(blueprint, None)
+
+
+def build_moe(blueprint: Blueprint) -> DecoderModel:
+    """Qwen 3.5 with experts."""
+    return _build(blueprint, _experts(blueprint))
+
+
+def _experts(blueprint: Blueprint) -> Callable[[int], FeedForward]:
+    return sparse(blueprint, blueprint.fields.integer("shared_expert_intermediate_size"), renormalize=True)
+
+
+def _build(
+    blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None, *, grouped: bool = False
+) -> DecoderModel:
+    """Three layers with states to one that attends, unless told otherwise."""
+    fields = blueprint.fields
+    every = fields.integer("full_attention_interval", 4)
+    recurrent = blueprint.recurrent(lambda index: (index + 1) % every != 0)
+    keys, values = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
+    if values % keys:
+        raise fields.error(
+            "linear_num_value_heads", f"is {values}; allowed: a multiple of linear_num_key_heads, {keys}"
+        )
+    options = DeltaOptions(
+        blueprint.hidden_size,
+        keys,
+        values,
+        fields.integer("linear_key_head_dim", 128),
+        fields.integer("linear_value_head_dim", 128),
+        fields.integer("linear_conv_kernel_dim", 4),
+        blueprint.norm_eps,
+        grouped,
+    )
+
+    def delta(index: int) -> DeltaNet | None:
+        prefix = f"model.layers.{index}.linear_attn"
+        return DeltaNet(blueprint.kernels, prefix, index, options) if recurrent[index] else None
+
+    bias = fields.flag("attention_bias", False)
+    return blueprint.uniform(
+        self_attention=delta,
+        feed_forward=feed_forward,
+        norm=partial(blueprint.norm, around_one=True),
+        model={"renames": RENAMES},
+        ignorable=UNUSED,
+        output_gate=True,
+        qk_norm=True,
+        around_one=True,
+        qkv_bias=bias,
+        output_bias=bias,
+    )
