@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import pre_tokenizers
 
 from penstock.config.errors import CheckpointError
-from penstock.text.gguf_vocab import TokenType
-from penstock.text.pretokenizer import PRE_TOKENIZERS, PreTokenizer
+from penstock.text.gguf_fields import TokenType
+from penstock.text.gguf_vocab import cutting
+from penstock.text.pretokenizer import PRE_TOKENIZERS
 
 # What cutting rules differ in: digits, contractions, case, symbols, white space, scripts.
 _PROBES = (
@@ -111,13 +111,6 @@ def _prepends_space(state: Mapping[str, Any]) -> bool:
     return before.get("type") == "Metaspace" and before.get("prepend_scheme", "always") != "never"
 
 
-def _cut(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    splits: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in rules.patterns
-    ]
-    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
 def _byte_level(
     backend: tokenizers.Tokenizer, ignore_merges: bool, file: Path, merges: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
@@ -127,9 +120,9 @@ def _byte_level(
         raise CheckpointError(f"{file} does not cut text into words, which GGUF cannot express.")
     wanted = [own.pre_tokenize_str(text) for text in _PROBES]
     for name, rules in PRE_TOKENIZERS.items():
-        if name == "default" or rules.ignore_merges != ignore_merges:
+        if name == "default" or not rules.byte_level or rules.ignore_merges != ignore_merges:
             continue
-        cut = _cut(rules)
+        cut = cutting(rules)
         if [cut.pre_tokenize_str(text) for text in _PROBES] == wanted:
             return {
                 "tokenizer.ggml.model": "gpt2",

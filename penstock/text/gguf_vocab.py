@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from difflib import get_close_matches
 from itertools import repeat
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from penstock.config.errors import CheckpointError
+from penstock.text.gguf_fields import Fields, TokenType, check_text, checked_fields, fail, numbers, strings
 from penstock.text.pretokenizer import PRE_TOKENIZERS, PreTokenizer
-
-_SPACE: Final = "\u2581"  # how SentencePiece writes a space
-_BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-F]{2}>")
-_KINDS: Final = ("gpt2", "llama", "gemma4")
-
-
-class TokenType(IntEnum):
-    """GGUF `tokenizer.ggml.token_type`."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
+from penstock.text.spelling import SPACE, Kind, Spelling
 
 _ADDED: Final = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
+_MERGED: Final = frozenset(map(int, (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)))
+_CONTINUES: Final = "##"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +27,7 @@ class GgufVocab:
 
     Attributes:
         backend: encodes text, without adding any token of its own.
-        byte_level: tokens are written in GPT-2's byte alphabet (else as text, with U+2581 for spaces).
-        strip_first: decoding drops one leading space, which encoding had put there.
+        spelling: how tokens are written.
         prefix_ids, suffix_ids: tokens added around a text.
         bos_id, eos_id: beginning and end of text, None if the file has none.
         end_ids: every token the file names as an end (of text, turn or message).
@@ -52,8 +36,7 @@ class GgufVocab:
     """
 
     backend: tokenizers.Tokenizer
-    byte_level: bool
-    strip_first: bool
+    spelling: Spelling
     prefix_ids: tuple[int, ...]
     suffix_ids: tuple[int, ...]
     bos_id: int | None
@@ -64,117 +47,19 @@ class GgufVocab:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
-    """Checked metadata."""
+class _Built:
+    """A tokenizer, and what is added around a text where the file does not say."""
 
-    kind: str
-    tokens: list[str]
-    types: list[int]
-    vocab: dict[str, int]
-    metadata: Mapping[str, Any]
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.metadata.get(f"tokenizer.ggml.{name}")
-        if value is None:
-            return default
-        if not isinstance(value, int):
-            _fail(name, f"is {value!r}; allowed: true or false")
-        return bool(value)
-
-    def token_id(self, name: str) -> int | None:
-        value = self.metadata.get(f"tokenizer.ggml.{name}")
-        if value is None:
-            return None
-        try:
-            number = int(value)
-        except (TypeError, ValueError, OverflowError):
-            _fail(name, f"is {value!r}; allowed: a token id")
-        if isinstance(value, (str, bytes)) or not 0 <= number < len(self.tokens):
-            _fail(name, f"is {value!r}; allowed: 0 to {len(self.tokens) - 1}, the ids of tokenizer.ggml.tokens")
-        return number
+    backend: tokenizers.Tokenizer
+    spelling: Spelling
+    add_bos: bool = False
+    add_eos: bool = False
+    add_sep: bool = False
 
 
-def _fail(name: str, problem: str) -> NoReturn:
-    raise CheckpointError(
-        f"GGUF metadata tokenizer.ggml.{name} {problem}. Convert the model again, or get another copy."
-    )
-
-
-def _strings(name: str, value: object) -> list[str]:
-    items = _items(name, value)
-    kinds = set(map(type, items))
-    if not kinds <= {str, bytes}:
-        bad = next(i for i, item in enumerate(items) if not isinstance(item, (str, bytes)))
-        _fail(name, f"has an entry, number {bad}, of type {type(items[bad]).__name__}; allowed: strings")
-    if bytes in kinds:
-        _check_text(name, items)
-        items = [item.decode() if isinstance(item, bytes) else item for item in items]
-    return items
-
-
-def _check_text(name: str, items: Sequence[str | bytes]) -> None:
-    bad = next((index for index, item in enumerate(items) if not _is_text(item)), None)
-    if bad is not None:
-        _fail(name, f"has an entry, number {bad}, that is not UTF-8")
-
-
-def _is_text(item: str | bytes) -> bool:
-    try:
-        item.decode() if isinstance(item, bytes) else item.encode()
-    except UnicodeError:
-        return False
-    return True
-
-
-def _items(name: str, value: object) -> list[Any]:
-    if value is None:
-        _fail(name, "is missing")
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        _fail(name, f"is of type {type(value).__name__}; allowed: an array")
-    return list(value)
-
-
-def _numbers(name: str, value: object, length: int) -> list[Any]:
-    items = _items(name, value)
-    if len(items) != length:
-        _fail(name, f"has {len(items)} entries for {length} tokens")
-    if not (set(map(type, items)) <= {int, float} and all(map(math.isfinite, items))):
-        bad = next(item for item in items if type(item) not in (int, float) or not math.isfinite(item))
-        _fail(name, f"has the entry {bad!r}; allowed: finite numbers")
-    return items
-
-
-def _checked_fields(metadata: Mapping[str, Any]) -> _Fields:
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind not in _KINDS:
-        _fail("model", f"is {kind!r}; supported: {', '.join(_KINDS)}")
-    tokens = _strings("tokens", metadata.get("tokenizer.ggml.tokens"))
-    if not tokens:
-        _fail("tokens", "is empty")
-    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
-    if len(vocab) != len(tokens):
-        bad = next(i for i, token in enumerate(tokens) if vocab[token] != i)
-        _fail("tokens", f"names {tokens[bad][:80]!r} twice, as {bad} and {vocab[tokens[bad]]}")
-    if "" in vocab:
-        _fail("tokens", f"has an empty entry, number {vocab['']}")
-    types = metadata.get("tokenizer.ggml.token_type")
-    checked = [1] * len(tokens) if types is None else _numbers("token_type", types, len(tokens))
-    kinds = set(checked)
-    if not kinds <= set(TokenType):
-        bad = next(i for i, item in enumerate(checked) if item not in set(TokenType))
-        _fail("token_type", f"has {checked[bad]!r} for token {bad}; allowed: {min(TokenType)} to {max(TokenType)}")
-    if TokenType.BYTE in kinds:
-        for token, token_type in zip(tokens, checked, strict=True):
-            if token_type == TokenType.BYTE and not _BYTE_TOKEN.fullmatch(token):
-                _fail("tokens", f"has the byte token {token[:80]!r}; allowed: <0x00> to <0xFF>")
-    return _Fields(str(kind), tokens, checked, vocab, metadata)
-
-
-def _stored_merges(fields: _Fields) -> list[tuple[str, str]]:
+def _stored_merges(fields: Fields) -> list[tuple[str, str]]:
     """The merges as pairs; that their parts are tokens is left to the library, which is quick at it."""
-    lines = _strings("merges", fields.metadata.get("tokenizer.ggml.merges"))
+    lines = strings("merges", fields.metadata.get("tokenizer.ggml.merges"))
     merges: list[Any] = list(map(tuple, map(str.split, lines, repeat(" "))))
     if not set(map(len, merges)) <= {2}:
         merges = [_pair(index, line) for index, line in enumerate(lines)]
@@ -185,32 +70,22 @@ def _pair(index: int, line: str) -> tuple[str, str]:
     """A merge one of whose parts may begin with a space."""
     cut = line.find(" ", 1)
     if cut < 0 or cut + 1 == len(line):
-        _fail("merges", f"has {line[:80]!r} as number {index}; allowed: two tokens with a space between them")
+        fail("merges", f"has {line[:80]!r} as number {index}; allowed: two tokens with a space between them")
     return line[:cut], line[cut + 1 :]
 
 
-def _check_merges(fields: _Fields, merges: Sequence[tuple[str, str]]) -> None:
-    _check_text("merges", list(map("".join, merges)))
+def _check_merges(fields: Fields, merges: Sequence[tuple[str, str]]) -> None:
+    check_text("merges", list(map("".join, merges)))
     for index, (left, right) in enumerate(merges):
         missing = next((part for part in (left, right, left + right) if part not in fields.vocab), None)
         if missing is not None:
-            _fail("merges", f"has '{left[:40]} {right[:40]}' as number {index}, but {missing[:80]!r} is no token")
+            fail("merges", f"has '{left[:40]} {right[:40]}' as number {index}, but {missing[:80]!r} is no token")
 
 
-def merges_from_scores(fields: _Fields, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The BPE merges that a SentencePiece BPE vocabulary implies: every split of a token into two, best score first.
-
-    SentencePiece (Kudo and Richardson 2018, 1808.06226) merges the adjacent pair whose union has the highest score.
-    """
-    vocab = fields.vocab
-    mergeable = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)
-    order = sorted(
-        (i for i, kind in enumerate(fields.types) if kind in mergeable and len(fields.tokens[i]) > 1),
-        key=lambda i: -scores[i],
-    )
+def implied_merges(tokens: Iterable[str], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges a vocabulary without any implies: every split of a token into two tokens, the first token first."""
     merges: list[tuple[str, str]] = []
-    for index in order:
-        token = fields.tokens[index]
+    for token in tokens:
         for cut in range(1, len(token)):
             left = token[:cut]
             if left in vocab:
@@ -220,7 +95,14 @@ def merges_from_scores(fields: _Fields, scores: Sequence[float]) -> list[tuple[s
     return merges
 
 
-def _model(fields: _Fields, merges: list[tuple[str, str]], ignore_merges: bool, byte_fallback: bool) -> models.BPE:
+def _scored_merges(fields: Fields) -> list[tuple[str, str]]:
+    """SentencePiece (Kudo and Richardson 2018, 1808.06226) merges the pair whose union has the highest score."""
+    scores = numbers("scores", fields.metadata.get("tokenizer.ggml.scores"), len(fields.tokens))
+    order = sorted((i for i, kind in enumerate(fields.types) if kind in _MERGED), key=lambda i: -scores[i])
+    return implied_merges((fields.tokens[index] for index in order), fields.vocab)
+
+
+def _byte_pairs(fields: Fields, merges: list[tuple[str, str]], ignore_merges: bool, byte_fallback: bool) -> models.BPE:
     unknown = fields.token_id("unknown_token_id")
     try:
         return models.BPE(
@@ -232,40 +114,127 @@ def _model(fields: _Fields, merges: list[tuple[str, str]], ignore_merges: bool, 
             ignore_merges=ignore_merges,
         )
     except Exception as error:
-        _check_text("tokens", fields.tokens)
+        check_text("tokens", fields.tokens)
         _check_merges(fields, merges)
-        raise CheckpointError(f"GGUF metadata tokenizer.ggml holds no usable vocabulary: {error}.") from error
+        raise _unusable(error) from error
 
 
-def _byte_level(fields: _Fields) -> tuple[tokenizers.Tokenizer, PreTokenizer]:
+def _unusable(error: Exception) -> CheckpointError:
+    return CheckpointError(f"GGUF metadata tokenizer.ggml holds no usable vocabulary: {error}.")
+
+
+def _gpt2(fields: Fields) -> _Built:
     name = fields.metadata.get("tokenizer.ggml.pre", "default")
     rules = PRE_TOKENIZERS.get(name) if isinstance(name, str) else None
     if rules is None:
-        _fail("pre", f"is {name!r}; supported: {', '.join(PRE_TOKENIZERS)}")
-    backend = tokenizers.Tokenizer(_model(fields, _stored_merges(fields), rules.ignore_merges, byte_fallback=False))
+        near = get_close_matches(str(name), PRE_TOKENIZERS, n=3, cutoff=0.0)
+        fail("pre", f"is {str(name)[:80]!r}; supported: {len(PRE_TOKENIZERS)} names, the nearest {', '.join(near)}")
+    if not rules.byte_level:
+        return _lines(fields)
+    if name == "kimi-k2" and "tokenizer.ggml.merges" not in fields.metadata:  # its ranks are its ids
+        merges, rules_first = implied_merges(fields.tokens, fields.vocab), True
+    else:
+        merges, rules_first = _stored_merges(fields), rules.ignore_merges
+    backend = tokenizers.Tokenizer(_byte_pairs(fields, merges, rules_first, byte_fallback=False))
+    backend.pre_tokenizer = cutting(rules)
+    return _Built(backend, Spelling(Kind.BYTES), rules.add_bos, add_sep=rules.add_sep)
+
+
+def cutting(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """The library's form of cutting rules for a byte-level vocabulary."""
     splits: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in rules.patterns
     ]
-    splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
-    return backend, rules
+    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _text_level(fields: _Fields, space_prefix: bool) -> tokenizers.Tokenizer:
-    if fields.kind == "gemma4":
-        merges = _stored_merges(fields)
-    else:
-        scores = _numbers("scores", fields.metadata.get("tokenizer.ggml.scores"), len(fields.tokens))
-        merges = merges_from_scores(fields, scores)
-    backend = tokenizers.Tokenizer(_model(fields, merges, ignore_merges=False, byte_fallback=True))
-    steps: list[normalizers.Normalizer] = [normalizers.Prepend(_SPACE)] if space_prefix else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-    if fields.kind == "gemma4":
-        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"\n+"), "isolated")
-    return backend
+def _spaces(prefix: bool) -> list[normalizers.Normalizer]:
+    return [*([normalizers.Prepend(SPACE)] if prefix else []), normalizers.Replace(" ", SPACE)]
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, fields: _Fields) -> frozenset[int]:
+def _sentencepiece(fields: Fields) -> _Built:
+    prefix = fields.flag("add_space_prefix", True)
+    backend = tokenizers.Tokenizer(_byte_pairs(fields, _scored_merges(fields), False, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([*_charsmap(fields), *_spaces(prefix)])
+    return _Built(backend, Spelling(Kind.TEXT, prefix), add_bos=True)
+
+
+def _lines(fields: Fields) -> _Built:
+    """Byte-pair merges as stored, over text with spaces written as in SentencePiece and cut at the ends of lines."""
+    prefix = fields.flag("add_space_prefix", False)
+    backend = tokenizers.Tokenizer(_byte_pairs(fields, _stored_merges(fields), False, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence(_spaces(prefix))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"\n+"), "isolated")
+    return _Built(backend, Spelling(Kind.TEXT, prefix), add_bos=True)
+
+
+def _charsmap(fields: Fields) -> list[normalizers.Normalizer]:
+    """SentencePiece's own normalisation, compiled (its `precompiled_charsmap`)."""
+    value = fields.metadata.get("tokenizer.ggml.precompiled_charsmap")
+    if value is None or not len(value):
+        return []
+    try:
+        data = bytes(item & 0xFF for item in value)
+        head = int.from_bytes(data[:4], "little")
+        if not 4 <= head <= len(data) - 4 or head % 4:
+            raise ValueError(f"its table is said to have {head} bytes of {len(data)}")
+        return [normalizers.Precompiled(data)]
+    except BaseException as error:  # the library panics on some
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        fail("precompiled_charsmap", f"is no compiled character map ({error})")
+
+
+def _unigram(fields: Fields) -> _Built:
+    """Unigram language model (Kudo 2018, 1804.10959)."""
+    scores = numbers("scores", fields.metadata.get("tokenizer.ggml.scores"), len(fields.tokens))
+    unknown = fields.token_id("unknown_token_id")
+    if unknown is None:
+        unknown = next((i for i, kind in enumerate(fields.types) if kind == TokenType.UNKNOWN), None)
+    for index, kind in enumerate(fields.types):
+        if kind == TokenType.USER_DEFINED:
+            scores[index] = 0.0
+    try:
+        bytes_too = TokenType.BYTE in fields.types
+        pieces = list(zip(fields.tokens, map(float, scores), strict=True))
+        backend = tokenizers.Tokenizer(models.Unigram(pieces, unknown, byte_fallback=bytes_too))
+    except Exception as error:
+        check_text("tokens", fields.tokens)
+        raise _unusable(error) from error
+    prefix = fields.flag("add_space_prefix", True)
+    steps = _charsmap(fields)
+    if fields.flag("remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    backend.normalizer = normalizers.Sequence([*steps, *_spaces(prefix)])
+    return _Built(backend, Spelling(Kind.TEXT, prefix), add_eos=True)
+
+
+def _word_pieces(fields: Fields) -> _Built:
+    """WordPiece (Schuster and Nakajima 2012), which GGUF writes as SentencePiece would: U+2581 begins a word."""
+    vocab: dict[str, int] = {}
+    for index, (token, kind) in enumerate(zip(fields.tokens, fields.types, strict=True)):
+        if kind not in (TokenType.CONTROL, TokenType.UNKNOWN):
+            token = token[1:] if token.startswith(SPACE) else _CONTINUES + token
+        if vocab.setdefault(token, index) != index:
+            fail("tokens", f"names the word {token[:80]!r} twice, as {vocab[token]} and {index}")
+    unknown = fields.token_id("unknown_token_id")
+    lowercase = fields.flag("normalizer.lowercase", True)
+    try:
+        name = "[UNK]" if unknown is None else fields.tokens[unknown]
+        backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=name, continuing_subword_prefix=_CONTINUES))
+    except Exception as error:
+        check_text("tokens", fields.tokens)
+        raise _unusable(error) from error
+    accents = fields.flag("normalizer.strip_accents", lowercase)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=accents)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _Built(backend, Spelling(Kind.WORDS, True, _CONTINUES), add_bos=True, add_sep=True)
+
+
+_BUILDERS: Final = {"gpt2": _gpt2, "llama": _sentencepiece, "gemma4": _lines, "t5": _unigram, "bert": _word_pieces}
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, fields: Fields) -> frozenset[int]:
     """Registers control and user-defined tokens; returns the control ids."""
     # Phi-3 swallows the white space that follows its markers; its GGUF files do not record this.
     strips = str(fields.metadata.get("general.architecture", "")) == "phi3"
@@ -284,27 +253,28 @@ def _add_tokens(backend: tokenizers.Tokenizer, fields: _Fields) -> frozenset[int
 
 
 def read_gguf_vocab(metadata: Mapping[str, Any]) -> GgufVocab:
-    """Builds the tokenizer a GGUF file describes: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), "gemma4".
+    """Builds the tokenizer a GGUF file describes.
+
+    By `tokenizer.ggml.model`: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), "gemma4", unigram ("t5"),
+    WordPiece ("bert").
 
     Raises:
         CheckpointError: the metadata is missing, contradictory or hostile; the message names the field.
     """
-    fields = _checked_fields(metadata)
-    if fields.kind == "gpt2":
-        backend, rules = _byte_level(fields)
-        strip, add_bos = False, rules.add_bos
-    else:
-        strip = fields.flag("add_space_prefix", fields.kind == "llama")
-        backend, add_bos = _text_level(fields, strip), True
-    special = _add_tokens(backend, fields)
+    fields = checked_fields(metadata)
+    built = _BUILDERS[fields.kind](fields)
+    special = _add_tokens(built.backend, fields)
     bos, eos = fields.token_id("bos_token_id"), fields.token_id("eos_token_id")
+    bos = fields.token_id("cls_token_id") if bos is None else bos
+    sep = fields.token_id("seperator_token_id")
     ends = {eos, fields.token_id("eot_token_id"), fields.token_id("eom_token_id")} - {None}
+    suffix = [eos] if fields.flag("add_eos_token", built.add_eos) else []
+    suffix += [sep] if fields.flag("add_sep_token", built.add_sep) and sep != eos else []
     return GgufVocab(
-        backend=backend,
-        byte_level=fields.kind == "gpt2",
-        strip_first=strip,
-        prefix_ids=(bos,) if bos is not None and fields.flag("add_bos_token", add_bos) else (),
-        suffix_ids=(eos,) if eos is not None and fields.flag("add_eos_token", False) else (),
+        backend=built.backend,
+        spelling=built.spelling,
+        prefix_ids=(bos,) if bos is not None and fields.flag("add_bos_token", built.add_bos) else (),
+        suffix_ids=tuple(token for token in suffix if token is not None),
         bos_id=bos,
         eos_id=eos,
         end_ids=frozenset(end for end in ends if end is not None),

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import tokenizers
+from tokenizers import models
 
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, RequestError
 from penstock.text.gguf_vocab import read_gguf_vocab
+from penstock.text.spelling import Spelling, read_spelling
 from penstock.text.tokenizer_json import read_tokenizer_json
-
-_SPACE: Final = "\u2581"
-
-
-def _byte_alphabet() -> Mapping[str, int]:
-    """GPT-2's reversible alphabet: printable Latin-1 characters stand for themselves, the rest from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    table = {chr(byte): byte for byte in printable}
-    table.update({chr(256 + index): byte for index, byte in enumerate(others)})
-    return MappingProxyType(table)
-
-
-_BYTE_OF_CHAR: Final = _byte_alphabet()
-
-
-@dataclass(frozen=True, slots=True)
-class _Spelling:
-    """How tokens are written: in the byte alphabet or as text, and whether decoding drops one leading space."""
-
-    byte_level: bool
-    strip_first: bool
 
 
 class Tokenizer:
@@ -56,7 +34,7 @@ class Tokenizer:
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
-        spelling: _Spelling,
+        spelling: Spelling,
         *,
         bos_id: int | None,
         eos_id: int | None,
@@ -73,8 +51,8 @@ class Tokenizer:
         self.strip_first = spelling.strip_first
         self.vocab_size = vocab_size
         self._backend = backend
-        self._plain = _without_special(backend)
-        self._byte_level = spelling.byte_level
+        self._plain: tokenizers.Tokenizer | None = None
+        self._spelling = spelling
         self._prefix = list(prefix_ids)
         self._suffix = list(suffix_ids)
         self._added = frozenset(backend.get_added_tokens_decoder())
@@ -123,7 +101,7 @@ class Tokenizer:
         vocab = read_gguf_vocab(metadata)
         return cls(
             vocab.backend,
-            _Spelling(vocab.byte_level, vocab.strip_first),
+            vocab.spelling,
             bos_id=vocab.bos_id,
             eos_id=vocab.eos_id,
             end_ids=vocab.end_ids,
@@ -145,7 +123,7 @@ class Tokenizer:
         """
         if len(text) > limits.MAX_PROMPT_CHARS:
             raise RequestError(f"the text has {len(text)} characters; allowed: at most {limits.MAX_PROMPT_CHARS}.")
-        backend = self._backend if parse_special else self._plain
+        backend = self._backend if parse_special else self._without_special()
         try:
             ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:  # the library takes a lone surrogate for a wrong type
@@ -177,23 +155,14 @@ class Tokenizer:
         """The id of a token as the vocabulary writes it, None if there is no such token."""
         return self._backend.token_to_id(token)
 
+    def _without_special(self) -> tokenizers.Tokenizer:
+        if self._plain is None:
+            self._plain = _without_special(self._backend)
+        return self._plain
+
     def _spell(self, token_id: int) -> bytes:
         piece = self._backend.id_to_token(token_id)
-        if piece is None:
-            return b""
-        if self._byte_level:
-            if token_id in self._added:
-                return piece.encode()
-            try:
-                return bytes([_BYTE_OF_CHAR[char] for char in piece])
-            except KeyError:
-                return piece.encode()
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            try:
-                return bytes.fromhex(piece[3:5])
-            except ValueError:
-                return piece.encode()
-        return piece.replace(_SPACE, " ").encode()
+        return b"" if piece is None else self._spelling.spell(piece, token_id in self._added)
 
 
 def _checked_size(size: int, file: Path) -> int:
@@ -207,6 +176,8 @@ def _checked_size(size: int, file: Path) -> int:
 
 def _without_special(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A tokenizer over the same model that reads control tokens in text as plain text."""
+    if isinstance(backend.model, models.Unigram):  # which could find a control token's name among its pieces
+        return _unmatchable_special(backend)
     plain = tokenizers.Tokenizer(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if (value := getattr(backend, part)) is not None:
@@ -219,21 +190,24 @@ def _without_special(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return plain
 
 
-def _spelling(backend: tokenizers.Tokenizer, file: Path) -> _Spelling:
+def _unmatchable_special(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    state = json.loads(backend.to_str())
+    for token in state["added_tokens"]:
+        if token["special"] and token["id"] < len(state["model"]["vocab"]):
+            token["content"] = state["model"]["vocab"][token["id"]][0] = f"\U0010ffff{token['id']}\U0010ffff"
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
+
+
+def _spelling(backend: tokenizers.Tokenizer, file: Path) -> Spelling:
     """Reads off the decoder how tokens are written."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
-    steps = state.get("decoders", [state])
-    kinds = {step.get("type"): step for step in steps}
-    if "ByteLevel" in kinds:
-        return _Spelling(byte_level=True, strip_first=False)
-    if "Metaspace" in kinds:
-        return _Spelling(byte_level=False, strip_first=kinds["Metaspace"].get("prepend_scheme", "always") != "never")
-    if kinds.keys() & {"ByteFallback", "Replace", "Fuse"}:
-        strip = kinds.get("Strip", {})
-        return _Spelling(byte_level=False, strip_first=strip.get("content") == " " and strip.get("start", 0) > 0)
-    raise CheckpointError(
-        f"{file} has a decoder of kind {', '.join(map(str, kinds))}; supported: ByteLevel, Metaspace, ByteFallback."
-    )
+    found = read_spelling(state)
+    if found is None:
+        kinds = ", ".join(str(step.get("type")) for step in state.get("decoders", [state]))
+        raise CheckpointError(
+            f"{file} has a decoder of kind {kinds}; supported: ByteLevel, Metaspace, ByteFallback, WordPiece, none."
+        )
+    return found
 
 
 def _read_config(file: Path) -> Mapping[str, Any]:

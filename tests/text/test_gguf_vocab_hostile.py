@@ -46,7 +46,7 @@ def test_the_unspoiled_metadata_works() -> None:
 
 HOSTILE: list[tuple[dict[str, Any], str, Any]] = [
     (SPM, "model", None),
-    (SPM, "model", "bert"),
+    (SPM, "model", "rwkv"),
     (SPM, "model", 7),
     (SPM, "tokens", None),
     (SPM, "tokens", []),
