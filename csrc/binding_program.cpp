@@ -61,6 +61,7 @@ struct BoundStep : Step {
         masks = pointer<const MaskKind>(kinds);
         spans = pointer<const std::int32_t>(ranges);
     }
+    void set_types(std::uintptr_t types) { token_types = pointer<const std::int64_t>(types); }
     // Level fast: the first prompt_tokens[r] tokens of row r are of kind prompt; logit rows never are.
     void set_kinds(std::uintptr_t prompt_tokens) {
         const auto* const prompts = pointer<const std::int32_t>(prompt_tokens);
@@ -90,9 +91,17 @@ private:
     RowKinds token_kinds{};
 };
 
-void embedding(Program& p, const PackedMatrix& table, float scale, Value out) {
-    p.add({"embedding", [=, &table](const Frame& f, Worker& w) {
-               ops().embedding({&table, f.step.token_ids, f.step.tokens, scale, f.at<float>(out)}, w);
+// Which of a step's numbers an embedding looks up.
+const std::int64_t* Step::* lookup_of(const std::string& name) {
+    if (name == "token_ids") return &Step::token_ids;
+    if (name == "positions") return &Step::positions;
+    if (name == "token_types") return &Step::token_types;
+    throw nb::value_error(("lookup \"" + name + "\" is not one of token_ids, positions, token_types.").c_str());
+}
+
+void embedding(Program& p, const PackedMatrix& table, float scale, Value out, const std::string& lookup) {
+    p.add({"embedding", [=, &table, rows = lookup_of(lookup)](const Frame& f, Worker& w) {
+               ops().embedding({&table, f.step.*rows, f.step.tokens, scale, f.at<float>(out)}, w);
            },
            {},
            {out},
@@ -375,6 +384,7 @@ void bind_program(nb::module_& m) {
         .def("set_group", &BoundStep::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
         .def("set_slots", &BoundStep::set_slots, "state_slot"_a, "adapter_slot"_a)
         .def("set_masks", &BoundStep::set_masks, "masks"_a, "spans"_a)
+        .def("set_types", &BoundStep::set_types, "token_types"_a)
         .def("set_kinds", &BoundStep::set_kinds, "prompt_tokens"_a)
         .def("set_all_generated", &BoundStep::set_all_generated)
         .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);

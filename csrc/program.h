@@ -17,6 +17,7 @@ struct Step {
     std::int64_t tokens = 0, rows = 0, logit_rows = 0;
     const std::int64_t* token_ids = nullptr;
     const std::int64_t* positions = nullptr;
+    const std::int64_t* token_types = nullptr;  // [tokens], null for models without
     const std::int32_t* query_start = nullptr;
     const std::int32_t* context_len = nullptr;
     const std::int64_t* state_slot = nullptr;    // [rows], where a row's recurrent state lies

@@ -35,6 +35,10 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ernie4_5_moe": MappingProxyType({"rms_norm_eps": 1e-5}),
         "llama4": MappingProxyType({"rms_norm_eps": 1e-5, "head_dim": 128}),
         "phimoe": MappingProxyType({"rms_norm_eps": 1e-5}),
+        "bert": MappingProxyType({"layer_norm_eps": 1e-12, "type_vocab_size": 2}),
+        "roberta": MappingProxyType({"layer_norm_eps": 1e-12, "type_vocab_size": 2}),
+        "nomic_bert": MappingProxyType({"layer_norm_eps": 1e-12, "max_position_embeddings": 2048}),
+        "modernbert": MappingProxyType({"norm_eps": 1e-5}),
         "exaone4": MappingProxyType({"rms_norm_eps": 1e-5}),
         "gemma": MappingProxyType({"head_dim": 256}),
         "gemma2": MappingProxyType(
@@ -72,7 +76,23 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
+# GPT-2's names of sizes, which some families have kept.
+OLDER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_layer": "num_hidden_layers",
+        "n_positions": "max_position_embeddings",
+    }
+)
+
+
 def with_defaults(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the type's defaults where it says nothing; an explicit null says nothing too."""
+    """The configuration with the type's defaults where it says nothing; an explicit null says nothing too.
+
+    Sizes under an older name are known under today's as well.
+    """
     stated = {name: value for name, value in config.items() if value is not None}
-    return {**MODEL_DEFAULTS.get(model_type, {}), **stated}
+    renamed = {name: stated[old] for old, name in OLDER_NAMES.items() if old in stated}
+    return {**MODEL_DEFAULTS.get(model_type, {}), **renamed, **stated}

@@ -46,6 +46,7 @@ class ModelFacts:
         context_length: longest sequence the model was made for.
         vocab_size, hidden_size, intermediate_size, attention_size: widths (attention_size: heads × head size).
         layers: attention layers, in order.
+        whole_prompts: a prompt is computed in one step: the model is an encoder.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ModelFacts:
     intermediate_size: int
     attention_size: int
     layers: tuple[LayerFacts, ...]
+    whole_prompts: bool = False
 
     def cache_bytes(self, tokens: int, dtype_bytes: float) -> int:
         """Bytes of the cache entries of one sequence of that many tokens, without rounding to blocks."""
@@ -156,6 +158,8 @@ def _dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Deriv
 def _kv_cache_dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
     if options.device == "cuda" or options.dtype != "float32":
         return options.dtype, "the compute type"
+    if model.whole_prompts:
+        return "float32", "an encoder keeps it for one step only"
     if model.checkpoint_dtype == "float32":
         return "float32", "what the checkpoint holds"
     if options.isa in BF16_ISAS:
@@ -176,6 +180,9 @@ def _threads(options: EngineOptions, model: ModelFacts, machine: Machine) -> Der
 
 
 def _max_model_len(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    budget = options.max_num_batched_tokens
+    if model.whole_prompts and budget is not None and budget < model.context_length:
+        return budget, "an encoder's prompt is computed in one step, which has no more tokens"
     return model.context_length, "the model's context length"
 
 
@@ -186,6 +193,14 @@ def _max_num_seqs(options: EngineOptions, model: ModelFacts, machine: Machine) -
 
 
 def _max_num_batched_tokens(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    usual, why = _step_tokens(options, model)
+    length = options.max_model_len or 1  # resolved before
+    if model.whole_prompts and length > usual:
+        return length, "an encoder's prompt is computed in one step"
+    return usual, why
+
+
+def _step_tokens(options: EngineOptions, model: ModelFacts) -> Derived:
     if options.device == "cuda":
         return 8192, "keeps a GPU's matrix units busy"
     if model.parameters < SMALL_MODEL_PARAMETERS:
@@ -235,6 +250,10 @@ def _check_against_machine(options: EngineOptions, model: ModelFacts, machine: M
             options.max_model_len,
             f"at most {model.context_length}, the context length of {model.name}",
         )
+    length, budget = options.max_model_len, options.max_num_batched_tokens
+    if model.whole_prompts and length is not None and budget is not None and budget < length:
+        allowed = f"at least --max-model-len, {length}: an encoder's prompt is computed in one step"
+        raise _refuse("max_num_batched_tokens", budget, allowed)
 
 
 def resolve(options: EngineOptions, model: ModelFacts, machine: Machine) -> Resolved:

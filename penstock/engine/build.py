@@ -6,16 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
-
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.runtime.batch_builder import BatchBuilder
-from penstock.runtime.executor import make_executor
-from penstock.runtime.kv_memory import KVMemory
+from penstock.layers.batch import MaskKind
+from penstock.runtime.assemble import make_runner
 from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.levels import guarantee, level_notes, products_note
 from penstock.runtime.memory_plan import MemoryPlan
@@ -27,8 +24,6 @@ from penstock.runtime.prepare import (
     prepare,
     settle_compute,
 )
-from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
-from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
 
 log = logging.getLogger(__name__)
@@ -69,24 +64,8 @@ def build_engine(
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         plan = plan_again(prepared, kv.of_layer)
         prepared = replace(prepared, plan=plan)
-    scheduler_options = _scheduler_options(concrete, plan)
-    memory = KVMemory(
-        kernels,
-        model.cache_specs,
-        groups,
-        plan.kv_blocks,
-        concrete.block_size,
-        kv_types=kv.of_layer,
-        device=concrete.device,
-        state_slots=scheduler_options.max_num_seqs,
-    )
-    rows = scheduler_options.max_num_seqs
-    widest = -(-plan.max_model_len // concrete.block_size)
-    builder = BatchBuilder(len(groups), rows, widest, concrete.block_size, torch.device(concrete.device))
-    sizes = scheduler_options.max_num_batched_tokens, max(rows, PROMPT_LOGIT_ROWS)
-    executor = make_executor(model, memory.caches, *sizes, concrete.arithmetic == "fast")
-    sampler = Sampler(model.vocab_size, rows, kernels.sampling())
-    runner = ModelRunner(executor, memory, sampler, builder, model.classifier)
+    scheduler_options = _scheduler_options(concrete, plan, model.mask is not MaskKind.CAUSAL)
+    runner, executor = make_runner(prepared, kv.of_layer, scheduler_options.max_num_seqs)
     engine = Engine(Scheduler(scheduler_options, groups), runner)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
@@ -96,7 +75,7 @@ def build_engine(
     return engine, replace(engine_info(prepared, model.vocab_size, notes, executor.fast), numbers=numbers)
 
 
-def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOptions:
+def _scheduler_options(options: EngineOptions, plan: MemoryPlan, whole_prompts: bool) -> SchedulerOptions:
     assert options.max_num_seqs and options.max_num_batched_tokens
     return SchedulerOptions(
         max_num_seqs=options.max_num_seqs,
@@ -104,11 +83,12 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan) -> SchedulerOpt
         max_model_len=plan.max_model_len,
         block_size=options.block_size,
         num_blocks=plan.kv_blocks,
-        enable_prefix_caching=options.enable_prefix_caching,
+        enable_prefix_caching=options.enable_prefix_caching and not whole_prompts,
         policy=options.policy,
         depth=options.depth,
-        max_chunk_tokens=options.max_chunk_tokens,
+        max_chunk_tokens=None if whole_prompts else options.max_chunk_tokens,
         recurrent=plan.state_bytes > 0,
+        whole_prompts=whole_prompts,
     )
 
 

@@ -28,8 +28,11 @@ Matrix = Canonical | Tensor  # what a weight is packed from: still quantised, or
 class Embedding(Protocol):
     """Rows of a table."""
 
-    def __call__(self, token_ids: Tensor, table: Any, scale: float = 1.0) -> Tensor:
-        """token_ids [T] int64, table [V, N] from `pack_table` → [T, N], times `scale` rounded to the compute dtype."""
+    def __call__(self, numbers: Tensor, table: Any, scale: float = 1.0) -> Tensor:
+        """Row numbers [T] int64, table [V, N] from `pack_table` → [T, N], times `scale` rounded to the compute dtype.
+
+        The numbers are a step's token ids, positions or token types.
+        """
 
 
 class RmsNorm(Protocol):

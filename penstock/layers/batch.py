@@ -52,6 +52,7 @@ class Batch:
         masks: one kind a row; () where all rows are causal.
         spans: [T, 2] int32, first position and end of the span each token lies in, its own and the next where in none;
             None where no row is of kind SPANS.
+        token_types: [T] int64, which of a pair's texts each token belongs to; None for models that do not tell.
     """
 
     token_ids: Tensor
@@ -68,6 +69,7 @@ class Batch:
     adapter_slot: Tensor | None = None
     masks: tuple[MaskKind, ...] = ()
     spans: Tensor | None = None
+    token_types: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

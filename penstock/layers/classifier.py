@@ -1,12 +1,13 @@
-"""Classification heads: scores of labels from one pooled hidden state."""
+"""What one pooled hidden state passes: classification heads, and the dense layers of sentence embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.layers.norm import Norm
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -31,12 +32,26 @@ class Classifier(Layer):
         output: Dense,
         dense: Dense | None = None,
         activation: Callable[[Tensor], Tensor] | None = None,
-        norm: Callable[[Tensor], Tensor] | None = None,
+        norm: Norm | None = None,
     ) -> None:
         self.dense, self.activation, self.norm, self.output = dense, activation, norm, output
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """pooled [1, hidden_size] float32 → scores [1, labels] float32."""
-        for part in (self.dense, self.activation, self.norm):
+        for part in (self.dense, self.activation):
             pooled = pooled if part is None else part(pooled)
-        return self.output(pooled)
+        return self.output(pooled if self.norm is None else self.norm(pooled)[0])
+
+
+class Projection(Layer):
+    """Dense layers with activations, one after the other."""
+
+    def __init__(self, layers: Sequence[tuple[Dense, Callable[[Tensor], Tensor] | None]]) -> None:
+        self.layers = tuple(dense for dense, _ in layers)
+        self._activations = tuple(activation for _, activation in layers)
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        """pooled [n, hidden_size] float32 → [n, outputs of the last layer] float32."""
+        for dense, activation in zip(self.layers, self._activations, strict=True):
+            pooled = dense(pooled) if activation is None else activation(dense(pooled))
+        return pooled

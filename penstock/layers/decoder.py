@@ -1,4 +1,4 @@
-"""Decoder blocks and the causal language model they form."""
+"""Transformer blocks and the model they form: a causal language model, or an encoder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from penstock.core.cache_spec import CacheSpec
 from penstock.kernels.api import KernelSet
-from penstock.layers.batch import Batch, LayerCache
-from penstock.layers.classifier import Classifier
+from penstock.layers.batch import Batch, LayerCache, MaskKind
+from penstock.layers.classifier import Classifier, Projection
 from penstock.layers.embedding import Embedding, Head
 from penstock.layers.norm import Norm
 from penstock.layers.step import Step
@@ -33,7 +33,7 @@ class SelfAttention(Protocol):
 
 
 class Block(Protocol):
-    """One layer of a decoder."""
+    """One layer of a model."""
 
     attention: SelfAttention
 
@@ -41,10 +41,13 @@ class Block(Protocol):
 
 
 class DecoderBlock(Layer):
-    """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    The first norm is None where something before the block has normalised already.
+    """
 
     def __init__(
-        self, input_norm: Norm, attention: SelfAttention, middle_norm: Norm, feed_forward: FeedForward
+        self, input_norm: Norm | None, attention: SelfAttention, middle_norm: Norm, feed_forward: FeedForward
     ) -> None:
         self.input_norm = input_norm
         self.attention = attention
@@ -53,7 +56,7 @@ class DecoderBlock(Layer):
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
-        normed, hidden = self.input_norm(hidden)
+        normed, hidden = (hidden, hidden) if self.input_norm is None else self.input_norm(hidden)
         hidden = self.attention(normed, step, hidden)
         normed, hidden = self.middle_norm(hidden)
         return self.feed_forward(normed, step, hidden)
@@ -122,6 +125,23 @@ class SandwichBlock(Layer):
         return self._add(hidden, fed)
 
 
+class PostNormBlock(Layer):
+    """norm(x + attention(x)), then norm(x + feed_forward(x)), as at first (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+    def __init__(
+        self, attention: SelfAttention, attention_norm: Norm, feed_forward: FeedForward, feed_forward_norm: Norm
+    ) -> None:
+        self.attention = attention
+        self.attention_norm = attention_norm
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = feed_forward_norm
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
+        hidden, _ = self.attention_norm(self.attention(hidden, step, hidden))
+        return self.feed_forward_norm(self.feed_forward(hidden, step, hidden))[0]
+
+
 class ParallelBlock(Layer):
     """x + attention(norm(x)) + feed_forward(norm(x)) (GPT-J); the feed-forward layer may have a norm of its own."""
 
@@ -143,12 +163,15 @@ class ParallelBlock(Layer):
 
 
 class DecoderModel(Layer):
-    """A causal language model.
+    """A causal language model, or an encoder.
 
     Attributes:
         cache_specs: one per layer that keeps something, in order; two of those that mix in two ways.
+        norm: what follows the last block; None where its own norm does.
         head: makes logits; None for models that only embed or classify.
         classifier: the classification head, None for models without.
+        projection: what sentence embeddings pass once they are pooled, None for nothing.
+        mask: which tokens a row's queries see.
         vocab_size: rows of the embedding, and of the logits.
         max_positions: longest sequence the configuration supports.
         dtype: compute dtype.
@@ -161,7 +184,7 @@ class DecoderModel(Layer):
         kernels: KernelSet,
         embedding: Embedding,
         blocks: Sequence[Block],
-        norm: Norm,
+        norm: Norm | None,
         head: Head | None,
         *,
         max_positions: int,
@@ -169,6 +192,8 @@ class DecoderModel(Layer):
         ignorable: tuple[str, ...] = (),
         renames: tuple[tuple[str, str], ...] = (),
         classifier: Classifier | None = None,
+        projection: Projection | None = None,
+        mask: MaskKind = MaskKind.CAUSAL,
     ) -> None:
         self.kernels = kernels
         self.embedding = embedding
@@ -177,6 +202,8 @@ class DecoderModel(Layer):
         self.head = head
         self.cache_specs: tuple[CacheSpec, ...] = tuple(spec for block in blocks for spec in _specs(block.attention))
         self.classifier = classifier
+        self.projection = projection
+        self.mask = mask
         self.vocab_size = embedding.weight.shape[0]
         self.max_positions = max_positions
         self.dtype = dtype
@@ -191,11 +218,11 @@ class DecoderModel(Layer):
             [L, hidden_size] of the tokens `batch.logit_rows`.
         """
         step = Step(batch, caches, self.kernels)
-        hidden = self.embedding(batch.token_ids)
+        hidden = self.embedding(batch)
         for block in self.blocks:
             step.last = block is self.blocks[-1]
             hidden = block(hidden, step)
-        return self.norm(hidden)[0]
+        return hidden if self.norm is None else self.norm(hidden)[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
+from penstock.layers.batch import Batch
+from penstock.layers.norm import Norm
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -17,17 +20,43 @@ def table(kernels: KernelSet, key: str, vocab_size: int, hidden_size: int) -> We
     return Weight(shape, (part,), shard_axis=0, pack=pack, packable=packable, on_request="eight bits")
 
 
-class Embedding(Layer):
-    """Rows of the table, times `scale`."""
+def learned(kernels: KernelSet, key: str, rows: int, hidden_size: int, *, first: int = 0) -> Weight:
+    """A table [rows, hidden] of positions or token types; the checkpoint's begins with `first` rows nobody uses."""
+    order = np.arange(first, first + rows, dtype=np.int64) if first else None
+    part = WeightPart(key, (first + rows, hidden_size), rows=order)
+    pack, packable = kernels.pack_table, kernels.packable
+    return Weight((rows, hidden_size), (part,), pack=pack, packable=packable, on_request="kept")
 
-    def __init__(self, kernels: KernelSet, weight: Weight, scale: float = 1.0) -> None:
-        self._embedding = kernels.embedding
+
+class Embedding(Layer):
+    """Rows of the table, times `scale`; plus those of positions and of token types, then a norm, if there are such."""
+
+    def __init__(
+        self,
+        kernels: KernelSet,
+        weight: Weight,
+        scale: float = 1.0,
+        *,
+        positions: Weight | None = None,
+        types: Weight | None = None,
+        norm: Norm | None = None,
+    ) -> None:
+        self._embedding, self._add = kernels.embedding, kernels.add
         self.weight = weight
         self.scale = scale
+        self.positions = positions
+        self.types = types
+        self.norm = norm
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """token_ids [T] int64 → [T, hidden]."""
-        return self._embedding(token_ids, self.weight.value, self.scale)
+    def __call__(self, batch: Batch) -> Tensor:
+        """The step's tokens → [T, hidden]."""
+        hidden = self._embedding(batch.token_ids, self.weight.value, self.scale)
+        if self.positions is not None:
+            hidden = self._add(hidden, self._embedding(batch.positions[0], self.positions.value))
+        if self.types is not None:
+            assert batch.token_types is not None
+            hidden = self._add(hidden, self._embedding(batch.token_types, self.types.value))
+        return hidden if self.norm is None else self.norm(hidden)[0]
 
 
 class Head(Layer):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.layers.attention import Attention, AttentionOptions
+from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense
 from penstock.layers.decoder import (
     Block,
@@ -18,6 +19,7 @@ from penstock.layers.decoder import (
     FeedForward,
     MixerBlock,
     ParallelBlock,
+    PostNormBlock,
     SandwichBlock,
     SelfAttention,
 )
@@ -50,17 +52,24 @@ UNTURNED = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
 
 @dataclass(frozen=True, slots=True)
 class BlockNorms:
-    """The names of a block's norms, None for those it lacks; in a `parallel` one the MLP reads what attention reads."""
+    """The names of a block's norms, None for those it lacks.
+
+    In a `parallel` block the MLP reads what attention reads. In one that norms `sums`, the norms after a part are of
+    what the part has been added to. The `first` block may lack the norm before attention.
+    """
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
     parallel: bool = False
+    sums: bool = False
+    first: bool = True
 
 
 PRE_NORM = BlockNorms()
 POST_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+SUM_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm", sums=True)
 PARALLEL = BlockNorms(before_mlp=None, parallel=True)
 MIXER_ALONE = BlockNorms("norm", before_mlp=None)  # no MLP
 RECURRENT = ("linear_attention", "mamba", "conv")
@@ -129,9 +138,12 @@ class Blueprint:
         used = self.fields.has("sliding_window") and self.fields.flag("use_sliding_window", True)
         return self.fields.integer("sliding_window") if used else None
 
-    def windows(self, pattern: Callable[[int], bool]) -> tuple[int | None, ...]:
-        """Each layer's window: from `layer_types` where given, else sliding where `pattern(index)` holds."""
-        window = self.sliding_window()
+    def windows(self, pattern: Callable[[int], bool], window: int | None = None) -> tuple[int | None, ...]:
+        """Each layer's window: from `layer_types` where given, else sliding where `pattern(index)` holds.
+
+        Its width is the configuration's `sliding_window` if not given.
+        """
+        window = window or self.sliding_window()
         sliding = [pattern(index) for index in range(self.num_layers)]
         if self.fields.has("layer_types"):
             types = self.fields.texts("layer_types", self.num_layers)
@@ -202,6 +214,7 @@ class Blueprint:
         mlp_bias: bool = False,
         model: Mapping[str, Any] = MappingProxyType({}),
         ignorable: tuple[str, ...] = (),
+        final_norm: bool = True,
         **attention: Any,
     ) -> DecoderModel:
         """A model of blocks that differ only in rotation, window and feed-forward layer.
@@ -217,6 +230,7 @@ class Blueprint:
             self_attention: makes layer `index`'s; the usual one where it gives None, and without it.
             model: options of `model`.
             ignorable: as in DecoderModel.
+            final_norm: whether one follows the last block.
             attention: options of AttentionOptions for every layer.
         """
         rotary = rotary or (rotaries[0] if rotaries else self.rotary())
@@ -237,7 +251,8 @@ class Blueprint:
             )
             blocks.append(self._block(index, norms, make, mixer, fed))
         factor = model.get("logit_scale", 1.0)
-        last = make("model.norm") if factor == 1.0 else make("model.norm", factor=factor)
+        scaled = {} if factor == 1.0 else {"factor": factor}
+        last = make("model.norm", **scaled) if final_norm else None
         rest = {key: value for key, value in model.items() if key != "logit_scale"}
         return self.model(blocks, rotary.rope, last, ignorable=ignorable, **rest)
 
@@ -252,12 +267,15 @@ class Blueprint:
         def named(name: str | None) -> Norm | None:
             return None if name is None else make(f"model.layers.{index}.{name}")
 
-        before, after = named(norms.before_attention), named(norms.after_attention)
+        before = named(norms.before_attention) if index or norms.first else None
+        after = named(norms.after_attention)
         before_mlp, after_mlp = named(norms.before_mlp), named(norms.after_mlp)
         if after is not None and after_mlp is not None:
+            if norms.sums:
+                return PostNormBlock(attention, after, feed_forward, after_mlp)
             return SandwichBlock(self.kernels, (before, after), attention, (before_mlp, after_mlp), feed_forward)
-        assert before is not None
         if norms.parallel:
+            assert before is not None
             return ParallelBlock(before, attention, before_mlp, feed_forward)
         assert before_mlp is not None
         return DecoderBlock(before, attention, before_mlp, feed_forward)
@@ -266,7 +284,7 @@ class Blueprint:
         self,
         blocks: Sequence[Block],
         rope: RopeParameters,
-        norm: Norm,
+        norm: Norm | None,
         *,
         tie_default: bool = False,
         embedding_scale: float = 1.0,
@@ -275,8 +293,18 @@ class Blueprint:
         head_bias: bool = False,
         ignorable: tuple[str, ...] = (),
         renames: tuple[tuple[str, str], ...] = (),
+        mask: MaskKind = MaskKind.CAUSAL,
+        classifier: Callable[[], Classifier] | None = None,
+        positions: Weight | None = None,
+        types: Weight | None = None,
+        embedding_norm: Norm | None = None,
     ) -> DecoderModel:
-        """Puts embedding, blocks, final norm and head together."""
+        """Puts embedding, blocks, final norm and head together.
+
+        Args, besides those of DecoderModel:
+            positions, types, embedding_norm: of Embedding.
+            classifier: makes the head of a model that classifies; None for that of causal models.
+        """
         vocab = self.fields.integer("vocab_size")
         tied = self.fields.flag("tie_word_embeddings", tie_default)
         embedding_key = "model.embed_tokens.weight"
@@ -287,7 +315,7 @@ class Blueprint:
             weight = table(self.kernels, "lm_head.weight", vocab, self.hidden_size)
         return DecoderModel(
             self.kernels,
-            Embedding(self.kernels, embedding, embedding_scale),
+            Embedding(self.kernels, embedding, embedding_scale, positions=positions, types=types, norm=embedding_norm),
             blocks,
             norm,
             Head(self.kernels, weight, soft_cap, bias if head_bias else None) if speaks else None,
@@ -295,7 +323,8 @@ class Blueprint:
             dtype=self.dtype,
             ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
             renames=(*renames, *BARE),
-            classifier=self.classifier() if self.head == "labels" else None,
+            classifier=(classifier or self.classifier)() if self.head == "labels" else None,
+            mask=mask,
         )
 
     def classifier(self) -> Classifier:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from penstock.layers.batch import MaskKind
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.rotary import Rotary
 from penstock.models.blueprint import PRE_NORM, BlockNorms, Blueprint
@@ -41,9 +42,9 @@ def assemble(
 ) -> DecoderModel:
     """What all Gemma models share."""
     fields = blueprint.fields
-    if fields.flag("use_bidirectional_attention", False):
-        raise fields.error("use_bidirectional_attention", "is true; only causal Gemma models are supported")
+    both_ways = fields.flag("use_bidirectional_attention", False)  # EmbeddingGemma, arXiv:2509.20354
     options = {
+        "mask": MaskKind.BIDIRECTIONAL if both_ways else MaskKind.CAUSAL,
         "tie_default": True,
         "embedding_scale": blueprint.hidden_size**0.5,
         "soft_cap": fields.optional_number("final_logit_softcapping"),

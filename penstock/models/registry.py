@@ -14,6 +14,7 @@ from penstock.config.model_defaults import with_defaults
 from penstock.layers.decoder import DecoderModel as Model
 from penstock.layers.ops import KernelSet
 from penstock.models import (
+    bert,
     cohere,
     deepseek,
     ernie4_5,
@@ -34,7 +35,9 @@ from penstock.models import (
     mamba,
     mistral,
     mixtral,
+    modernbert,
     nemotron,
+    nomic_bert,
     olmo,
     phi,
     qwen2,
@@ -131,23 +134,33 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "SmolLM3ForCausalLM": Family(smollm3.build),
         "StableLmForCausalLM": Family(stablelm.build, "stablelm"),
         "Starcoder2ForCausalLM": Family(starcoder2.build, "starcoder2"),
+        "BertModel": Family(bert.build, "bert"),
+        "CamembertModel": Family(bert.build_roberta, "roberta"),
+        "Gemma3TextModel": Family(gemma3.build, "gemma3_text"),
+        "ModernBertModel": Family(modernbert.build, "modernbert"),
+        "NomicBertModel": Family(nomic_bert.build, "nomic_bert"),
+        "RobertaModel": Family(bert.build_roberta, "roberta"),
+        "XLMRobertaModel": Family(bert.build_roberta, "roberta"),
     }
 )
 
 
-_HEADS = (("ForSequenceClassification", "labels"), ("Model", "none"))
+_HEADS = (("ForSequenceClassification", "labels"), ("ForMaskedLM", "none"), ("Model", "none"))
 
 
 def named(name: str) -> tuple[Family, str] | None:
     """The family of an architecture and what stands above its last layer; None if there is none.
 
-    Every causal language model is known under its bare name too, and as a classifier.
+    Every causal language model is known under its bare name too, and every model as a classifier.
     """
     if name in ARCHITECTURES:
-        return ARCHITECTURES[name], "logits"
+        return ARCHITECTURES[name], "none" if name.endswith("Model") else "logits"
     for ending, head in _HEADS:
         base = name.removesuffix(ending)
-        if base != name and (family := ARCHITECTURES.get(f"{base}ForCausalLM")):
+        if base == name:
+            continue
+        family = ARCHITECTURES.get(f"{base}Model") or ARCHITECTURES.get(f"{base}ForCausalLM")
+        if family:
             return family, head
     return None
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.core.protocol import NewRow, RowSpan
-from penstock.layers.batch import Batch, GroupTables
+from penstock.layers.batch import Batch, GroupTables, MaskKind
 
 
 class BatchBuilder:
@@ -18,7 +18,21 @@ class BatchBuilder:
     number, so that nothing needs to be handed out; slots behind the rows are free for checkpoints.
     """
 
-    def __init__(self, num_groups: int, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_groups: int,
+        max_rows: int,
+        max_blocks: int,
+        block_size: int,
+        device: torch.device,
+        *,
+        mask: MaskKind = MaskKind.CAUSAL,
+        types: int = 0,
+    ) -> None:
+        """`mask` is every row's; of several `types`, tokens of a pair's second text have the second; 0 for none."""
+        self._mask = mask
+        self._second: npt.NDArray[np.int64] | None = np.zeros(max_rows, np.int64) if types else None
+        self._one_type = types == 1
         self._block_size = block_size
         self._device = device
         self._on_cpu = device.type == "cpu"  # a call less for each of a step's tensors
@@ -31,6 +45,8 @@ class BatchBuilder:
     def add_row(self, new: NewRow) -> None:
         """Starts a row's tables with the blocks it was admitted with."""
         self._adapters[new.row] = new.adapter
+        if self._second is not None and not self._one_type:
+            self._second[new.row] = new.pooling.second if new.pooling else 0
         for g, blocks in enumerate(new.blocks):
             self._tables[g][new.row, : len(blocks)] = blocks
             self._used[g][new.row] = len(blocks)
@@ -81,7 +97,13 @@ class BatchBuilder:
             context_lens=tuple(context_lens),
             state_slot=self._tensor(rows),
             adapter_slot=self._tensor(np.array(adapters, np.int64)) if any(adapters) else None,
+            masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
+            token_types=None if self._second is None else self._types(self._second[token_rows], positions),
         )
+
+    def _types(self, second: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
+        """1 for tokens at or behind the position where their row's second text begins, if there is one."""
+        return self._tensor(((second > 0) & (positions >= second)).astype(np.int64))
 
     def _append_blocks(self, span: RowSpan) -> None:
         for g, blocks in enumerate(span.new_blocks):

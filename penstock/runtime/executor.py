@@ -83,7 +83,7 @@ class RecordedExecutor:
         lengths = batch.query_start, batch.context_len, batch.prompt_tokens
         rows = *lengths, tables, batch.logit_rows, batch.state_slot, batch.adapter_slot
         masks = mask_kinds([mask.value for mask in batch.masks])
-        self._body.run(batch.token_ids, batch.positions, *rows, masks, batch.spans)
+        self._body.run(batch.token_ids, batch.positions, *rows, masks, batch.spans, batch.token_types)
         self._rows = len(batch.logit_rows)
 
     def hidden(self) -> Tensor:
@@ -113,6 +113,7 @@ def _symbolic(tape: recording.Recording, groups: int) -> Batch:
         context_lens=(),
         state_slot=tape.unreadable,
         adapter_slot=tape.unreadable,
+        token_types=tape.token_types,
     )
 
 

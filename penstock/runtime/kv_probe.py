@@ -35,7 +35,8 @@ def choose_kv_types(model: Model, groups: Sequence[CacheGroup], wanted: str, blo
     Args:
         model: loaded.
         groups: its cache groups.
-        wanted: the type asked for. float32, float16 and bfloat16 are taken as they are.
+        wanted: the type asked for. float32, float16 and bfloat16 are taken as they are, and so is any where the model
+            makes no distributions.
         block_size: tokens of a block.
 
     Returns:
@@ -44,7 +45,7 @@ def choose_kv_types(model: Model, groups: Sequence[CacheGroup], wanted: str, blo
     """
     layers = len(model.cache_specs)
     uniform = (wanted,) * layers
-    if wanted not in PROBED_TYPES:
+    if wanted not in PROBED_TYPES or model.head is None:
         return KvTypes(uniform, "")
     probe = _Probe(model, groups, block_size)
     exact = probe.log_probabilities((FULL,) * layers)

@@ -12,8 +12,8 @@ from torch.nn import functional
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.protocol import NewRow, RowSpan
 
-Classifier = Callable[[Tensor], Tensor]
-"""A classification head: pooled state [1, hidden_size] → scores [1, labels] float32."""
+Head = Callable[[Tensor], Tensor]
+"""What a pooled state [1, hidden_size] passes: a classification head, or the dense layers of sentence embeddings."""
 
 
 @dataclass(slots=True)
@@ -27,8 +27,9 @@ class _Row:
 class Pooler:
     """Pools the rows of one model. Every sum is in the order of the positions, so that chunks do not change it."""
 
-    def __init__(self, classifier: Classifier | None) -> None:
+    def __init__(self, classifier: Head | None, projection: Head | None = None) -> None:
         self._classifier = classifier
+        self._projection = projection
         self._rows: dict[int, _Row] = {}
 
     def add_row(self, new: NewRow) -> None:
@@ -74,6 +75,8 @@ class Pooler:
         elif params.classify:
             assert self._classifier is not None  # the frontend asks only models that have one
             pooled = torch.cat([self._classifier(state[None]) for state in pooled])
+        elif self._projection is not None and params.kind is not PoolingKind.ALL:
+            pooled = self._projection(pooled)
         if params.activation == "softmax":
             pooled = pooled.softmax(dim=-1)
         elif params.activation == "sigmoid":

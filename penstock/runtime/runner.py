@@ -14,7 +14,7 @@ from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepRes
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.pooling import Classifier, Pooler
+from penstock.runtime.pooling import Head, Pooler
 from penstock.runtime.sampler import Draw, Sampler
 
 PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
@@ -58,13 +58,14 @@ class ModelRunner:
         memory: KVMemory,
         sampler: Sampler,
         builder: BatchBuilder,
-        classifier: Classifier | None = None,
+        classifier: Head | None = None,
+        projection: Head | None = None,
     ) -> None:
         self._executor = executor
         self._memory = memory
         self._sampler = sampler
         self._builder = builder
-        self._pooler = Pooler(classifier)
+        self._pooler = Pooler(classifier, projection)
         self._queue: deque[StepPlan] = deque()
         self._new: dict[int, NewRow] = {}
         self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted

@@ -12,6 +12,7 @@ from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
 from penstock.quant.methods import checkpoint_method
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config
+from penstock.weights.pooling import is_encoder
 
 _NOT_LOADED = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
 
@@ -26,13 +27,16 @@ def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
-    """Per layer the sliding window or chunk, None for full attention, as Hugging Face configs describe it."""
+    """Per layer the sliding window or chunk, None for full attention, as Hugging Face configs describe it.
+
+    Encoders have all of a prompt in the cache at once, whatever their windows.
+    """
     if config.get("attention_chunk_size"):  # Llama 4: layers that rotate
         turned = config.get("no_rope_layers") or [(layer + 1) % 4 for layer in range(layers)]
         chunk = _integer(config, "attention_chunk_size")
         return [chunk if turn else None for turn in turned[:layers]]
     window = config.get("sliding_window")
-    if window is None or config.get("use_sliding_window") is False:
+    if window is None or config.get("use_bidirectional_attention") is True or config.get("use_sliding_window") is False:
         return [None] * layers
     window = _integer(config, "sliding_window")
     kinds = config.get("layer_types")
@@ -83,6 +87,8 @@ def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
 def _context_length(config: Mapping[str, Any]) -> int:
     """max_position_embeddings, stretched where rope scaling was meant to and the number was left as it was."""
     length = _integer(config, "max_position_embeddings", 2048)
+    if config.get("model_type") in ("roberta", "xlm-roberta", "camembert"):  # positions behind the padding token's
+        return max(1, length - _integer(config, "pad_token_id", 1) - 1)
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping) or config.get("model_type") == "gemma3_text":  # Gemma states the stretched one
         return length
@@ -120,4 +126,5 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         intermediate_size=_integer(config, "intermediate_size", 4 * hidden),
         attention_size=heads * _head_size(config, max(1, hidden // heads)),
         layers=_layers(config),
+        whole_prompts=is_encoder(checkpoint.config),
     )

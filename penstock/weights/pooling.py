@@ -100,8 +100,7 @@ def read_pooling(checkpoint: Checkpoint, token_id: Callable[[str], int | None]) 
         CheckpointError: a file names a way of pooling that is not served.
     """
     config = text_config(checkpoint.config)
-    names = checkpoint.config.get("architectures")
-    architecture = str(names[0]) if isinstance(names, list) and names else "?"
+    architecture = _architecture(checkpoint.config)
     modules = _modules(checkpoint)
     classifies = architecture.endswith(CLASSIFIER)
     labels = _labels(checkpoint.config) if classifies else ()
@@ -148,16 +147,22 @@ def _kind(checkpoint: Checkpoint, architecture: str, modules: Mapping[str, Mappi
             f"{checkpoint.path}: the Pooling module's settings choose {', '.join(chosen) or 'nothing'}; "
             f"served: {', '.join(flag for flag, _, _ in _MODES)}."
         )
-    if not is_encoder(architecture):
+    if not is_encoder(config):
         return PoolingKind.LAST
     if architecture.endswith(CLASSIFIER):
         return PoolingKind.MEAN if config.get("classifier_pooling") == "mean" else PoolingKind.CLS
     return PoolingKind.MEAN
 
 
-def is_encoder(architecture: str) -> bool:
-    """Whether tokens of these models see those after them."""
-    return "bert" in architecture.lower()
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether tokens see those after them."""
+    both_ways = text_config(config).get("use_bidirectional_attention") is True
+    return both_ways or "bert" in _architecture(config).lower()
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "?"
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:

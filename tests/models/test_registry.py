@@ -103,7 +103,6 @@ def test_defaults():
             {"architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 6},
             "linear_num_value_heads is 6; allowed: a multiple of linear_num_key_heads, 4",
         ),
-        ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], named: str):

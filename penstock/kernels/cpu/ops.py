@@ -73,14 +73,15 @@ def pack_experts(parts: Sequence[Canonical], count: int) -> Packed:
     return Packed(tuple(packing.pack(part, count) for part in parts))
 
 
-def embedding(token_ids: Any, table: Packed, scale: float = 1.0) -> Any:
-    tape = tape_of(token_ids)
+def embedding(numbers: Any, table: Packed, scale: float = 1.0) -> Any:
+    tape = tape_of(numbers)
     if isinstance(tape, Eager):
-        tape.step.set(tape.rows, 0, token_ids.data_ptr(), 0, 0, 0)
+        tape.step.set(tape.rows, 0, numbers.data_ptr(), 0, 0, 0)
     (matrix,) = table.parts
     out = tape.new(matrix.cols)
     tape.refs.append(table)
-    tape.program.embedding(matrix, scale, tape.index(out))
+    lookup = numbers.lookup if isinstance(numbers, Handle) else "token_ids"
+    tape.program.embedding(matrix, scale, tape.index(out), lookup)
     return tape.done(out)
 
 

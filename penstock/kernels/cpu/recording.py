@@ -27,16 +27,18 @@ class Handle:
         width: elements of a row.
         extent: "tokens" or "logit_rows": what its rows are.
         group: for a step's block table or slots, the cache group.
+        lookup: for a step's numbers a token, which: "token_ids", "positions" or "token_types".
         offset, stride: of a part of an activation, its first column and the elements of a whole row.
     """
 
-    __slots__ = ("extent", "group", "index", "offset", "stride", "tape", "width")
+    __slots__ = ("extent", "group", "index", "lookup", "offset", "stride", "tape", "width")
 
     dtype = torch.float32
 
     def __init__(self, tape: Recording, index: int, width: int, extent: str = TOKENS, group: int = 0) -> None:
         self.tape, self.index, self.width, self.extent, self.group = tape, index, width, extent, group
         self.offset, self.stride = 0, width
+        self.lookup = "token_ids"
 
     def part(self, offset: int, width: int) -> Handle:
         """Some columns, as a handle that only ops which take parts take."""
@@ -84,7 +86,8 @@ class Recording:
         self._result: Handle | None = None
         # Handles that stand where a batch has tensors, typed so.
         self.token_ids: Any = Handle(self, NONE, 1)
-        self.positions: Any = (self.token_ids,)
+        self.positions: Any = (self._numbers("positions"),)
+        self.token_types: Any = self._numbers("token_types")
         self.unreadable: Any = self.token_ids
         self.logit_index: Any = Handle(self, NONE, 1, LOGIT_ROWS)
 
@@ -93,6 +96,11 @@ class Recording:
         return Handle(self, NONE, 1, group=group)
 
     slot = block_table
+
+    def _numbers(self, lookup: str) -> Handle:
+        handle = Handle(self, NONE, 1)
+        handle.lookup = lookup
+        return handle
 
     def index(self, value: Any) -> int:
         """The program's value for a handle of this tape, a float32 tensor that lives on, or None."""
@@ -167,6 +175,7 @@ class Recording:
         adapter_slot: Tensor | None = None,
         masks: Tensor | None = None,
         spans: Tensor | None = None,
+        token_types: Tensor | None = None,
     ) -> None:
         """Replays it for a step; arguments as in a `Batch`, groups as (block_table, slot), masks by number."""
         step = self._step
@@ -174,6 +183,7 @@ class Recording:
         step.set(len(token_ids), len(context_len), *pointers)
         step.set_logits(len(logit_rows), logit_rows.data_ptr())
         step.set_masks(address(masks), address(spans))
+        step.set_types(address(token_types))
         for group, (table, slot) in enumerate(groups):
             step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr())
         step.set_slots(*(0 if slots is None else slots.data_ptr() for slots in (state_slot, adapter_slot)))

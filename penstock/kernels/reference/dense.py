@@ -12,8 +12,8 @@ from penstock.kernels.cache import KvCache
 from penstock.kernels.canonical import Canonical
 
 
-def embedding(token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
-    rows = table.index_select(0, token_ids)
+def embedding(numbers: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+    rows = table.index_select(0, numbers)
     return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)
 
 
