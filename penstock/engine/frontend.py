@@ -60,6 +60,7 @@ class Frontend:
             RequestError: the request is refused (ContextLengthError, ParameterError, OverloadedError and others).
             EngineDeadError: no engine is there, or it died before it admitted the request.
         """
+        self.text.pooling.check_generates()
         prompt_ids = await self.tokenize(request)
         sampling = self._resolve(request, prompt_ids)
         eos_ids = () if sampling.ignore_eos else self.text.eos_ids

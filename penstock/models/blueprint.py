@@ -8,10 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from penstock.layers.attention import Attention, AttentionOptions
 from penstock.layers.batch import MaskKind
-from penstock.layers.classifier import Classifier, Dense
+from penstock.layers.classifier import Classifier, Dense, Projection
 from penstock.layers.decoder import (
     Block,
     DecoderBlock,
@@ -43,6 +45,9 @@ ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
         "relu": "relu",
         "relu2": "relu2",
     }
+)
+DENSE_ACTIVATIONS: MappingProxyType[str, Callable[[Tensor], Tensor] | None] = MappingProxyType(
+    {"Identity": None, "Tanh": torch.tanh, "GELU": functional.gelu, "ReLU": torch.relu, "SiLU": functional.silu}
 )
 BARE = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)  # saved without a head
 LEFT_OVER = (r".*\.rotary_emb\.inv_freq",)
@@ -324,12 +329,27 @@ class Blueprint:
             ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
             renames=(*renames, *BARE),
             classifier=(classifier or self.classifier)() if self.head == "labels" else None,
+            projection=None if self.head == "labels" else self.projection(),
             mask=mask,
         )
 
     def classifier(self) -> Classifier:
         """The head of causal models that classify: one projection of the last token's state."""
         return Classifier(Dense("score", self.hidden_size, self.num_labels(), bias=False))
+
+    def projection(self) -> Projection | None:
+        """The dense layers behind a sentence embedding's pooling, where the files have such."""
+        listed = self.fields.values.get("dense_layers") or ()
+        layers, size = [], self.hidden_size
+        for number, entry in enumerate(listed):
+            layer = Fields(entry, f"{self.fields.where}: dense layer {number}")
+            inputs, outputs = layer.integer("inputs"), layer.integer("outputs")
+            if inputs != size:
+                raise layer.error("inputs", f"is {inputs}, but {size} elements reach it")
+            dense = Dense(f"{entry['name']}.linear", inputs, outputs, bias=layer.flag("bias", True))
+            layers.append((dense, layer.choice("activation", DENSE_ACTIVATIONS, "Tanh")))
+            size = outputs
+        return Projection(layers) if layers else None
 
     def num_labels(self) -> int:
         """Scores a classifier gives: `id2label`'s entries, else `num_labels`, else two."""

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 from penstock.config.errors import CheckpointError, ParameterError, RequestError
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.weights.checkpoint import Checkpoint, text_config
-from penstock.weights.readers.files import parse_object, read_object
+from penstock.weights.readers.modules import Module, read_modules
 
 CLASSIFIER = "ForSequenceClassification"
 # sentence-transformers' names, the old flag and the new value, for what is served.
@@ -23,6 +22,7 @@ _MODES = (
     ("pooling_mode_lasttoken", "lasttoken", PoolingKind.LAST),
 )
 _GGUF_KINDS = {0: PoolingKind.ALL, 1: PoolingKind.MEAN, 2: PoolingKind.CLS, 3: PoolingKind.LAST, 4: PoolingKind.CLS}
+_GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "?")
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
 
 
@@ -38,6 +38,7 @@ class Pooling:
         labels: of its classification head; () without one.
         activation: of the scores of those labels.
         choices: token ids of "no" and "yes", for language models that rank by answering so; else ().
+        generates: whether it can continue a prompt at all.
     """
 
     architecture: str
@@ -47,6 +48,14 @@ class Pooling:
     labels: tuple[str, ...] = ()
     activation: str = ""
     choices: tuple[int, ...] = ()
+    generates: bool = True
+
+    def check_generates(self) -> None:
+        """Raises RequestError for a model that cannot continue a prompt."""
+        if not self.generates:
+            raise self._cannot(
+                "generate text", "it embeds, classifies or ranks; send texts to /v1/embeddings or /score"
+            )
 
     def embedding(
         self, dimensions: int | None = None, normalize: bool | None = None, each_token: bool = False
@@ -101,52 +110,43 @@ def read_pooling(checkpoint: Checkpoint, token_id: Callable[[str], int | None]) 
     """
     config = text_config(checkpoint.config)
     architecture = _architecture(checkpoint.config)
-    modules = _modules(checkpoint)
+    modules = read_modules(checkpoint.path) if checkpoint.path.is_dir() else None
     classifies = architecture.endswith(CLASSIFIER)
     labels = _labels(checkpoint.config) if classifies else ()
-    size = config.get("hidden_size") or config.get("n_embd") or 1
+    dense = checkpoint.config.get("dense_layers")
+    size = dense[-1]["outputs"] if dense else config.get("hidden_size") or config.get("n_embd") or 1
     return Pooling(
         architecture,
         _kind(checkpoint, architecture, modules),
-        modules is None or "Normalize" in modules,
+        modules is None or any(module.kind == "Normalize" for module in modules),
         size if type(size) is int else 1,
         labels,
         _activation(checkpoint.config, len(labels)) if labels else "",
-        () if classifies else _choices(checkpoint, modules or {}, token_id),
+        () if classifies else _choices(checkpoint, _settings(modules, "LogitScore"), token_id),
+        architecture.endswith(_GENERATORS),
     )
 
 
-def _modules(checkpoint: Checkpoint) -> dict[str, Mapping[str, Any]] | None:
-    """The settings of sentence-transformers' modules by type; None without modules.json."""
-    file = checkpoint.path / "modules.json"
-    if not checkpoint.path.is_dir() or not file.is_file():
-        return None
-    found: dict[str, Mapping[str, Any]] = {}
-    listed = parse_object(b'{"modules":' + file.read_bytes() + b"}", str(file))["modules"]
-    for entry in listed if isinstance(listed, list) else ():
-        path, kind = entry.get("path", ""), str(entry.get("type")).rpartition(".")[2]
-        parts = PurePosixPath(str(path)).parts
-        if ".." in parts or str(path).startswith("/") or "\\" in str(path):
-            raise CheckpointError(f"{file} names the path {str(path)[:80]!r}; a folder below the model's is needed.")
-        found[kind] = read_object(checkpoint.path / path / "config.json", missing_ok=True) if path else {}
-    return found
+def _settings(modules: tuple[Module, ...] | None, kind: str) -> Mapping[str, Any]:
+    """Of the first module of a kind; {} without one."""
+    return next((module.settings for module in modules or () if module.kind == kind), {})
 
 
-def _kind(checkpoint: Checkpoint, architecture: str, modules: Mapping[str, Mapping[str, Any]] | None) -> PoolingKind:
+def _kind(checkpoint: Checkpoint, architecture: str, modules: tuple[Module, ...] | None) -> PoolingKind:
     metadata, config = checkpoint.metadata, checkpoint.config
     stated = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
     if isinstance(stated, int) and stated in _GGUF_KINDS:
         return _GGUF_KINDS[stated]
-    if modules and "Pooling" in modules:
-        settings = modules["Pooling"]
-        for flag, mode, kind in _MODES:
-            if settings.get(flag) is True or settings.get("pooling_mode") == mode:
-                return kind
-        chosen = [name for name, value in settings.items() if name.startswith("pooling_mode") and value]
-        raise CheckpointError(
-            f"{checkpoint.path}: the Pooling module's settings choose {', '.join(chosen) or 'nothing'}; "
-            f"served: {', '.join(flag for flag, _, _ in _MODES)}."
-        )
+    if settings := _settings(modules, "Pooling"):
+        chosen = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+        chosen = chosen or [str(settings.get("pooling_mode"))]
+        found = [kind for flag, mode, kind in _MODES if chosen in ([flag], [mode])]
+        if not found:
+            raise CheckpointError(
+                f"{checkpoint.path}: the Pooling module's settings choose {', '.join(chosen)[:200]}; "
+                f"served: one of {', '.join(flag for flag, _, _ in _MODES)}."
+            )
+        return found[0]
     if not is_encoder(config):
         return PoolingKind.LAST
     if architecture.endswith(CLASSIFIER):
@@ -192,10 +192,9 @@ def _activation(config: Mapping[str, Any], labels: int) -> str:
 
 
 def _choices(
-    checkpoint: Checkpoint, modules: Mapping[str, Mapping[str, Any]], token_id: Callable[[str], int | None]
+    checkpoint: Checkpoint, settings: Mapping[str, Any], token_id: Callable[[str], int | None]
 ) -> tuple[int, ...]:
     """Ids of "no" and "yes": stated, or, for Qwen3-Reranker, whose files say nothing, known by the model's name."""
-    settings = modules.get("LogitScore", {})
     ids = [settings.get("false_token_id"), settings.get("true_token_id")]
     words = checkpoint.config.get("classifier_from_token")
     named = "Qwen3ForCausalLM" in (checkpoint.config.get("architectures") or ()) and (

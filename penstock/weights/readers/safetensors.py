@@ -22,6 +22,7 @@ from penstock.quant.formats import FORMATS
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import StoredTensor, TensorInfo
 from penstock.weights.readers.files import map_file, parse_object, read_object, shown
+from penstock.weights.readers.modules import dense_layers, read_modules
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -213,6 +214,16 @@ def _quantisation(folder: Path, config: dict[str, Any]) -> None:
             config["quantization_config"] = {"quant_method": method, **found}
 
 
+def _dense_modules(folder: Path, config: dict[str, Any], stored: dict[str, StoredTensor]) -> None:
+    """Adds the dense layers that sentence embeddings pass: their tensors below their folder's name, their sizes."""
+    layers = dense_layers(read_modules(folder) or ())
+    for layer in layers:
+        for name, tensor in _weight_files(folder / layer["name"]).items():
+            stored[f"{layer['name']}.{name}"] = tensor
+    if layers:
+        config["dense_layers"] = layers
+
+
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
     """Opens a Hugging Face folder.
 
@@ -226,6 +237,7 @@ def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
     tokenizer_config = read_object(folder / "tokenizer_config.json", missing_ok=True)
     _chat_templates(folder, tokenizer_config)
     stored = _weight_files(folder)
+    _dense_modules(folder, config, stored)
     return SafetensorsCheckpoint(
         path=folder,
         config=config,
