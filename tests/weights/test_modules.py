@@ -1,4 +1,4 @@
-"""What sentence-transformers' files say: pooling, dense layers, normalisation; compared with its arithmetic, plainly."""
+"""What sentence-transformers' files say: pooling, dense layers, normalisation; against its arithmetic."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ def test_damaged_module_lists(tmp_path: Path) -> None:
 def test_tasks_a_model_lacks(tmp_path: Path) -> None:
     encoders.save("bert", tmp_path)
     found = pooling_of(tmp_path)
-    with pytest.raises(RequestError, match="BertModel.*cannot generate text"):
+    with pytest.raises(RequestError, match=r"BertModel.*cannot generate text"):
         found.check_generates()
     with pytest.raises(RequestError, match="cannot classify"):
         found.classification()
-    with pytest.raises(ParameterError, match="dimensions.*from 1 to 36"):
+    with pytest.raises(ParameterError, match=r"dimensions.*from 1 to 36"):
         found.embedding(dimensions=37)
     assert found.ranking() is None
