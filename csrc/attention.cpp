@@ -1,5 +1,5 @@
 // Attention over the paged cache (Kwon et al. 2023, arXiv:2309.06180), partitions merged as in Milakov &
-// Gimelshein 2018, arXiv:1805.02867.
+// Gimelshein 2018, arXiv:1805.02867; slopes as in Press et al. 2021, arXiv:2108.12409.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -31,6 +31,7 @@ struct ItemQuery {
     std::int64_t token, first_lane, end_lane;
     std::int64_t state;  // -1: the item finishes it
     bool folds;
+    std::int64_t position;
     std::int64_t from, to;  // of the partition at hand, from its start; none if equal
 };
 
@@ -172,7 +173,7 @@ private:
                 for (std::int64_t h = 0; h < heads_; ++h)
                     query_of_row_[static_cast<std::size_t>(rows_++)] = static_cast<std::uint8_t>(num_queries_);
                 queries_[static_cast<std::size_t>(num_queries_++)] = {
-                    unit.token + q, lane_of(view.low), end, state, part.folds, 0, 0};
+                    unit.token + q, lane_of(view.low), end, state, part.folds, unit.position + q, 0, 0};
                 end_tile_ = std::max(end_tile_, std::min((end + kv_tile - 1) / kv_tile, item_.end * partition_tiles));
             }
         }
@@ -272,6 +273,7 @@ private:
         }
         tile_from_ = from / kv_tile;
         tile_to_ = (to + kv_tile - 1) / kv_tile;
+        partition_ = partition;
         find_tiles(partition * partition_tiles);
     }
 
@@ -390,7 +392,8 @@ private:
                 if (!sees || t < begin || t >= end) store_weight(row, t, vec::splat16(0.0f));
         };
         if (!sees) return blank();
-        const float greatest = finish_scores(scores, begin, end, query);
+        const float slope = args_.slopes ? args_.slopes[head_of(row)] : 0.0f;
+        const float greatest = finish_scores(scores, begin, end, query, slope);
         const vec::F32x16 top = vec::splat16(greatest);
         vec::F32x16 total = vec::splat16(0.0f);
         for (std::int64_t t = begin; t < end; ++t) {
@@ -412,13 +415,14 @@ private:
     }
 
     // Final scores of tiles [begin, end) in place; the greatest of them. Tiles a query sees whole are final already.
-    float finish_scores(float* scores, std::int64_t begin, std::int64_t end, const ItemQuery& query) const {
-        const bool all = scaled || args_.soft_cap > 0.0f || layout_.block_size % kv_tile != 0;
+    float finish_scores(float* scores, std::int64_t begin, std::int64_t end, const ItemQuery& query,
+                        float slope) const {
+        const bool all = scaled || args_.soft_cap > 0.0f || slope != 0.0f || layout_.block_size % kv_tile != 0;
         const std::int64_t from = all ? end : std::min(end, (query.from + kv_tile - 1) / kv_tile);
         const std::int64_t to = all ? end : std::max(from, query.to / kv_tile);
         vec::F32x16 most = vec::splat16(no_score), other = most;
         const auto finish = [&](std::int64_t t) {
-            const vec::F32x16 score = final_score(vec::load16(scores + t * kv_tile), t, query);
+            const vec::F32x16 score = final_score(vec::load16(scores + t * kv_tile), t, query, slope);
             vec::store(scores + t * kv_tile, score);
             most = vec::max(score, most);
         };
@@ -456,11 +460,17 @@ private:
         return weight;
     }
 
-    vec::F32x16 final_score(vec::F32x16 score, std::int64_t tile, const ItemQuery& query) const {
+    vec::F32x16 final_score(vec::F32x16 score, std::int64_t tile, const ItemQuery& query, float slope) const {
         if (scaled && !layout_.latent) score = score * vec::load16(token_scales(key_tile_[tile], key_codes_));
         if (args_.soft_cap > 0.0f) {
             const vec::F32x16 cap = vec::splat16(args_.soft_cap);
             score = cap * vec::tanh(score / cap);
+        }
+        if (slope != 0.0f) {
+            static constexpr float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+            const std::int64_t place = tile_start(layout_, partition_ * partition_tiles + tile) - query.position;
+            const vec::F32x16 distance = vec::load16(lanes) + vec::splat16(static_cast<float>(place));
+            score = vec::fma(vec::splat16(slope), distance, score);
         }
         return masked(score, tile, query, no_score);
     }
@@ -587,7 +597,7 @@ private:
     std::array<std::uint8_t, item_rows> query_of_row_;
     std::array<RowBlock, item_rows> blocks_;
     // of the partition at hand
-    std::int64_t tile_from_ = 0, tile_to_ = 0;
+    std::int64_t partition_ = 0, tile_from_ = 0, tile_to_ = 0;
     const std::byte* key_tile_[partition_tiles] = {};
     const std::byte* value_tile_[partition_tiles] = {};
     bool deep_ = false;  // many tiles

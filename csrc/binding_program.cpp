@@ -341,14 +341,14 @@ int plan_attention(Program& p, std::size_t group, std::int64_t window, bool chun
 }
 
 void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, bool chunked, const KvBuffers& kv,
-               std::int64_t heads, float scale, Value sinks, float cap, Value out) {
+               std::int64_t heads, float scale, Value sinks, float cap, Value slopes, Value out) {
     p.add({"attention", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
                ops().attention({f.at<float>(query), &f.plan(plan), rows_of(f, group, window, chunked), layout,
                                 f.at<std::byte>(keys), f.at<std::byte>(values), heads, scale, f.at<float>(sinks), cap,
-                                f.at<float>(out)},
+                                f.at<float>(out), f.at<float>(slopes)},
                                w);
            },
-           {query, sinks},
+           {query, sinks, slopes},
            {out},
            nullptr});
 }

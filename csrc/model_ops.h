@@ -259,6 +259,7 @@ struct AttentionArgs {
     const float* sinks;  // [H] or null
     float soft_cap;      // 0 for none
     float* out;          // [T, H · Dv]
+    const float* slopes = nullptr;  // [H] added to a score for each position its key lies behind; or null
 };
 
 // Some columns of an activation: [T, width] inside rows of `stride` elements; no data where an op's input is absent.

@@ -1,4 +1,4 @@
-"""Fields that configurations of a model type leave out because they are the reference implementation's defaults."""
+"""What configurations of a model type leave out (the reference implementation's defaults), or name in their own way."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "sliding_window": 4096,
             }
         ),
+        "bloom": MappingProxyType({"max_position_embeddings": 2048, "expansion_ratio": 4}),
+        "falcon": MappingProxyType({"max_position_embeddings": 2048, "multi_query": True, "expansion_ratio": 4}),
+        "gpt2": MappingProxyType({"layer_norm_eps": 1e-5, "expansion_ratio": 4}),
+        "gpt_bigcode": MappingProxyType({"layer_norm_eps": 1e-5, "multi_query": True, "expansion_ratio": 4}),
+        "gptj": MappingProxyType({"layer_norm_eps": 1e-5, "rotary_dim": 64, "expansion_ratio": 4}),
+        "mpt": MappingProxyType({"layer_norm_eps": 1e-5, "expansion_ratio": 4}),
+        "opt": MappingProxyType({"layer_norm_eps": 1e-5}),
         "glm4_moe": MappingProxyType({"partial_rotary_factor": 0.5}),
         "glm4_moe_lite": MappingProxyType({"first_k_dense_replace": 1}),
         "cohere": MappingProxyType({"layer_norm_eps": 1e-5}),
@@ -76,14 +83,27 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-# GPT-2's names of sizes, which some families have kept.
-OLDER_NAMES: Mapping[str, str] = MappingProxyType(
+# Names that older model types have for fields.
+SYNONYMS: Mapping[str, str] = MappingProxyType(
     {
         "n_embd": "hidden_size",
-        "n_head": "num_attention_heads",
-        "n_inner": "intermediate_size",
+        "n_embed": "hidden_size",
+        "d_model": "hidden_size",
         "n_layer": "num_hidden_layers",
+        "n_layers": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
         "n_positions": "max_position_embeddings",
+        "max_seq_len": "max_position_embeddings",
+        "seq_length": "max_position_embeddings",
+        "model_max_length": "max_position_embeddings",
+        "n_inner": "intermediate_size",
+        "ffn_dim": "intermediate_size",
+        "ffn_hidden_size": "intermediate_size",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "activation_function": "hidden_act",
+        "activation": "hidden_act",
     }
 )
 
@@ -91,8 +111,14 @@ OLDER_NAMES: Mapping[str, str] = MappingProxyType(
 def with_defaults(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the type's defaults where it says nothing; an explicit null says nothing too.
 
-    Sizes under an older name are known under today's as well.
+    Fields that only stand under an older name, or follow from others, are there under their own too.
     """
     stated = {name: value for name, value in config.items() if value is not None}
-    renamed = {name: stated[old] for old, name in OLDER_NAMES.items() if old in stated}
-    return {**MODEL_DEFAULTS.get(model_type, {}), **renamed, **stated}
+    named = {ours: stated[theirs] for theirs, ours in SYNONYMS.items() if theirs in stated}
+    values = {**MODEL_DEFAULTS.get(model_type, {}), **named, **stated}
+    if values.get("multi_query") is True and values.get("new_decoder_architecture") is not True:
+        values["num_key_value_heads"] = 1
+    hidden, ratio = values.get("hidden_size"), values.get("expansion_ratio")
+    if type(hidden) is int and type(ratio) is int:
+        values.setdefault("intermediate_size", ratio * hidden)
+    return values

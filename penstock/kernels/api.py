@@ -375,6 +375,7 @@ class PagedAttention(Protocol):
         scale: float,
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
+        slopes: Tensor | None = None,
     ) -> Tensor:
         """Attention with grouped queries (query head h reads KV head h · K // H) and float32 softmax.
 
@@ -385,6 +386,8 @@ class PagedAttention(Protocol):
             scale: multiplies the scores.
             sinks: [H] float32, a score per head that takes part in the softmax and adds no value, or None.
             soft_cap: scores become soft_cap · tanh(score / soft_cap); None for no cap.
+            slopes: [H] float32, at last a score gains slope · (position of the key - that of the query) (ALiBi, Press
+                et al. 2021, arXiv:2108.12409); None for nothing. Not together with sinks.
 
         Returns:
             [T, H · Dv]. Slots no query of a row may see are never read, so what lies in them has no influence.

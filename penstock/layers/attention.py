@@ -42,6 +42,7 @@ class AttentionOptions:
         temperature: of the queries.
         output_gate: the queries' projection has a gate behind each head's query; its sigmoid weighs what is attended.
         output_factor: of the layer's output.
+        slopes: what each head's scores gain for every position a key lies nearer; None for nothing.
     """
 
     hidden_size: int
@@ -67,6 +68,7 @@ class AttentionOptions:
     temperature: Temperature | None = None
     output_gate: bool = False
     output_factor: float = 1.0
+    slopes: tuple[float, ...] | None = None
 
 
 class Attention(Layer):
@@ -96,6 +98,7 @@ class Attention(Layer):
         self.qk_norm = _head_norms(prefix, options) if options.qk_norm else None
         self._unit = torch.ones(heads + kv_heads, dim) if options.unit_norm else None
         self._scale_rows, self._chunked, self._temperature = kernels.scale_rows, options.chunked, options.temperature
+        self._slopes = None if options.slopes is None else torch.tensor(options.slopes)
         self.sinks = (
             Weight((heads,), (WeightPart(f"{prefix}.sinks", (heads,)),), keep_float32=True) if options.sinks else None
         )
@@ -124,6 +127,7 @@ class Attention(Layer):
             self.scale,
             None if self.sinks is None else self.sinks.value,
             self.soft_cap,
+            self._slopes,
         )
         attended = step.wanted(attended)
         if self.gate is not None:

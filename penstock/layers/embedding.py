@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch
+from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -29,7 +30,10 @@ def learned(kernels: KernelSet, key: str, rows: int, hidden_size: int, *, first:
 
 
 class Embedding(Layer):
-    """Rows of the table, times `scale`; plus those of positions and of token types, then a norm, if there are such."""
+    """Rows of the table, times `scale`, projected, plus those of positions and of token types, normalised.
+
+    All but the first where there is such a part.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Embedding(Layer):
         weight: Weight,
         scale: float = 1.0,
         *,
+        projection: Linear | None = None,
         positions: Weight | None = None,
         types: Weight | None = None,
         norm: Norm | None = None,
@@ -44,6 +49,7 @@ class Embedding(Layer):
         self._embedding, self._add = kernels.embedding, kernels.add
         self.weight = weight
         self.scale = scale
+        self.projection = projection
         self.positions = positions
         self.types = types
         self.norm = norm
@@ -51,6 +57,8 @@ class Embedding(Layer):
     def __call__(self, batch: Batch) -> Tensor:
         """The step's tokens → [T, hidden]."""
         hidden = self._embedding(batch.token_ids, self.weight.value, self.scale)
+        if self.projection is not None:
+            hidden = self.projection(hidden)
         if self.positions is not None:
             hidden = self._add(hidden, self._embedding(batch.positions[0], self.positions.value))
         if self.types is not None:

@@ -56,8 +56,15 @@ def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, 
     return Weight((rows, *columns), tuple(placed), shard_axis=0, alternatives=alternatives)
 
 
+def _transposed(matrix: Tensor) -> Tensor:
+    return matrix.T
+
+
 class Linear(Layer):
-    """y = x · Wᵀ + b (+ residual). W is [sum of outputs, inputs], merged from `parts` or stored as `fused`."""
+    """y = x · Wᵀ + b (+ residual). W is [sum of outputs, inputs], merged from `parts` or stored as `fused`.
+
+    A whole matrix that a checkpoint has as [inputs, outputs] (GPT-2's) is found under the suffix `turned`.
+    """
 
     def __init__(
         self,
@@ -71,6 +78,10 @@ class Linear(Layer):
         self._linear = kernels.linear
         self.weight = merged(parts, "weight", inputs, fused=fused)
         self.weight.pack, self.weight.packable = kernels.pack_linear, kernels.packable
+        whole = fused or (Rows(*parts[0]) if len(parts) == 1 else None)
+        if whole is not None and whole.order is None:
+            turned = WeightPart(f"{whole.prefix}.turned", (inputs, whole.stored), transform=_transposed)
+            self.weight.alternatives += ((turned,),)
         self.bias = merged(parts, "bias", fused=fused) if bias else None
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
+from penstock.layers.linear import Linear
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -52,6 +53,18 @@ class RmsNorm(Layer):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x, residual [T, size] → (normalised sum, sum)."""
         return self._norm(x, self.weight.value, self.eps, residual)
+
+
+class Projected(Layer):
+    """A norm, if there is one, and a projection of what it gives, in the place of a norm."""
+
+    def __init__(self, norm: Norm | None, projection: Linear) -> None:
+        self.norm, self.projection = norm, projection
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x, residual [T, size] → (projected, normalised sum)."""
+        normed = x if self.norm is None else self.norm(x, residual)[0]
+        return self.projection(normed), normed
 
 
 class LayerNorm(Layer):

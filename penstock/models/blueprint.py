@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +27,7 @@ from penstock.layers.decoder import (
     SelfAttention,
 )
 from penstock.layers.embedding import Embedding, Head, table
+from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.ops import Activation, KernelSet
@@ -128,6 +130,11 @@ class Blueprint:
         layers = fields.integer("num_hidden_layers")
         eps = fields.number(next((name for name in EPSILONS if fields.has(name)), EPSILONS[0]), 1e-6)
         return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps, head)
+
+    def having(self, **values: Any) -> Blueprint:
+        """The same of a configuration that has these fields too, where it does not say otherwise."""
+        stated = {name: value for name, value in self.fields.values.items() if value is not None}
+        return replace(self, fields=Fields({**values, **stated}, self.fields.where))
 
     def rotary(self, **settings: Any) -> Rotary:
         """The rotation, read with `models.rope.read_rope`."""
@@ -233,7 +240,7 @@ class Blueprint:
             feed_forward: makes layer `index`'s; None for an MLP of this `activation`, `gated` or not, with biases if
                 `mlp_bias`.
             self_attention: makes layer `index`'s; the usual one where it gives None, and without it.
-            model: options of `model`.
+            model: options of `model`; `norm` is the last one instead of the usual.
             ignorable: as in DecoderModel.
             final_norm: whether one follows the last block.
             attention: options of AttentionOptions for every layer.
@@ -258,7 +265,8 @@ class Blueprint:
         factor = model.get("logit_scale", 1.0)
         scaled = {} if factor == 1.0 else {"factor": factor}
         last = make("model.norm", **scaled) if final_norm else None
-        rest = {key: value for key, value in model.items() if key != "logit_scale"}
+        last = model.get("norm", last)
+        rest = {key: value for key, value in model.items() if key not in ("logit_scale", "norm")}
         return self.model(blocks, rotary.rope, last, ignorable=ignorable, **rest)
 
     def _block(
@@ -292,6 +300,7 @@ class Blueprint:
         norm: Norm | None,
         *,
         tie_default: bool = False,
+        embedding_size: int | None = None,
         embedding_scale: float = 1.0,
         soft_cap: float | None = None,
         max_positions: int | None = None,
@@ -302,25 +311,29 @@ class Blueprint:
         classifier: Callable[[], Classifier] | None = None,
         positions: Weight | None = None,
         types: Weight | None = None,
+        projection: Linear | None = None,
         embedding_norm: Norm | None = None,
     ) -> DecoderModel:
         """Puts embedding, blocks, final norm and head together.
 
         Args, besides those of DecoderModel:
-            positions, types, embedding_norm: of Embedding.
+            embedding_size, embedding_scale, embedding_norm: of the token embedding.
+            positions, types, projection: of Embedding.
             classifier: makes the head of a model that classifies; None for that of causal models.
         """
         vocab = self.fields.integer("vocab_size")
         tied = self.fields.flag("tie_word_embeddings", tie_default)
         embedding_key = "model.embed_tokens.weight"
-        embedding = weight = table(self.kernels, embedding_key, vocab, self.hidden_size)
+        width = embedding_size or self.hidden_size
+        rows = weight = table(self.kernels, embedding_key, vocab, width)
         bias = Weight((vocab,), (WeightPart("lm_head.bias", (vocab,)),))
         speaks = self.head == "logits"
         if speaks and not tied:
-            weight = table(self.kernels, "lm_head.weight", vocab, self.hidden_size)
+            weight = table(self.kernels, "lm_head.weight", vocab, width)
+        begin = partial(Embedding, positions=positions, types=types, projection=projection, norm=embedding_norm)
         return DecoderModel(
             self.kernels,
-            Embedding(self.kernels, embedding, embedding_scale, positions=positions, types=types, norm=embedding_norm),
+            begin(self.kernels, rows, embedding_scale),
             blocks,
             norm,
             Head(self.kernels, weight, soft_cap, bias if head_bias else None) if speaks else None,

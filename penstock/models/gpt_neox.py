@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import PRE_NORM, Blueprint
-from penstock.models.fields import Fields
 
 RENAMES = (
     (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),
@@ -23,8 +22,7 @@ MASKS = (r".*\.attention\.(masked_)?bias", r".*\.attention\.rotary_emb\.inv_freq
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
-    rotated = {"partial_rotary_factor": fields.number("rotary_pct", 0.25), **fields.values}
-    blueprint = replace(blueprint, fields=Fields(rotated, fields.where))
+    blueprint = blueprint.having(partial_rotary_factor=fields.number("rotary_pct", 0.25))
     bias = fields.flag("attention_bias", True)
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=fields.number("rotary_emb_base", 10_000.0)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import Blueprint
+from penstock.models.alibi import slopes
+from penstock.models.blueprint import UNTURNED, Blueprint
 
 # InternLM2 (arXiv:2403.17297) and Baichuan (arXiv:2309.10305), whose projections are fused.
 INTERNLM2 = (
@@ -42,7 +43,7 @@ def build_internlm3(blueprint: Blueprint) -> DecoderModel:
 
 
 def build_baichuan(blueprint: Blueprint) -> DecoderModel:
-    """The 7B models; those of 13B have no rotation but biases on scores by distance, which no kernel here has."""
+    """The models of 13B, with 40 heads, have scores that fall with distance in the place of a rotation."""
     if blueprint.num_heads == 40:
-        raise blueprint.fields.error("num_attention_heads", "is 40: Baichuan 13B (ALiBi) is not supported, 7B is")
+        return blueprint.uniform(rotary=UNTURNED, model={"renames": BAICHUAN}, slopes=slopes(40))
     return blueprint.uniform(model={"renames": BAICHUAN})

@@ -15,17 +15,21 @@ from penstock.layers.decoder import DecoderModel as Model
 from penstock.layers.ops import KernelSet
 from penstock.models import (
     bert,
+    bloom,
     cohere,
     deepseek,
     ernie4_5,
     exaone4,
+    falcon,
     falcon_h1,
     gemma,
     gemma3,
     glm,
     glm4_moe,
+    gpt2,
     gpt_neox,
     gpt_oss,
+    gptj,
     granite,
     hunyuan,
     jamba,
@@ -36,9 +40,11 @@ from penstock.models import (
     mistral,
     mixtral,
     modernbert,
+    mpt,
     nemotron,
     nomic_bert,
     olmo,
+    opt,
     phi,
     qwen2,
     qwen3,
@@ -98,10 +104,18 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "GptOssForCausalLM": Family(gpt_oss.build, "gpt_oss"),
         "BaichuanForCausalLM": Family(llama.build_baichuan),
         "BaiChuanForCausalLM": Family(llama.build_baichuan),
+        "BloomForCausalLM": Family(bloom.build, "bloom"),
         "CohereForCausalLM": Family(cohere.build, "cohere"),
         "Cohere2ForCausalLM": Family(cohere.build_cohere2, "cohere2"),
         "Ernie4_5ForCausalLM": Family(ernie4_5.build, "ernie4_5"),
         "Exaone4ForCausalLM": Family(exaone4.build, "exaone4"),
+        "FalconForCausalLM": Family(falcon.build, "falcon"),
+        "GPT2ForCausalLM": Family(gpt2.build, "gpt2"),
+        "GPTBigCodeForCausalLM": Family(gpt2.build_bigcode, "gpt_bigcode"),
+        "GPTJForCausalLM": Family(gptj.build, "gptj"),
+        "MptForCausalLM": Family(mpt.build, "mpt"),
+        "MPTForCausalLM": Family(mpt.build, "mpt"),
+        "OPTForCausalLM": Family(opt.build, "opt"),
         "GemmaForCausalLM": Family(gemma.build, "gemma"),
         "Gemma2ForCausalLM": Family(gemma.build_gemma2, "gemma2"),
         "GlmForCausalLM": Family(glm.build, "glm"),
@@ -153,6 +167,7 @@ def named(name: str) -> tuple[Family, str] | None:
 
     Every causal language model is known under its bare name too, and every model as a classifier.
     """
+    name = name.replace("LMHeadModel", "ForCausalLM")  # as GPT-2 says it
     if name in ARCHITECTURES:
         return ARCHITECTURES[name], "none" if name.endswith("Model") else "logits"
     for ending, head in _HEADS:

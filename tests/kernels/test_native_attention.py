@@ -33,7 +33,7 @@ def attend(case: Case, built: Built, kv_type: str, scale: float = 0.3) -> Tensor
         ops.rope_and_cache_write(qkv, cos, sin, slot, cache)
     about = (start, contexts, table, query_lens, context_lens, window, *masking)
     plan = ops.plan_attention(cache, *about, chunked=case.chunked)
-    return ops.paged_attention(built.query, cache, plan, scale, built.sinks, case.soft_cap)
+    return ops.paged_attention(built.query, cache, plan, scale, built.sinks, case.soft_cap, case.slopes)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -52,6 +52,35 @@ def test_chunks_equal_the_reference(isa, rows, window):
     case = Case(ROWS[rows], window=window, chunked=True)
     built = build(case)
     torch.testing.assert_close(attend(case, built, "float32"), run(case, built), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("window", "block_size"), [(None, 4), (6, 16), (None, 24)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
+def test_slopes_equal_the_reference(isa, rows, window, block_size, heads, kv_heads):
+    case = Case(
+        ROWS[rows], heads, kv_heads, block_size=block_size, window=window, soft_cap=1.5 if window else None, sloped=True
+    )
+    built = build(case)
+    torch.testing.assert_close(attend(case, built, "float32"), run(case, built), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_type", TYPES)
+def test_sloped_rows_do_not_depend_on_their_mates_or_chunks(isa, kv_type):
+    """Long rows, cut into several partitions, give the bits they give alone, and token by token."""
+    case = Case(((300, 600), (290, 290), (1, 301)), 4, 2, 16, 16, 16, sloped=True)
+    built = build(case)
+    whole = attend(case, built, kv_type)
+    begin = 0
+    for row, (queries, context) in enumerate(case.rows):
+        for first in {0, queries // 2, queries - 1}:
+            rows = ((queries - first, context),)
+            alone = build(Case(rows, 4, 2, 16, 16, 16), seed=5)
+            alone.keys, alone.values = [built.keys[row]], [built.values[row]]
+            alone.query = built.query[begin + first : begin + queries].contiguous()
+            single = attend(Case(rows, 4, 2, 16, 16, 16, sloped=True), alone, kv_type)
+            assert torch.equal(single, whole[begin + first : begin + queries])
+        begin += queries
 
 
 @pytest.mark.parametrize("kv_type", TYPES)

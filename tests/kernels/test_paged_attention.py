@@ -30,6 +30,11 @@ class Case:
     soft_cap: float | None = None
     dtype: torch.dtype = torch.float32
     chunked: bool = False
+    sloped: bool = False
+
+    @property
+    def slopes(self) -> Tensor | None:
+        return 0.7 ** torch.arange(1.0, self.heads + 1) if self.sloped else None
 
     def lowest(self, place: int) -> int:
         """The first position that the query of a position sees."""
@@ -107,6 +112,8 @@ def exact(case: Case, built: Built, scale: float) -> Tensor:
                 scores = key @ built.query[token, head].double() * scale
                 if case.soft_cap:
                     scores = case.soft_cap * (scores / case.soft_cap).tanh()
+                if case.slopes is not None:
+                    scores = scores + float(case.slopes[head]) * torch.arange(low - place, 1)
                 weights = scores.exp()
                 extra = math.exp(float(built.sinks[head])) if built.sinks is not None else 0.0
                 out.append(weights @ value / (weights.sum() + extra))
@@ -117,7 +124,16 @@ def exact(case: Case, built: Built, scale: float) -> Tensor:
 def run(case: Case, built: Built, scale: float = 0.3) -> Tensor:
     plan = plan_attention(built.cache, *built.facts, case.window, chunked=case.chunked)
     attend = PagedAttention()
-    return attend(built.query, built.cache, plan, scale, built.sinks, case.soft_cap)
+    return attend(built.query, built.cache, plan, scale, built.sinks, case.soft_cap, case.slopes)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 3), (6, 1)])
+def test_slopes(rows, window, heads, kv_heads):
+    case = Case(ROWS[rows], heads, kv_heads, window=window, soft_cap=1.5 if window else None, sloped=True)
+    built = build(case)
+    torch.testing.assert_close(run(case, built).double(), exact(case, built, 0.3), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("rows", ROWS)

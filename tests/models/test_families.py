@@ -92,10 +92,11 @@ def test_caches_follow_the_configuration(pair):
         window = getattr(config, "attention_chunk_size" if kind == "chunked_attention" else "sliding_window", None)
         assert spec.kind == (CacheKind.FULL if kind == "full_attention" else CacheKind.SLIDING)
         assert spec.window == (None if kind == "full_attention" else window)
-        assert (spec.num_kv_heads, spec.key_dim) == (
-            getattr(config, "num_key_value_heads", config.num_attention_heads),
-            heads,
-        )
+        kv_heads = getattr(config, "num_kv_heads", config.num_attention_heads)
+        if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+            kv_heads = 1
+        kv_heads = getattr(config, "num_key_value_heads", kv_heads)
+        assert (spec.num_kv_heads, spec.key_dim) == (kv_heads, heads)
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma3", "gpt-oss", "mixtral", "qwen3_5", "mamba2"])

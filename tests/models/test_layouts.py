@@ -70,6 +70,30 @@ def test_fused_projections(architecture: str, change: Callable[[Tensors], Tensor
     assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
 
 
+def test_baichuan_13b(tmp_path: Path) -> None:
+    """A Llama without rotation whose mask falls with distance, by ALiBi's published slopes of 40 heads."""
+    sizes = {"hidden_size": 80, "num_attention_heads": 40, "num_key_value_heads": None, "head_dim": None}
+    theirs = tiny.save("llama", tmp_path, **sizes)
+    save_file(baichuan(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["max_position_embeddings"], config["num_key_value_heads"], config["head_dim"]
+    own = {"architectures": ["BaichuanForCausalLM"], "model_max_length": 128}
+    (tmp_path / "config.json").write_text(json.dumps(config | own))
+    slopes = [2.0 ** (-8 * k / 32) for k in range(1, 33)] + [2.0 ** (-4 * k / 32) for k in range(1, 17, 2)]
+    tokens = tiny.prompt(43)
+    place = torch.arange(len(tokens))
+    distance = (place - place[:, None]).float()
+    mask = torch.tensor(slopes).view(1, -1, 1, 1) * distance
+    mask = mask.masked_fill(distance > 0, float("-inf"))
+    theirs.model.rotary_emb.inv_freq.zero_()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens]), attention_mask=mask, use_cache=False).logits[0]
+    harness = Harness(load(tmp_path))
+    logits = torch.cat([harness.step({"row": tokens[start : start + 9]})["row"] for start in range(0, 43, 9)])
+    assert tiny.distance(logits, expected) < 1e-4
+    assert harness.model.max_positions == 128
+
+
 def test_rows_put_in_order_stay_as_they_are_stored() -> None:
     """Interleaved pairs of a quantised checkpoint cost no precision and no memory."""
     blueprint = Fields({**tiny.SIZES, "hidden_size": 64, "head_dim": 8})

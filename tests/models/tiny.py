@@ -80,6 +80,7 @@ MIXED = ["linear_attention", "full_attention", "linear_attention"]
 
 # Families whose norms store their scale less one.
 AROUND_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
+OLD = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None}  # families before those fields
 OWN_HEADS = {"head_dim": None}  # the hidden size over the heads: 6
 LONGROPE = {
     "rope_type": "longrope",
@@ -313,6 +314,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoX",
         {**OWN_HEADS, "num_key_value_heads": None, "rotary_pct": 1.0, "use_parallel_residual": False},
     ),
+    "gpt2": ("GPT2", {**OLD, "hidden_size": 36}),
+    "gpt2-scales": (
+        "GPT2",
+        {**OLD, "scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 20},
+    ),
+    "gpt-bigcode": ("GPTBigCode", OLD),
+    "gpt-bigcode-heads": (
+        "GPTBigCode",
+        {**OLD, "multi_query": False, "tie_word_embeddings": False, "n_head": 6, "num_attention_heads": None},
+    ),
+    "gptj": ("GPTJ", {**OLD, "rotary_dim": 4}),
+    "opt": ("OPT", {**OLD, "ffn_dim": 44}),
+    "opt-projected": ("OPT", {**OLD, "ffn_dim": 44, "do_layer_norm_before": False, "word_embed_proj_dim": 20}),
+    "opt-plain": ("OPT", {**OLD, "ffn_dim": 44, "enable_bias": False, "layer_norm_elementwise_affine": False}),
+    "bloom": ("Bloom", {**OLD}),
+    "mpt": ("Mpt", {**OLD, "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.3}}),
+    "falcon": ("Falcon", {**OLD, "bias": True}),
+    "falcon-groups": ("Falcon", {**OLD, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-groups-one-norm": (
+        "Falcon",
+        {**OLD, "new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-alibi": (
+        "Falcon",
+        {**OLD, "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
     "ernie4_5": ("Ernie4_5", {}),
     "ernie4_5-biases": ("Ernie4_5", {"use_bias": True}),
     "lfm2": (
@@ -405,8 +432,11 @@ def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
     else:
         config = getattr(transformers, f"{architecture}Config")(**settings)
     config._attn_implementation = config._experts_implementation = "eager"
+    if name == "falcon-alibi":
+        config._attn_implementation = "sdpa"  # the other way counts distances twice
     torch.manual_seed(0)
-    model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
+    head = "LMHeadModel" if architecture == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{architecture}{head}")(config).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             spread = 0.3 if "norm" in key or "sinks" in key or "bias" in key else 1.5 * parameter.shape[-1] ** -0.5

@@ -346,7 +346,13 @@ def mask_kinds(masks: Sequence[str]) -> Tensor | None:
 
 
 def paged_attention(
-    query: Any, cache: KvCache, plan: Plan, scale: float, sinks: Tensor | None = None, soft_cap: float | None = None
+    query: Any,
+    cache: KvCache,
+    plan: Plan,
+    scale: float,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+    slopes: Tensor | None = None,
 ) -> Any:
     tape, layout = tape_of(query), cache.layout
     width = width_of(query) if isinstance(query, Handle) else query.shape[1:].numel()
@@ -365,5 +371,6 @@ def paged_attention(
         index = tape.plans[key] = tape.program.plan_attention(*seen, layout, heads)
     out = tape.new(heads * layout.value_dim)
     where = index, *seen, _buffers(tape, cache), heads
-    tape.program.attention(tape.index(query), *where, scale, tape.index(sinks), soft_cap or 0.0, tape.index(out))
+    changes = scale, tape.index(sinks), soft_cap or 0.0, tape.index(slopes)
+    tape.program.attention(tape.index(query), *where, *changes, tape.index(out))
     return tape.done(out)

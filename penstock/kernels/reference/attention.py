@@ -219,6 +219,7 @@ class PagedAttention:
         scale: float,
         sinks: Tensor | None = None,
         soft_cap: float | None = None,
+        slopes: Tensor | None = None,
     ) -> Tensor:
         query = query.reshape(query.shape[0], query.shape[1:].numel() // cache.key.shape[3], cache.key.shape[3])
         ordered = query if plan.order is None else query.index_select(0, plan.order)
@@ -228,8 +229,9 @@ class PagedAttention:
             value = key[..., : cache.value.shape[3]]
             if not cache.latent:
                 value = self._gather("value", cache.value, task, query.dtype)
-            attend = _attend_fused if sinks is None and soft_cap is None else _attend
-            attend(ordered[task.span], key, value, task, scale, out[task.span], sinks, soft_cap)
+            changed = sinks is not None or soft_cap is not None or slopes is not None
+            attend = _attend if changed else _attend_fused
+            attend(ordered[task.span], key, value, task, scale, out[task.span], sinks, soft_cap, slopes)
         return (out if plan.restore is None else out.index_select(0, plan.restore)).flatten(1)
 
     def _gather(self, name: str, cache: Tensor, task: Task, dtype: torch.dtype) -> Tensor:
@@ -256,6 +258,7 @@ def _attend_fused(
     out: Tensor,
     sinks: Tensor | None,
     soft_cap: float | None,
+    slopes: Tensor | None,
 ) -> None:
     """Torch's fused attention. The queries of a group lie along its query axis (few) or its head axis (many)."""
     rows, queries, kv_heads = task.rows, task.queries, key.shape[1]
@@ -290,8 +293,9 @@ def _attend(
     out: Tensor,
     sinks: Tensor | None,
     soft_cap: float | None,
+    slopes: Tensor | None,
 ) -> None:
-    """The formula written out, for scores with sinks or a soft cap; some queries of all rows at a time."""
+    """The formula written out, for scores with sinks, a soft cap or slopes; some queries of all rows at a time."""
     rows, queries, kv_heads = task.rows, task.queries, key.shape[1]
     grouped = query.view(rows, queries, kv_heads, -1, query.shape[-1]).permute(0, 2, 3, 1, 4)
     target = out.view(rows, queries, kv_heads, -1, out.shape[-1]).permute(0, 2, 3, 1, 4)
@@ -302,6 +306,9 @@ def _attend(
         scores = torch.matmul(grouped[..., part, :], turned).float().mul_(scale)  # [rows, K, group, Q, C]
         if soft_cap is not None:
             scores.div_(soft_cap).tanh_().mul_(soft_cap)
+        if slopes is not None:  # softmax does not see how far all keys of a query are moved
+            distance = torch.arange(1 - task.keys, 1, dtype=torch.float32, device=query.device)
+            scores += slopes.view(kv_heads, -1, 1, 1) * distance
         if task.mask is not None:
             scores += task.mask[:, :, part].unsqueeze(1)
         else:
