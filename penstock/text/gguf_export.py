@@ -12,8 +12,8 @@ import tokenizers
 
 from penstock.config.errors import CheckpointError
 from penstock.text.gguf_fields import TokenType
-from penstock.text.gguf_vocab import cutting
 from penstock.text.pretokenizer import PRE_TOKENIZERS
+from penstock.text.vocabulary import cutting
 
 # What cutting rules differ in: digits, contractions, case, symbols, white space, scripts.
 _PROBES = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import repeat
@@ -13,37 +13,13 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from penstock.config.errors import CheckpointError
 from penstock.text.gguf_fields import Fields, TokenType, check_text, checked_fields, fail, numbers, strings
-from penstock.text.pretokenizer import PRE_TOKENIZERS, PreTokenizer
+from penstock.text.pretokenizer import PRE_TOKENIZERS
 from penstock.text.spelling import SPACE, Kind, Spelling
+from penstock.text.vocabulary import Vocabulary, cutting, implied_merges
 
 _ADDED: Final = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
 _MERGED: Final = frozenset(map(int, (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)))
 _CONTINUES: Final = "##"
-
-
-@dataclass(frozen=True, slots=True)
-class GgufVocab:
-    """What GGUF metadata says of a tokenizer.
-
-    Attributes:
-        backend: encodes text, without adding any token of its own.
-        spelling: how tokens are written.
-        prefix_ids, suffix_ids: tokens added around a text.
-        bos_id, eos_id: beginning and end of text, None if the file has none.
-        end_ids: every token the file names as an end (of text, turn or message).
-        special_ids: control tokens.
-        size: how many tokens there are.
-    """
-
-    backend: tokenizers.Tokenizer
-    spelling: Spelling
-    prefix_ids: tuple[int, ...]
-    suffix_ids: tuple[int, ...]
-    bos_id: int | None
-    eos_id: int | None
-    end_ids: frozenset[int]
-    special_ids: frozenset[int]
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +56,6 @@ def _check_merges(fields: Fields, merges: Sequence[tuple[str, str]]) -> None:
         missing = next((part for part in (left, right, left + right) if part not in fields.vocab), None)
         if missing is not None:
             fail("merges", f"has '{left[:40]} {right[:40]}' as number {index}, but {missing[:80]!r} is no token")
-
-
-def implied_merges(tokens: Iterable[str], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges a vocabulary without any implies: every split of a token into two tokens, the first token first."""
-    merges: list[tuple[str, str]] = []
-    for token in tokens:
-        for cut in range(1, len(token)):
-            left = token[:cut]
-            if left in vocab:
-                right = token[cut:]
-                if right in vocab:
-                    merges.append((left, right))
-    return merges
 
 
 def _scored_merges(fields: Fields) -> list[tuple[str, str]]:
@@ -140,14 +103,6 @@ def _gpt2(fields: Fields) -> _Built:
     return _Built(backend, Spelling(Kind.BYTES), rules.add_bos, add_sep=rules.add_sep)
 
 
-def cutting(rules: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    """The library's form of cutting rules for a byte-level vocabulary."""
-    splits: list[pre_tokenizers.PreTokenizer] = [
-        pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in rules.patterns
-    ]
-    return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
 def _spaces(prefix: bool) -> list[normalizers.Normalizer]:
     return [*([normalizers.Prepend(SPACE)] if prefix else []), normalizers.Replace(" ", SPACE)]
 
@@ -155,8 +110,15 @@ def _spaces(prefix: bool) -> list[normalizers.Normalizer]:
 def _sentencepiece(fields: Fields) -> _Built:
     prefix = fields.flag("add_space_prefix", True)
     backend = tokenizers.Tokenizer(_byte_pairs(fields, _scored_merges(fields), False, byte_fallback=True))
-    backend.normalizer = normalizers.Sequence([*_charsmap(fields), *_spaces(prefix)])
+    backend.normalizer = _normalizer(fields, prefix)
     return _Built(backend, Spelling(Kind.TEXT, prefix), add_bos=True)
+
+
+def _normalizer(fields: Fields, prefix: bool) -> normalizers.Normalizer:
+    steps = _charsmap(fields)
+    if fields.flag("remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    return normalizers.Sequence([*steps, *_spaces(prefix)])
 
 
 def _lines(fields: Fields) -> _Built:
@@ -202,10 +164,7 @@ def _unigram(fields: Fields) -> _Built:
         check_text("tokens", fields.tokens)
         raise _unusable(error) from error
     prefix = fields.flag("add_space_prefix", True)
-    steps = _charsmap(fields)
-    if fields.flag("remove_extra_whitespaces", False):
-        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
-    backend.normalizer = normalizers.Sequence([*steps, *_spaces(prefix)])
+    backend.normalizer = _normalizer(fields, prefix)
     return _Built(backend, Spelling(Kind.TEXT, prefix), add_eos=True)
 
 
@@ -252,7 +211,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, fields: Fields) -> frozenset[int]
     return frozenset(special)
 
 
-def read_gguf_vocab(metadata: Mapping[str, Any]) -> GgufVocab:
+def read_gguf_vocab(metadata: Mapping[str, Any]) -> Vocabulary:
     """Builds the tokenizer a GGUF file describes.
 
     By `tokenizer.ggml.model`: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), "gemma4", unigram ("t5"),
@@ -270,7 +229,7 @@ def read_gguf_vocab(metadata: Mapping[str, Any]) -> GgufVocab:
     ends = {eos, fields.token_id("eot_token_id"), fields.token_id("eom_token_id")} - {None}
     suffix = [eos] if fields.flag("add_eos_token", built.add_eos) else []
     suffix += [sep] if fields.flag("add_sep_token", built.add_sep) and sep != eos else []
-    return GgufVocab(
+    return Vocabulary(
         backend=built.backend,
         spelling=built.spelling,
         prefix_ids=(bos,) if bos is not None and fields.flag("add_bos_token", built.add_bos) else (),

@@ -15,6 +15,8 @@ from penstock.config.errors import CheckpointError, RequestError
 from penstock.text.gguf_vocab import read_gguf_vocab
 from penstock.text.spelling import Spelling, read_spelling
 from penstock.text.tokenizer_json import read_tokenizer_json
+from penstock.text.vocabulary import Vocabulary
+from penstock.text.vocabulary_file import read_vocabulary_file
 
 
 class Tokenizer:
@@ -60,26 +62,25 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
-        """Reads tokenizer.json, and tokenizer_config.json where present, of a Hugging Face folder.
+        """Reads the vocabulary of a Hugging Face folder, and tokenizer_config.json where present.
+
+        The file is tokenizer.json, else tekken.json (Mistral), tokenizer.model or spiece.model (SentencePiece), or
+        tiktoken.model or *.tiktoken.
 
         Raises:
-            CheckpointError: tokenizer.json is missing or cannot be used.
+            CheckpointError: there is no such file, or it cannot be used.
         """
-        file = Path(path) / "tokenizer.json"
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            return cls._of(read_vocabulary_file(folder, _read_config(folder / "tokenizer_config.json")))
         try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise CheckpointError(
-                f"{file} cannot be read ({error}). A model folder needs a tokenizer.json: "
-                "save the tokenizer with transformers' save_pretrained, or use a GGUF file."
-            ) from error
-        try:
-            backend, size = read_tokenizer_json(data)
+            backend, size = read_tokenizer_json(file.read_bytes())
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             raise CheckpointError(f"{file} is no usable tokenizer: {error}. Get another copy of the file.") from error
-        config = _read_config(file.with_name("tokenizer_config.json"))
+        config = _read_config(folder / "tokenizer_config.json")
         eos = _config_token(backend, config, "eos_token")
         return cls(
             backend,
@@ -98,7 +99,10 @@ class Tokenizer:
         Raises:
             CheckpointError: the metadata is missing, contradictory or hostile; the message names the field.
         """
-        vocab = read_gguf_vocab(metadata)
+        return cls._of(read_gguf_vocab(metadata))
+
+    @classmethod
+    def _of(cls, vocab: Vocabulary) -> Self:
         return cls(
             vocab.backend,
             vocab.spelling,
@@ -120,6 +124,7 @@ class Tokenizer:
 
         Raises:
             RequestError: the text is too long or holds half a surrogate pair.
+            CheckpointError: the vocabulary's tables turn out to be damaged.
         """
         if len(text) > limits.MAX_PROMPT_CHARS:
             raise RequestError(f"the text has {len(text)} characters; allowed: at most {limits.MAX_PROMPT_CHARS}.")
@@ -128,6 +133,12 @@ class Tokenizer:
             ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (TypeError, UnicodeError) as error:  # the library takes a lone surrogate for a wrong type
             raise RequestError("the text is not valid Unicode; send it without lone surrogates.") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # which is no Exception, and has no module to import it from
+                raise
+            raise CheckpointError(
+                f"the tokenizer is damaged: it fails on a text ({error}). Get another copy of the model."
+            ) from error
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

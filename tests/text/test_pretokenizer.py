@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-from penstock.text.gguf_vocab import cutting
 from penstock.text.pretokenizer import PRE_TOKENIZERS
+from penstock.text.vocabulary import cutting
 
 NAMES = """
     a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx
