@@ -72,7 +72,8 @@ class SchedulerOptions:
         block_size: tokens in one block.
         num_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         enable_prefix_caching, policy, depth, max_chunk_tokens: as in EngineOptions.
-        recurrent: whether layers keep states, so that no branch can go on from another's blocks.
+        recurrent: whether layers keep states, so that a branch can go on from another's blocks only at a checkpoint.
+        checkpoints: slots for copies of states, behind those of the rows.
         whole_prompts: a prompt is computed in one step: its tokens see those after them.
     """
 
@@ -86,6 +87,7 @@ class SchedulerOptions:
     depth: int = 0
     max_chunk_tokens: int | None = None
     recurrent: bool = False
+    checkpoints: int = 0
     whole_prompts: bool = False
 
 

@@ -28,6 +28,7 @@ class CacheHold:
         tail: the node made for its partial last block, if any.
         announced: nodes it promised to fill.
         pins: (group, block) of nodes on its path whose content it holds in blocks of its own.
+        marks: token counts still to come at which its recurrent state is to be kept.
     """
 
     tables: list[list[int]]
@@ -36,6 +37,7 @@ class CacheHold:
     tail: Node | None = None
     announced: list[Node] = field(default_factory=list)
     pins: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.core.block_pool import BlockPool
 from penstock.core.branch import Branch, CacheHold
 from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.checkpoints import Checkpoints
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
-from penstock.core.radix_tree import Match, RadixTree
+from penstock.core.radix_tree import Match, Node, RadixTree
 
 _SERVED = (CacheKind.FULL, CacheKind.LATENT, CacheKind.SLIDING)
 
@@ -18,20 +20,25 @@ class KVCache:
 
     A block is released only after the last step that touches it has committed: releases of a branch with a step in
     flight wait in `_deferred`, keyed by that step. `releases` grows whenever blocks may have become available.
-    Where layers keep recurrent states (`recurrent`), of which there are no checkpoints, nothing is shared: blocks alone
-    are of no use to another branch.
+    Where layers keep recurrent states, blocks alone are of no use to another branch: prefixes are shared up to where a
+    checkpoint of the state is kept (`states`). `ops` are the cache operations decided on since the last plan.
     """
 
     def __init__(
-        self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int, recurrent: bool = False
+        self,
+        groups: Sequence[CacheGroup],
+        num_blocks: Sequence[int],
+        block_size: int,
+        states: Checkpoints | None = None,
     ) -> None:
         for group in groups:
             if group.kind not in _SERVED:
                 raise ValueError(f"cache kind {group.kind.value} is not served; served: {[k.value for k in _SERVED]}")
-        self.block_size, self.recurrent = block_size, recurrent
+        self.block_size, self.states = block_size, states
         self.windows = tuple(group.window for group in groups)
         self.pools = tuple(BlockPool(count) for count in num_blocks)
-        self.tree = RadixTree(self.pools, self.windows, block_size)
+        self.tree = RadixTree(self.pools, self.windows, block_size, states.drop if states else None)
+        self.ops: list[CacheOp] = []
         self._deferred: dict[int, list[tuple[int, int]]] = {}
         self.committed_step = -1
         self.releases = 0
@@ -97,9 +104,11 @@ class KVCache:
     # -- a branch's life ----------------------------------------------------------------------------------------------
 
     def match(self, branch: Branch, limit: int) -> Match:
-        if self.recurrent:
-            return Match((), None, 0, 0, None, "")
-        return self.tree.match(branch.namespace, branch.tokens, limit)
+        match = self.tree.match(branch.namespace, branch.tokens, limit)
+        if self.states is None or match.owner is None:
+            return match
+        hold: CacheHold = match.owner.hold  # its blocks are of use only up to where it will keep its state
+        return replace(match, pending=max((count for count in hold.marks if count <= match.pending), default=0))
 
     def attach(self, branch: Branch, match: Match) -> None:
         """Pins the matched blocks and starts the branch's tables with them; announces what it will compute."""
@@ -123,31 +132,53 @@ class KVCache:
                 self.tree.retain(g, block)
                 hold.pins.append((g, block))
         branch.computed = branch.committed = len(match.nodes) * self.block_size
+        if self.states and self.states.slots:  # another branch may go on from where this one leaves what is known
+            last = (len(branch.tokens) - 1) // self.block_size * self.block_size
+            hold.marks = [count for count in {match.forks, last} if count > match.tokens]
 
-    def copy_tail(self, branch: Branch, match: Match, step: int) -> list[CacheOp]:
-        """Copies the matched part of a partial block into the branch's own last block, in every group.
+    def copy_match(self, branch: Branch, match: Match, step: int) -> None:
+        """Copies the matched part of a partial block into the branch's own last block, and a state into its row's slot.
 
         The source, pinned since `attach`, stays so until `step`, which runs the copy, has committed. `extend` must have
         covered the copied tokens.
         """
         hold = branch.hold
         assert hold is not None
-        if match.tail is None:
-            return []
-        index = len(match.nodes)
-        ops = [
-            CacheOp(CacheOpKind.COPY, g, source, hold.tables[g][index], match.tail_tokens) for g, source in hold.pins
-        ]
-        self._deferred.setdefault(step, []).extend(hold.pins)
-        hold.pins = []
-        branch.computed = branch.committed = match.tokens
-        return ops
+        if match.tail is not None:
+            target, count = len(match.nodes), match.tail_tokens
+            self.ops += [CacheOp(CacheOpKind.COPY, g, block, hold.tables[g][target], count) for g, block in hold.pins]
+            self._deferred.setdefault(step, []).extend(hold.pins)
+            hold.pins = []
+            branch.computed = branch.committed = match.tokens
+        if self.states and match.tokens:
+            slot = (match.tail or match.nodes[-1]).state
+            assert slot is not None
+            self.states.touch(slot)
+            self.ops.append(CacheOp(CacheOpKind.COPY, len(self.pools), slot, branch.row, match.tokens))
+
+    def cut(self, branch: Branch, start: int, length: int) -> int:
+        """How many of the tokens may be computed now: spans end where a state is to be kept, and wait for that."""
+        assert branch.hold is not None
+        return min((length, *(count - start for count in branch.hold.marks)))
+
+    def _keep_state(self, branch: Branch, node: Node) -> None:
+        """Has the state of the branch's row copied for the node where it ends, unless a step in flight goes beyond."""
+        at_rest = node.depth == branch.committed and branch.last_step <= self.committed_step
+        free = self.states if at_rest and node.filled and node.state is None else None
+        if free and (slot := free.give(node)) is not None:
+            self.ops.append(CacheOp(CacheOpKind.CHECKPOINT, len(self.pools), branch.row, slot, node.depth))
+
+    def forget_states(self) -> None:
+        """Drops all checkpoints: a step failed, and what it copied is unknown."""
+        self.ops.clear()
+        if self.states:
+            self.states.clear()
 
     def announce(self, branch: Branch) -> None:
         """Tells the tree which prefix the branch is about to compute, so that others can wait for it."""
         hold = branch.hold
         assert hold is not None
-        if branch.computed < branch.num_prompt and not self.recurrent:
+        if branch.computed < branch.num_prompt:
             hold.announced = self.tree.announce(hold.cursor, branch.tokens[: branch.num_prompt], branch)
 
     def extend(self, branch: Branch, tokens: int) -> tuple[tuple[int, ...], ...] | None:
@@ -177,9 +208,12 @@ class KVCache:
         branch.committed = committed
         if hold.cursor.depth + size <= committed:
             self._drop_tail(hold)
-        while hold.cursor.depth + size <= committed and not self.recurrent:
+        while hold.cursor.depth + size <= committed:
             start = hold.cursor.depth
             self._fill(hold, tuple(branch.tokens[start : start + size]), start // size)
+        if committed in hold.marks:
+            hold.marks.remove(committed)
+            self._keep_state(branch, hold.cursor)
         if reached_prompt_end:
             if committed > hold.cursor.depth:
                 self._fill_tail(branch, committed)
@@ -205,7 +239,7 @@ class KVCache:
         assert hold is not None
         start = hold.cursor.depth
         key = tuple(branch.tokens[start:committed])
-        if not key or self.recurrent or self.tree.has_longer(hold.cursor, key):
+        if not key or self.tree.has_longer(hold.cursor, key):
             return
         index = start // self.block_size
         self._drop_tail(hold)
@@ -232,6 +266,8 @@ class KVCache:
         self.tree.withdraw(hold.announced, branch)
         if keep and branch.committed > hold.cursor.depth:
             self._fill_tail(branch, branch.committed)
+        if keep:
+            self._keep_state(branch, hold.tail or hold.cursor)
         held = [(g, block) for g, table in enumerate(hold.tables) for block in table if block != NULL_BLOCK]
         held += hold.pins
         self.tree.move(hold.cursor, None)
@@ -254,6 +290,8 @@ class KVCache:
     def check_integrity(self, branches: Sequence[Branch]) -> None:
         """Raises AssertionError unless every reference is accounted for."""
         self.tree.check_integrity()
+        if self.states:
+            self.states.check_integrity()
         for g, pool in enumerate(self.pools):
             pool.check_integrity()
             expected = [0] * pool.num_blocks

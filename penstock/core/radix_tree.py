@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.block_pool import BlockPool
@@ -36,13 +36,15 @@ class Node:
         blocks: block id per cache group, NULL_BLOCK where evicted.
         owner: the branch that announced it and has not yet filled it, else None.
         filled: whether its entries are computed.
+        state: slot with the recurrent state at its end, None if there is none.
         users: branches whose computed tokens end here; it stays in the tree until they move on.
         uses: requests that matched it, plus one.
         stamps: per group, number of its newest entry in the eviction queue.
     """
 
     __slots__ = (
-        "blocks", "children", "depth", "filled", "key", "order", "owner", "parent", "path", "stamps", "users", "uses",
+        "blocks", "children", "depth", "filled", "key", "order", "owner", "parent", "path", "stamps", "state", "users",
+        "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, key: Key, groups: int, owner: Any = None) -> None:
@@ -55,6 +57,7 @@ class Node:
         self.blocks: list[int] = [NULL_BLOCK] * groups
         self.owner = owner
         self.filled = False
+        self.state: int | None = None
         self.users = 0
         self.uses = 1
         self.stamps = [0] * groups
@@ -70,6 +73,8 @@ class Match:
         pending, owner: tokens that would match once branches now computing them are done, and the branch that computes
             the last of them; 0, None if nobody does.
         reason: why not more matched; "" if all did.
+        whole: how many of the nodes can be had without the tail.
+        forks: where states are kept, tokens of whole blocks the tree has, whether or not there is a state there.
     """
 
     nodes: tuple[Node, ...]
@@ -78,6 +83,11 @@ class Match:
     pending: int
     owner: Any
     reason: str
+    whole: int = 0
+    forks: int = 0
+
+    def without_tail(self) -> Match:
+        return replace(self, nodes=self.nodes[: self.whole], tail=None, tail_tokens=0)
 
     @property
     def tokens(self) -> int:
@@ -93,10 +103,20 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class RadixTree:
-    """Prefixes of all namespaces. `windows` gives each group's sliding window, None where every position is kept."""
+    """Prefixes of all namespaces. `windows` gives each group's sliding window, None where every position is kept.
 
-    def __init__(self, pools: Sequence[BlockPool], windows: Sequence[int | None], block_size: int) -> None:
+    With `drop_state`, a prefix can be had only where a state of it is kept; it is called when a node loses its tokens.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[BlockPool],
+        windows: Sequence[int | None],
+        block_size: int,
+        drop_state: Callable[[Node], None] | None = None,
+    ) -> None:
         self._pools = pools
+        self._drop_state = drop_state
         self._windows = tuple(windows)
         self._sliding = tuple(g for g, window in enumerate(windows) if window is not None)
         self._essential = tuple(g for g, window in enumerate(windows) if window is None)
@@ -147,19 +167,21 @@ class RadixTree:
             node, position = child, position + size
         found = position
         valid = self._servable(nodes)
-        tail, tail_tokens = None, 0
-        if valid == len(nodes):
+        served, (tail, tail_tokens) = valid, (None, 0)
+        if valid == len(nodes) or self._drop_state:
             tail, tail_tokens = self._best_tail(node, nodes, tokens, position, limit)
             found += tail_tokens
-        total = (nodes[valid - 1].depth if valid else 0) + tail_tokens
+            served = len(nodes) if tail else valid
+        total = (nodes[served - 1].depth if served else 0) + tail_tokens
         pending, owner = self._pending(node, tokens, position)
         pending = min(pending, limit)
         reason = "" if total >= limit else self._miss_reason(node, tokens, position, found > total, pending > found)
-        return Match(tuple(nodes[:valid]), tail, tail_tokens, pending, owner, reason)
+        forks = position if self._drop_state else 0
+        return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks)
 
     def _servable(self, nodes: list[Node]) -> int:
-        """How many leading nodes form a prefix whose last window is present in every sliding group."""
-        if not self._sliding:
+        """How many leading nodes form a prefix with its state and with its last window in every sliding group."""
+        if not (self._sliding or self._drop_state):
             return len(nodes)
         best = 0
         missing_until = dict.fromkeys(self._sliding, 0)  # tokens before this position have a gap
@@ -167,7 +189,7 @@ class RadixTree:
             for g in self._sliding:
                 if node.blocks[g] == NULL_BLOCK:
                     missing_until[g] = node.depth
-            if self._window_present(missing_until, node.depth):
+            if self._window_present(missing_until, node.depth) and not (self._drop_state and node.state is None):
                 best = count
         return best
 
@@ -181,6 +203,8 @@ class RadixTree:
         rest = tuple(tokens[position : min(limit, position + self._block_size)])
         if not rest or not node.order:
             return None, 0
+        if self._drop_state:
+            return self._kept_tail(node, nodes, rest)
         at = bisect_left(node.order, rest)
         best: tuple[Node | None, int] = (None, 0)
         for index in (at - 1, at):
@@ -190,6 +214,14 @@ class RadixTree:
                 if shared > best[1] and self._tail_servable(nodes, child, position + shared):
                     best = (child, shared)
         return best
+
+    def _kept_tail(self, node: Node, nodes: list[Node], rest: Key) -> tuple[Node | None, int]:
+        """The longest child of `node` that `rest` begins with and whose state is kept: it cannot be had in part."""
+        for count in range(len(rest), 0, -1):
+            child = node.children.get(rest[:count])
+            if child and child.state is not None and self._tail_servable(nodes, child, child.depth):
+                return child, count
+        return None, 0
 
     def _tail_servable(self, nodes: list[Node], child: Node, length: int) -> bool:
         missing_until: dict[int, int] = {}
@@ -217,7 +249,7 @@ class RadixTree:
 
     def _miss_reason(self, node: Node, tokens: Sequence[int], position: int, window: bool, pending: bool) -> str:
         if window:
-            return "window_evicted"
+            return "no_checkpoint" if self._drop_state else "window_evicted"
         if pending:
             return "in_flight"
         key = tuple(tokens[position : position + self._block_size])
@@ -284,7 +316,7 @@ class RadixTree:
             self._remove(node)
 
     def _drop_subsumed(self, node: Node) -> None:
-        if self._all_idle(node):
+        if self._all_idle(node) and node.state is None:
             self.discard(node)
 
     def _all_idle(self, node: Node) -> bool:
@@ -375,6 +407,8 @@ class RadixTree:
         parent = node.parent
         if node.filled and parent is not None:
             node.filled = False
+            if self._drop_state:
+                self._drop_state(node)
             del parent.order[bisect_left(parent.order, node.key)]
             for g in self._essential:
                 self._offer(g, parent)

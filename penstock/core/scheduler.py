@@ -16,10 +16,11 @@ from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
 from penstock.core.branch import Branch, BranchState
 from penstock.core.cache_spec import CacheGroup
+from penstock.core.checkpoints import Checkpoints
 from penstock.core.counters import Counters
 from penstock.core.kv_cache import KVCache
 from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_gates, policy_named
-from penstock.core.protocol import CacheOp, NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
+from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
 from penstock.core.radix_tree import Match
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.roster import Roster
@@ -32,7 +33,6 @@ class _Draft:
     step: int
     budget: int
     spans: dict[Branch, RowSpan] = field(default_factory=dict)
-    cache_ops: list[CacheOp] = field(default_factory=list)
     preempted: bool = False
 
 
@@ -59,7 +59,8 @@ class Scheduler:
         gates: Sequence[Gate] | None = None,
     ) -> None:
         self.options = options
-        self.cache = KVCache(groups, options.num_blocks, options.block_size, options.recurrent)
+        states = Checkpoints(options.max_num_seqs, options.checkpoints) if options.recurrent else None
+        self.cache = KVCache(groups, options.num_blocks, options.block_size, states)
         self.counters = Counters()
         self._chunk = min(options.max_num_batched_tokens, options.max_chunk_tokens or options.max_num_batched_tokens)
         self._policy = policy or policy_named(options.policy)
@@ -174,7 +175,7 @@ class Scheduler:
     def _continue(self, branch: Branch, draft: _Draft) -> None:
         """Gives a running branch its tokens, preempting later ones if blocks run out."""
         length = min(branch.remaining, draft.budget, self._chunk)
-        if branch.state is not BranchState.RUNNING or length <= 0:
+        if branch.state is not BranchState.RUNNING or (length := self.cache.cut(branch, branch.computed, length)) <= 0:
             return
         target = branch.computed + length
         while (added := self.cache.extend(branch, target)) is None:
@@ -270,19 +271,19 @@ class Scheduler:
         """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
         added = self._take_blocks(branch, match, draft)
         if added is None and match.tail is not None:  # the block to copy from is pinned too: do without it
-            match = replace(match, tail=None, tail_tokens=0)
+            match = match.without_tail()
             added = self._take_blocks(branch, match, draft)
         if added is None:
             return False
-        draft.cache_ops += self.cache.copy_tail(branch, match, draft.step)
-        self.cache.announce(branch)
         self._roster.seat(branch)
+        self.cache.copy_match(branch, match, draft.step)
+        self.cache.announce(branch)
         self._count_admission(branch, match)
         self._span(branch, self._first_length(branch, match, draft), added, draft)
         return True
 
     def _first_length(self, branch: Branch, match: Match, draft: _Draft) -> int:
-        return min(branch.known - match.tokens, draft.budget, self._chunk)
+        return self.cache.cut(branch, match.tokens, min(branch.known - match.tokens, draft.budget, self._chunk))
 
     def _take_blocks(self, branch: Branch, match: Match, draft: _Draft) -> tuple[tuple[int, ...], ...] | None:
         """Pins the match and takes blocks for the first tokens after it; holds nothing if they cannot be had."""
@@ -341,9 +342,8 @@ class Scheduler:
             sent.append(_Sent(branch, span.row, span.start, span.start + len(span.tokens), span.sample))
         self._outstanding[draft.step] = sent
         self._next_step += 1
-        return StepPlan(
-            draft.step, self._roster.take_released(), tuple(new_rows), tuple(draft.cache_ops), spans=tuple(spans)
-        )
+        ops, self.cache.ops = tuple(self.cache.ops), []
+        return StepPlan(draft.step, self._roster.take_released(), tuple(new_rows), ops, spans=tuple(spans))
 
     def _new_row(self, branch: Branch, span: RowSpan) -> NewRow:
         hold, request = branch.hold, branch.request
@@ -400,6 +400,7 @@ class Scheduler:
 
     def fail_outstanding(self, error: str) -> None:
         """Ends every branch that has a step in flight with an error: what those steps did is unknown."""
+        self.cache.forget_states()
         while self._outstanding:
             step, sent = self._outstanding.popitem(last=False)
             self._step_over(step)

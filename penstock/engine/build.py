@@ -88,6 +88,7 @@ def _scheduler_options(options: EngineOptions, plan: MemoryPlan, whole_prompts: 
         depth=options.depth,
         max_chunk_tokens=None if whole_prompts else options.max_chunk_tokens,
         recurrent=plan.state_bytes > 0,
+        checkpoints=plan.checkpoints,
         whole_prompts=whole_prompts,
     )
 

@@ -31,7 +31,7 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
         options.block_size,
         kv_types=kv_types,
         device=options.device,
-        state_slots=rows,
+        state_slots=rows + plan.checkpoints,
     )
     builder = BatchBuilder(
         len(groups),

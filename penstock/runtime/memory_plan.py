@@ -10,6 +10,7 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import ModelFacts
 from penstock.core.cache_spec import CacheGroup, CacheKind
 
+CHECKPOINTS_A_ROW = 4  # where there is room
 PREFIX_SHARE = 0.5  # of what running sequences need in a sliding group, kept besides for cached prefixes
 NO_REMEDY = "take a smaller model, or a machine with more memory"
 _WORK_BUFFERS = 4  # hidden-size buffers alive at once in a layer: residual, normed, output, and one in flight
@@ -55,11 +56,12 @@ class MemoryPlan:
         kv_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         kv_block_bytes: per cache group, bytes of one block over all its layers.
         activation_bytes: the largest step's intermediate results and logits, an upper estimate.
-        state_bytes: recurrent states of all rows.
+        state_bytes: recurrent states of all rows, and room for copies of them.
         max_model_len: longest prompt plus output, tokens.
         max_concurrent_full_length: sequences of max_model_len that fit at once.
         available_bytes: what the plan was made for.
         notes: why a wish was changed, one sentence each.
+        checkpoints: recurrent states there is room for beside those of the rows, which prefixes are shared by.
     """
 
     weights_bytes: int
@@ -73,6 +75,7 @@ class MemoryPlan:
     available_bytes: int
     notes: tuple[str, ...] = ()
     state_bytes: int = 0
+    checkpoints: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -81,11 +84,12 @@ class MemoryPlan:
     def table(self) -> tuple[tuple[str, str, str], ...]:
         """Rows (what, how much, remark) for printing."""
         blocks = " + ".join(f"{count:,}" for count in self.kv_blocks)
+        states = f"of recurrent layers, {self.checkpoints} of them for shared prefixes"
         fits = f"{self.max_concurrent_full_length:.1f} sequences of {self.max_model_len:,} tokens"
         return (
             ("weights", format_bytes(self.weights_bytes), f"{format_bytes(self.weights_file_bytes)} in the checkpoint"),
             ("KV cache", format_bytes(self.kv_bytes), f"{blocks} blocks; {fits}"),
-            *((("states", format_bytes(self.state_bytes), "of recurrent layers"),) if self.state_bytes else ()),
+            *((("states", format_bytes(self.state_bytes), states),) if self.state_bytes else ()),
             ("activations", format_bytes(self.activation_bytes), "largest step, estimated"),
             ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available"),
             *(("note", "", note) for note in self.notes),
@@ -294,6 +298,18 @@ def _cut(
     return _share_blocks(groups, sizes, budget, replace(limits, max_model_len=length)), length, tuple(notes)
 
 
+def _checkpoints(groups: Sequence[CacheGroup], sizes: Sequence[int], left: int, limits: MemoryLimits) -> int:
+    """Four a row, within a quarter of what is left beside the KV cache asked for, or else needed."""
+    if not (limits.state_bytes and limits.enable_prefix_caching):
+        return 0
+    needed = _least(groups, sizes, limits.max_model_len, limits)
+    if limits.kv_blocks is not None:
+        needed = limits.kv_blocks * sum(sizes)
+    elif limits.kv_cache_memory is not None and limits.kv_cache_memory_fixed:
+        needed = max(needed, limits.kv_cache_memory)
+    return max(0, min(CHECKPOINTS_A_ROW * limits.max_num_seqs, (left - needed) // 4 // limits.state_bytes))
+
+
 def plan_memory(
     *,
     model: ModelFacts,
@@ -340,7 +356,8 @@ def plan_memory(
         )
         note = _shrunk(shorter.max_model_len, limits.max_model_len, least - left, "a step with its KV cache")
         return replace(shorter, notes=(note,))
-    blocks, length, notes = _cut(groups, sizes, left, limits)
+    checkpoints = _checkpoints(groups, sizes, left, limits)
+    blocks, length, notes = _cut(groups, sizes, left - checkpoints * limits.state_bytes, limits)
     return MemoryPlan(
         weights_bytes=weights,
         weights_file_bytes=model.file_bytes,
@@ -352,5 +369,6 @@ def plan_memory(
         max_concurrent_full_length=_concurrent(groups, blocks, replace(limits, max_model_len=length)),
         available_bytes=limits.available_bytes,
         notes=notes,
-        state_bytes=states,
+        state_bytes=states + checkpoints * limits.state_bytes,
+        checkpoints=checkpoints,
     )

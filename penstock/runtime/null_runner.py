@@ -1,7 +1,8 @@
 """A runner without a model: the next token is a hash of all tokens before it, read through the block tables.
 
 Every cache slot holds the hash of the prefix that ends there, so a block that was shared, copied, evicted or reused
-wrongly changes the answer; with `check`, every slot a real attention would read is compared as well.
+wrongly changes the answer; with `check`, every slot a real attention would read is compared as well. So it is with the
+states of recurrent models, each of which holds the hash of its row's prefix.
 """
 
 from __future__ import annotations
@@ -56,13 +57,21 @@ class NullRunner:
     """Implements `core.protocol.Runner` for any cache groups; deterministic, in memory, no dependencies."""
 
     def __init__(
-        self, groups: Sequence[CacheGroup], num_blocks: Sequence[int], block_size: int, vocab_size: int, *, check: bool
+        self,
+        groups: Sequence[CacheGroup],
+        num_blocks: Sequence[int],
+        block_size: int,
+        vocab_size: int,
+        *,
+        check: bool,
+        recurrent: bool = False,
     ) -> None:
         self._windows = [group.window for group in groups]
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._check = check
         self._slots = [[0] * (count * block_size) for count in num_blocks]
+        self._states: dict[int, int] | None = {} if recurrent else None
         self._rows: dict[int, _Row] = {}
         self._last: dict[int, int] = {}
         self._queue: deque[StepPlan] = deque()
@@ -84,6 +93,9 @@ class NullRunner:
             known = list(new.prompt_ids + new.generated_ids)[: new.computed] if self._check else []
             self._rows[new.row] = _Row(new, [list(table) for table in new.blocks], known)
         for op in plan.cache_ops:
+            if self._states is not None and op.group == len(self._slots):
+                self._states[op.target] = self._states.get(op.source, 0)
+                continue
             if op.kind is not CacheOpKind.COPY:
                 raise ValueError(f"cache operation {op.kind.value} is not served by the null runner")
             slots, size = self._slots[op.group], self._block_size
@@ -103,13 +115,15 @@ class NullRunner:
         for table, blocks in zip(row.tables, span.new_blocks, strict=False):
             table.extend(blocks)
         tokens = [self._last[-1 - token] if token < 0 else token for token in span.tokens]
-        prefix = self._slots[0][self._slot(row, 0, span.start - 1)] if span.start else 0
+        prefix = self._before(row, span)
         for position, token in enumerate(tokens, span.start):
             prefix = mix(prefix ^ (token + 1))
             for g in range(len(self._slots)):
                 self._slots[g][self._slot(row, g, position)] = prefix
         if self._check:
             self._verify(row, span, tokens)
+        if self._states is not None:
+            self._states[span.row] = prefix
         scored = self._score_prompt(row.new, span)
         if not span.sample:
             return RowResult(span.row, prompt_logprobs=scored)
@@ -121,6 +135,14 @@ class NullRunner:
         self._last[span.row] = token
         wanted = row.new.sampling.logprobs is not None
         return RowResult(span.row, (token,), (self._logprob(token),) if wanted else (), scored)
+
+    def _before(self, row: _Row, span: RowSpan) -> int:
+        """The hash of the tokens before a span: the row's state, or what the cache holds of the last of them."""
+        if not span.start:
+            return 0
+        if self._states is not None:
+            return self._states.get(span.row, 0)
+        return self._slots[0][self._slot(row, 0, span.start - 1)]
 
     def _slot(self, row: _Row, group: int, position: int) -> int:
         block = row.tables[group][position // self._block_size]

@@ -34,12 +34,17 @@ def null_engine(
     caching: bool = True,
     policy: str = "fcfs",
     depth: int = 0,
+    checkpoints: int | None = None,  # None: not a recurrent model
     **scheduler: Any,
 ) -> Engine:
     groups = cache_groups(windows)
     counts = (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
-    options = SchedulerOptions(rows, budget, max_model_len, block_size, counts, caching, policy, depth)
-    runner = NullRunner(groups, counts, block_size, vocab_size, check=True)
+    recurrent = checkpoints is not None
+    options = SchedulerOptions(
+        rows, budget, max_model_len, block_size, counts, caching, policy, depth, recurrent=recurrent,
+        checkpoints=checkpoints or 0,
+    )  # fmt: skip
+    runner = NullRunner(groups, counts, block_size, vocab_size, check=True, recurrent=recurrent)
     return Engine(Scheduler(options, groups, **scheduler), runner)
 
 

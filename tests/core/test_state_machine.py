@@ -99,15 +99,17 @@ class EngineLife(RuleBasedStateMachine):
         caching=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(0, 1),
+        checkpoints=st.sampled_from([None, None, 0, 1, 3, 12]),
     )
     def start(
         self, windows: tuple[int | None, ...], block_size: int, rows: int, budget: int, spare: int, caching: bool,
-        policy: str, depth: int,
+        policy: str, depth: int, checkpoints: int | None,
     ) -> None:  # fmt: skip
         self.engine = null_engine(
             windows, blocks=-(-76 // block_size) + 2 + spare, block_size=block_size, rows=rows, budget=budget,
-            vocab_size=3, caching=caching, policy=policy, depth=depth,
+            vocab_size=3, caching=caching, policy=policy, depth=depth, checkpoints=checkpoints,
         )  # fmt: skip
+        self.recurrent = checkpoints is not None
         self.engine.runner = self.runner = FailingRunner(self.engine.runner)
         self.requests: dict[str, EngineRequest] = {}
         self.cancelled: set[str] = set()
@@ -190,7 +192,7 @@ class EngineLife(RuleBasedStateMachine):
                 self._compare(name, asked, branch)
         stats = self.engine.stats()
         self.counts["preemptions for memory"] += stats.preemptions
-        self.counts["hits"] += stats.prefix_hits
+        self.counts["hits after checkpoints" if self.recurrent else "hits"] += stats.prefix_hits
         self.engine.scheduler.cache.tree.clear()
         self.engine.scheduler.check_integrity()
         assert self.engine.stats().blocks_used == self.engine.stats().blocks_cached == 0, "blocks leaked"
@@ -222,4 +224,5 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
     assert all(counts[kind] >= 500 for kind in KINDS), counts
     assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
+    assert counts["hits after checkpoints"] >= 2_000, counts
     assert counts["hits"] >= 10_000 and counts["whole answers"] >= 5_000, counts

@@ -92,10 +92,17 @@ def test_recurrent_states_are_counted_and_refused_with_a_remedy_that_works() -> 
         return plan_memory(model=facts, groups=groups, dtype_bytes=4, limits=bounds)
 
     found = made(8)
-    assert found.state_bytes == 8_000_000
+    assert found.checkpoints > 0
+    assert found.state_bytes == (8 + found.checkpoints) * 1_000_000
     assert found.total_bytes <= found.available_bytes
-    assert ("states", "7.6 MiB", "of recurrent layers") in found.table()
-    assert found.kv_blocks[0] == plan(facts, limits(42_000_000)).kv_blocks[0]
+    what = f"of recurrent layers, {found.checkpoints} of them for shared prefixes"
+    assert ("states", format_bytes(found.state_bytes), what) in found.table()
+    assert found.kv_blocks[0] == plan(facts, limits(50_000_000 - found.state_bytes)).kv_blocks[0]
+    assert made(8, 1_000).checkpoints == 32
+    bounds = limits(50_000_000, max_num_seqs=8, state_bytes=1_000_000)
+    for told in ({"enable_prefix_caching": False}, {"kv_cache_memory": found.kv_bytes + found.checkpoints * 1_000_000}):
+        without = plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=4, limits=replace(bounds, **told))
+        assert without.checkpoints == 0 and without.state_bytes == 8_000_000
     for groups in (planned_groups(facts), group_layers([CacheSpec(CacheKind.STATE, state=((1000, 250),))])):
         with pytest.raises(MemoryPlanError, match="recurrent states of 900 sequences") as caught:
             made(900, groups=groups)

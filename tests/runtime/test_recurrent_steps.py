@@ -117,11 +117,17 @@ def model(request: pytest.FixtureRequest) -> DecoderModel:
 
 
 def make_engine(
-    model: DecoderModel, chunk: int = 64, depth: int = 0, blocks: int = 60, *, recorded: bool = True
+    model: DecoderModel,
+    chunk: int = 64,
+    depth: int = 0,
+    blocks: int = 60,
+    *,
+    recorded: bool = True,
+    checkpoints: int = 0,
 ) -> tuple[Engine, KVMemory]:
     groups = group_layers(model.cache_specs)
     counts = (blocks,) * len(groups)
-    memory = KVMemory(model.kernels, model.cache_specs, groups, counts, BLOCK, state_slots=ROWS)
+    memory = KVMemory(model.kernels, model.cache_specs, groups, counts, BLOCK, state_slots=ROWS + checkpoints)
     for cache in memory.caches:
         for array in cache.state:
             array.fill_(float("nan"))  # a row that starts must not read what an earlier one left
@@ -131,7 +137,9 @@ def make_engine(
         assert executor.describe.startswith("recorded: "), executor.describe
     builder = BatchBuilder(len(groups), ROWS, 128 // BLOCK, BLOCK, torch.device("cpu"))
     runner = ModelRunner(executor, memory, Sampler(VOCAB, ROWS, model.kernels.sampling()), builder)
-    options = SchedulerOptions(ROWS, 64, 128, BLOCK, counts, True, "fcfs", depth, chunk, recurrent=True)
+    options = SchedulerOptions(
+        ROWS, 64, 128, BLOCK, counts, True, "fcfs", depth, chunk, recurrent=True, checkpoints=checkpoints
+    )
     return Engine(Scheduler(options, groups), runner), memory
 
 
@@ -203,6 +211,31 @@ def test_answers_are_identical_on_every_axis(model: DecoderModel, truth: Answers
     engine.close()
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize(("chunk", "depth"), [(5, 0), (64, 0), (64, 1)])
+def test_prefix_hits_change_no_answer(
+    model: DecoderModel, truth: Answers, chunk: int, depth: int, recorded: bool
+) -> None:
+    """The same prompt again, alone, in company and preempted, and the next turn of a conversation."""
+    engine, _ = make_engine(model, chunk, depth, recorded=recorded, checkpoints=5)
+    for turn in range(4):
+        engine.add(ask("it1", PROMPT, 1))
+        if turn == 2:
+            engine.add(ask("it2", PROMPT, 2))
+        answers = finish(engine, Watch(engine, 2 if turn == 3 else 0))
+        assert answers == {key: truth[key] for key in answers}
+        assert engine.stats().prefix_hits >= 24 * turn
+    said = tuple(entry.token for entry in truth["it1", 0])
+    known = (*PROMPT, *said, 3, 1, 4)
+    before = engine.stats().prefix_hits
+    engine.add(ask("next", known, 1))
+    answer = finish(engine)
+    assert engine.stats().prefix_hits - before == len(PROMPT) + len(said) - 1
+    fresh, _ = make_engine(model)
+    fresh.add(ask("next", known, 1))
+    assert answer == finish(fresh) and fresh.stats().prefix_hits == 0
+
+
 def test_running_out_of_blocks_changes_no_answer(model: DecoderModel, truth: Answers) -> None:
     engine, _ = make_engine(model, blocks=17)
     for adapter in range(3):
@@ -211,7 +244,7 @@ def test_running_out_of_blocks_changes_no_answer(model: DecoderModel, truth: Ans
     assert engine.stats().preemptions > 0
 
 
-def test_branches_of_one_request_do_not_share_blocks(model: DecoderModel, truth: Answers) -> None:
+def test_without_checkpoints_branches_of_one_request_do_not_share_blocks(model: DecoderModel, truth: Answers) -> None:
     engine, _ = make_engine(model)
     engine.add(ask("it0", PROMPT, n=3))
     answers = finish(engine)

@@ -1,0 +1,48 @@
+"""Copies of recurrent states at nodes of the prefix tree: which slot is whose, and which is given up first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from penstock.core.radix_tree import Node
+
+
+class Checkpoints:
+    """`count` slots behind those of the rows.
+
+    Copies run in the order of their operations, so that a slot given up can be used at once.
+    """
+
+    def __init__(self, rows: int, count: int) -> None:
+        self.slots = range(rows, rows + count)
+        self._free = list(reversed(self.slots))
+        self._holders: OrderedDict[int, Node] = OrderedDict()  # by slot, the least recently used first
+
+    def give(self, node: Node) -> int | None:
+        """A slot for the state at the end of a node that has none: a free one, or that used least recently, or None."""
+        if not self._free and self._holders:
+            self.drop(next(iter(self._holders.values())))
+        if self._free:
+            node.state = self._free.pop()
+            self._holders[node.state] = node
+        return node.state
+
+    def touch(self, slot: int) -> None:
+        """The slot is used."""
+        self._holders.move_to_end(slot)
+
+    def drop(self, node: Node) -> None:
+        """Gives up the node's checkpoint, if it has one."""
+        if node.state is not None:
+            del self._holders[node.state]
+            self._free.append(node.state)
+            node.state = None
+
+    def clear(self) -> None:
+        for node in list(self._holders.values()):
+            self.drop(node)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless every slot is free or of a node with tokens."""
+        assert sorted([*self._free, *self._holders]) == list(self.slots), "a slot is lost or doubled"
+        assert all(node.state == slot and node.filled for slot, node in self._holders.items())
