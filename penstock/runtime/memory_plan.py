@@ -208,9 +208,15 @@ def _no_room(
     )
 
 
-def _no_room_for_states(needed: int, left: int, rows: int, limits: MemoryLimits) -> MemoryPlanError:
-    """`rows`: how many fit beside the least KV cache."""
-    return MemoryPlanError(
+def _check_states(groups: Sequence[CacheGroup], sizes: Sequence[int], left: int, limits: MemoryLimits) -> None:
+    """Raises MemoryPlanError if it is for the rows' states that nothing is left."""
+    needed = limits.state_bytes * limits.max_num_seqs
+    if not needed or left > _least(groups, sizes, limits.block_size, limits) or left + needed <= 0:
+        return
+    left += needed
+    wished = limits.max_model_len if limits.max_model_len_fixed else limits.block_size
+    rows = max(0, left - _least(groups, sizes, wished, limits) - 1) // limits.state_bytes
+    raise MemoryPlanError(
         f"the recurrent states of {limits.max_num_seqs} sequences need {format_bytes(needed)}, but beside weights and "
         f"activations only {format_bytes(left)} are available: {needed - left} bytes are missing; "
         f"{f'start with --max-num-seqs {rows}' if rows else NO_REMEDY}."
@@ -338,10 +344,7 @@ def plan_memory(
     left = limits.available_bytes - weights - activations - states
     per_token = dtype_bytes * limits.block_size
     sizes = tuple(block_bytes or (per_token * group.elements_per_token for group in groups))
-    if states and left <= _least(groups, sizes, limits.block_size, limits) and left + states > 0:
-        wished = limits.max_model_len if limits.max_model_len_fixed else limits.block_size
-        spare = left + states - _least(groups, sizes, wished, limits) - 1
-        raise _no_room_for_states(states, left + states, max(0, spare) // limits.state_bytes, limits)
+    _check_states(groups, sizes, left, limits)
     if left <= 0:
         least = _least(groups, sizes, limits.max_model_len, limits)
         if limits.max_model_len_fixed or limits.max_model_len <= limits.block_size:
