@@ -102,8 +102,6 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "ffn_dim": "intermediate_size",
         "ffn_hidden_size": "intermediate_size",
         "layer_norm_epsilon": "layer_norm_eps",
-        "activation_function": "hidden_act",
-        "activation": "hidden_act",
     }
 )
 

@@ -25,7 +25,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         rotary=UNTURNED if alibi else blueprint.rotary(),
         norm=blueprint.layer_norm,
         norms=parallel if new or fields.flag("parallel_attn", True) else PRE_NORM,
-        activation=blueprint.activation(default="gelu"),
+        activation=blueprint.activation("activation", "gelu"),
         gated=False,
         mlp_bias=bias,
         model={"tie_default": True, "renames": RENAMES},

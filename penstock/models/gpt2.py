@@ -56,7 +56,7 @@ def _build(blueprint: Blueprint, renames: tuple[tuple[str, str], ...], act: str,
             **options,
         ),
         norm=blueprint.layer_norm,
-        activation=blueprint.activation(default=act),
+        activation=blueprint.activation("activation_function", act),
         gated=False,
         mlp_bias=True,
         model={

@@ -19,7 +19,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     return blueprint.uniform(
         norm=blueprint.layer_norm,
         norms=PARALLEL,
-        activation=blueprint.activation(default="gelu_new"),
+        activation=blueprint.activation("activation_function", "gelu_new"),
         gated=False,
         mlp_bias=True,
         model={"renames": RENAMES, "head_bias": True},

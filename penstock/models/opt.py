@@ -40,7 +40,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         rotary=UNTURNED,
         norm=norm,
         norms=PRE if first else POST,
-        activation=blueprint.activation(default="relu"),
+        activation=blueprint.activation("activation_function", "relu"),
         gated=False,
         mlp_bias=bias,
         model={
