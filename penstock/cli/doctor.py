@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import __version__
-from penstock.config.environment import cache_folder, read_environment
+from penstock.config.environment import pack_folder, read_environment
 from penstock.config.errors import CheckpointError
 from penstock.config.options import ServerOptions
 
@@ -165,9 +165,9 @@ def _first_line(path: Path) -> str:
 
 def pack_cache_state(setting: str) -> dict[str, Any]:
     """Where files of packed weights are kept, how many, and what they take; `setting` is as in EngineOptions."""
-    if setting == "off":
+    folder = pack_folder(setting)
+    if folder is None:
         return {"folder": None, "files": 0, "bytes": 0}
-    folder = cache_folder() / "packed" if setting == "auto" else Path(setting).expanduser()
     files = sorted(folder.glob("*.packed")) if folder.is_dir() else []
     return {"folder": str(folder), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
 

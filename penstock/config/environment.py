@@ -99,6 +99,13 @@ def cache_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
 
 
+def pack_folder(setting: str) -> Path | None:
+    """Where files of packed weights are kept; `setting` is EngineOptions.pack_cache. None: switched off."""
+    if setting == "off":
+        return None
+    return cache_folder() / "packed" if setting == "auto" else Path(setting).expanduser()
+
+
 def settle_torch() -> None:
     """Sets what torch's libraries read from the environment when they load; call it before torch is imported.
 

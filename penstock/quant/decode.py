@@ -12,18 +12,14 @@ from torch import Tensor
 
 from penstock.config.errors import CheckpointError
 from penstock.kernels.canonical import Blocks, Canonical, Plain
+from penstock.kernels.plain import FLOAT_FORMATS
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import StoredTensor, TensorInfo
 
-_TORCH_TYPES: dict[str, torch.dtype] = {
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
+_TORCH_TYPES: dict[str, torch.dtype] = FLOAT_FORMATS | {
     "f64": torch.float64,
-    "f8_e4m3": torch.float8_e4m3fn,
-    "f8_e5m2": torch.float8_e5m2,
     "bool": torch.bool,
     "i8": torch.int8,
     "i16": torch.int16,
@@ -132,14 +128,11 @@ def canonical_tensor(matrix: Canonical, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(decode_canonical(matrix)).to(dtype)
 
 
-_PLAIN = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
-
-
 def stored_matrix(stored: StoredTensor, shape: tuple[int, int]) -> Canonical | None:
     """A tensor's bytes as a canonical matrix of that shape, without a copy; None where its format is none of one."""
     name = stored.info.format
     _check(stored.info, stored.data)
-    if name in _PLAIN:
+    if name in FLOAT_FORMATS:
         return Plain(name, shape, stored.data)
     if name in _TORCH_TYPES or shape[1] % FORMATS[name].block_size:
         return None

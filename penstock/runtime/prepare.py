@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 
 import torch
 
-from penstock.config.environment import cache_folder
+from penstock.config.environment import pack_folder
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, resolve
@@ -178,17 +177,14 @@ def packs_natively(kernels: KernelSet) -> bool:
 def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
     """The file that keeps the model's packed weights, or None and the reason."""
     options, checkpoint = prepared.options, prepared.checkpoint
-    if options.pack_cache == "off":
+    folder = pack_folder(options.pack_cache)
+    if folder is None:
         return None, "switched off"
     if not packs_natively(prepared.kernels):
         return None, "the kernels in use take plain weights"
     size = prepared.facts.file_bytes
-    if options.pack_cache != "auto":
-        folder = Path(options.pack_cache).expanduser()
-    elif size < WORTH_KEEPING:
+    if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
-    else:
-        folder = cache_folder() / "packed"
     path = folder / file_name(checkpoint, prepared.facts.name)
     if not path.exists() and (room := free_bytes(folder)) < 2 * size:
         return None, f"only {format_bytes(room)} are free in {folder}"

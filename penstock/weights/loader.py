@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.kernels.api import Matrix
 from penstock.kernels.canonical import Canonical, Plain, concatenate, take_rows
-from penstock.kernels.plain import plain_matrix
+from penstock.kernels.plain import FLOAT_FORMATS, plain_matrix
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.weight import Weight, WeightPart
 from penstock.quant.canonical_decode import decode_canonical
@@ -282,7 +282,7 @@ def _request(format: str, weight: Weight) -> str:
     return "q8_0" if weight.on_request == "eight bits" and format not in ("f32", "bf16", "f16") else format
 
 
-_KEPT = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_KEPT = {name: FLOAT_FORMATS[name] for name in ("f32", "f16", "bf16")}  # what torch can transform
 
 
 def _joined(members: list[Matrix], dtype: torch.dtype) -> Matrix:

@@ -281,17 +281,20 @@ void check_experts(Random& random) {
     const Floats residual = random_floats(random, tokens * width);
     std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens * top_k));
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i % 2 ? random() % 2 : 2);
+    // Two of them with one team, as in a program's layers: a member may still be in the first when others begin the second.
     const auto run = [&](std::int64_t first, std::int64_t count) {
-        Floats out(static_cast<std::size_t>(count * width));
+        Floats out(static_cast<std::size_t>(count * width)), again(out.size());
         const auto bytes = static_cast<std::size_t>(experts_scratch(*gate.packed, *up.packed, *down.packed, count, top_k));
         auto* const scratch = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
         run_team([&](Worker& worker) {
-            ops().experts({x.data() + first * width, weights.data() + first * top_k, ids.data() + first * top_k, count, top_k,
-                           gate.packed.get(), up.packed.get(), down.packed.get(), nullptr, nullptr, residual.data() + first * width,
-                           Activation::silu, 0, 0, out.data(), scratch},
-                          worker);
+            for (float* const to : {out.data(), again.data()})
+                ops().experts({x.data() + first * width, weights.data() + first * top_k, ids.data() + first * top_k, count, top_k,
+                               gate.packed.get(), up.packed.get(), down.packed.get(), nullptr, nullptr, residual.data() + first * width,
+                               Activation::silu, 0, 0, to, scratch},
+                              worker);
         });
         ::operator delete(scratch, std::align_val_t{64});
+        require(same(out.data(), again.data(), count * width), "the second of two is the same");
         return out;
     };
     const Floats all = run(0, tokens);
@@ -328,6 +331,49 @@ void check_experts(Random& random) {
     }
 }
 
+// One product a head is that of its rows; a part that is rotated comes behind it.
+void check_head_linear(Random& random) {
+    for (const std::int64_t rotated : {0, 6}) {
+        const std::int64_t heads = 3, rows = 32, cols = 64, tokens = 9, from = cols + rotated, to = rows + rotated;
+        const Sample weight = stack(random, BlockFormat::q8_0, heads, rows, cols);
+        const Floats x = random_floats(random, tokens * heads * from), cos = random_floats(random, tokens * rotated),
+                     sin = random_floats(random, tokens * rotated);
+        const auto run = [&](std::int64_t first, std::int64_t count) {
+            Floats out(static_cast<std::size_t>(count * heads * to));
+            const auto bytes = static_cast<std::size_t>(head_linear_scratch(*weight.packed, rotated > 0, count));
+            auto* const scratch = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
+            const Rotation rotation{cos.data() + first * rotated, sin.data() + first * rotated, rotated, false};
+            run_team([&](Worker& worker) {
+                ops().head_linear({x.data() + first * heads * from, weight.packed.get(), count, rotation, out.data(), scratch}, worker);
+            });
+            ::operator delete(scratch, std::align_val_t{64});
+            return out;
+        };
+        const Floats all = run(0, tokens);
+        for (std::int64_t t = 0; t < tokens; ++t) {
+            require(same(run(t, 1).data(), all.data() + t * heads * to, heads * to), "a token's heads do not depend on others");
+            for (std::int64_t h = 0; h < heads; ++h) {
+                const float* const in = x.data() + (t * heads + h) * from;
+                const float* const out = all.data() + (t * heads + h) * to;
+                double error = 0, size = 0;
+                for (std::int64_t n = 0; n < rows; ++n) {
+                    double y = 0;
+                    for (std::int64_t k = 0; k < cols; ++k)
+                        y += static_cast<double>(weight.values[static_cast<std::size_t>((h * rows + n) * cols + k)]) * static_cast<double>(in[k]);
+                    error += std::pow(y - static_cast<double>(out[n]), 2);
+                    size += y * y;
+                }
+                require(error <= 1e-3 * size, "a head's product is near its reference");
+                for (std::int64_t i = 0; i < rotated; ++i) {
+                    const auto at = static_cast<std::size_t>(t * rotated + i);
+                    const float other = in[cols + (i + rotated / 2) % rotated];
+                    require(std::fabs(in[cols + i] * cos[at] + other * sin[at] - out[rows + i]) < 1e-5f, "the rotated part");
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -350,6 +396,7 @@ int main() {
                                      Activation::none, sample.packed->rows()));
         }
         check_experts(fresh);
+        check_head_linear(fresh);
         for (std::size_t i = 0; i < own.size() && !results.empty() && !ops().two_ways; ++i)
             require(same(own[i].data(), results[i].data(), static_cast<std::int64_t>(own[i].size())),
                     samples[i].name + ": the same bits on every instruction set");
