@@ -6,16 +6,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from penstock.config.options import EngineOptions, SchedulerOptions
+from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.layers.batch import MaskKind
-from penstock.runtime.assemble import make_runner
+from penstock.runtime.assemble import make_runner, scheduler_options
 from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.levels import guarantee, level_notes, products_note
-from penstock.runtime.memory_plan import MemoryPlan
 from penstock.runtime.prepare import (
     Prepared,
     kernel_decisions,
@@ -64,33 +62,15 @@ def build_engine(
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         plan = plan_again(prepared, kv.of_layer)
         prepared = replace(prepared, plan=plan)
-    scheduler_options = _scheduler_options(concrete, plan, model.mask is not MaskKind.CAUSAL)
-    runner, executor = make_runner(prepared, kv.of_layer, scheduler_options.max_num_seqs)
-    engine = Engine(Scheduler(scheduler_options, groups), runner)
+    limits = scheduler_options(concrete, plan, model)
+    runner, executor = make_runner(prepared, kv.of_layer, limits.max_num_seqs)
+    engine = Engine(Scheduler(limits, groups), runner)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
     for note in notes:
         log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
     numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv.of_layer)}{products_note(kernels)}"
     return engine, replace(engine_info(prepared, model.vocab_size, notes, executor.fast), numbers=numbers)
-
-
-def _scheduler_options(options: EngineOptions, plan: MemoryPlan, whole_prompts: bool) -> SchedulerOptions:
-    assert options.max_num_seqs and options.max_num_batched_tokens
-    return SchedulerOptions(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        block_size=options.block_size,
-        num_blocks=plan.kv_blocks,
-        enable_prefix_caching=options.enable_prefix_caching and not whole_prompts,
-        policy=options.policy,
-        depth=options.depth,
-        max_chunk_tokens=None if whole_prompts else options.max_chunk_tokens,
-        recurrent=plan.state_bytes > 0,
-        checkpoints=plan.checkpoints,
-        whole_prompts=whole_prompts,
-    )
 
 
 def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = (), fast: bool = False) -> EngineInfo:

@@ -1,15 +1,18 @@
-"""Prompts whose hidden states are wanted instead of a continuation."""
+"""Prompts whose hidden states are wanted instead of a continuation, and pairs of texts that are scored."""
 
 from __future__ import annotations
 
+import asyncio
 from array import array
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config.errors import ContextLengthError, EngineDeadError
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
+from penstock.text.pairs import encode_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +29,16 @@ class Pooled:
     cached_tokens: int
 
 
-async def pool(frontend: Frontend, request: GenerationRequest, params: PoolingParams) -> Pooled:
+async def pool(frontend: Frontend, request: GenerationRequest, params: PoolingParams, field: str = "input") -> Pooled:
     """Computes a prompt and what `params` ask of it; n and max_tokens of the request's sampling are 1.
 
     Raises:
-        RequestError: the request is refused.
+        RequestError: the request is refused; `field` stands for its text.
         EngineDeadError: the engine failed or is away.
     """
     ids = await frontend.tokenize(request)
     if len(ids) > (most := frontend.info.max_model_len):
-        raise ContextLengthError(
-            f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param="input"
-        )
+        raise ContextLengthError(f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param=field)
     scheduling: dict[str, Any] = {"priority": request.priority, "cache_salt": request.cache_salt}
     sent = EngineRequest(request.request_id, ids, request.sampling, pooling=params, **scheduling)
     outputs, cached = frontend.client.submit(sent), 0
@@ -49,3 +50,55 @@ async def pool(frontend: Frontend, request: GenerationRequest, params: PoolingPa
     finally:
         await outputs.aclose()
     raise EngineDeadError("The engine failed while it computed this text.")
+
+
+async def pool_all(
+    frontend: Frontend, requests: Sequence[GenerationRequest], params: Sequence[PoolingParams], field: str = "input"
+) -> list[Pooled]:
+    """One result a request, all computed together; raises the first refusal, which cancels the rest."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(pool(frontend, *both, field)) for both in zip(requests, params, strict=True)]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def score_pairs(
+    frontend: Frontend,
+    pairs: Sequence[tuple[str, str]],
+    make: Callable[[str | Sequence[int]], GenerationRequest],
+    field: str,
+    instruction: str | None = None,
+) -> list[Pooled]:
+    """Scores pairs of a query and a document: what a ranking model gives, else the cosine of their embeddings.
+
+    Args:
+        frontend: of the model.
+        pairs: the texts.
+        make: makes a request of a text or token ids.
+        field: stands for the documents in messages.
+        instruction: what a model that takes one is told to look for.
+
+    Returns:
+        One a pair; its last value is the score.
+
+    Raises:
+        RequestError: the model cannot score, or a text is refused.
+    """
+    pooling, tokenizer = frontend.text.pooling, frontend.text.tokenizer
+    if (params := pooling.ranking()) is None:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        unit = [pooling.embedding(normalize=True)] * len(texts)
+        found = dict(zip(texts, await pool_all(frontend, list(map(make, texts)), unit, field), strict=True))
+        return [_compared(found[query], found[document]) for query, document in pairs]
+    asked = pooling.pair_prompt, instruction
+    encoded = [await asyncio.to_thread(encode_pair, tokenizer, *pair, *asked) for pair in pairs]
+    each = [replace(params, second=second) for _, second in encoded]
+    return await pool_all(frontend, [make(ids) for ids, _ in encoded], each, field)
+
+
+def _compared(one: Pooled, other: Pooled) -> Pooled:
+    cosine = sum(a * b for a, b in zip(one.values, other.values, strict=True))
+    tokens, cached = one.prompt_tokens + other.prompt_tokens, one.cached_tokens + other.cached_tokens
+    return Pooled(array("f", [cosine]), tokens, cached)

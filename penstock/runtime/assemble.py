@@ -1,4 +1,4 @@
-"""Joins a loaded model with its KV memory, batch builder, executor and sampler."""
+"""Joins a loaded model with its KV memory, batch builder, executor and sampler; tells the scheduler its limits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from penstock.config.options import EngineOptions, SchedulerOptions
+from penstock.layers.batch import MaskKind
+from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor, make_executor
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.memory_plan import MemoryPlan
 from penstock.runtime.prepare import Prepared
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
@@ -47,3 +51,23 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
     executor = make_executor(model, memory.caches, *sizes, options.arithmetic == "fast")
     sampler = Sampler(model.vocab_size, rows, prepared.kernels.sampling())
     return ModelRunner(executor, memory, sampler, builder, model.classifier, model.projection), executor
+
+
+def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) -> SchedulerOptions:
+    """What the scheduler of a model planned for so is told. Of encoders' prompts nothing is kept, so none is shared."""
+    whole_prompts = model.mask is not MaskKind.CAUSAL
+    assert options.max_num_seqs and options.max_num_batched_tokens
+    return SchedulerOptions(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=plan.max_model_len,
+        block_size=options.block_size,
+        num_blocks=plan.kv_blocks,
+        enable_prefix_caching=options.enable_prefix_caching and not whole_prompts,
+        policy=options.policy,
+        depth=options.depth,
+        max_chunk_tokens=None if whole_prompts else options.max_chunk_tokens,
+        recurrent=plan.state_bytes > 0,
+        checkpoints=plan.checkpoints,
+        whole_prompts=whole_prompts,
+    )

@@ -23,6 +23,7 @@ from penstock.server.auth import ApiKeys, HostRule
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
+from penstock.server.dialects.rerank import RerankBody, ScoreBody, rerank_router
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.document import gives
 from penstock.server.errors import HttpError, error_response, json_response, shown
@@ -71,6 +72,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     )
     app.include_router(openai_router(service))
     app.include_router(embeddings_router(service))
+    app.include_router(rerank_router(service))
     app.include_router(tokenize_router(service))
     app.include_router(_operator_router(service, app))
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -79,7 +81,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    pooling = (EmbeddingBody, ClassifyBody, PoolingBody)
+    pooling = (EmbeddingBody, ClassifyBody, PoolingBody, RerankBody, ScoreBody)
     models = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, *pooling)
 
     def openapi() -> dict[str, Any]:

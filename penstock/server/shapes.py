@@ -96,3 +96,13 @@ class Body(BaseModel):
     """Settings of every body: exact types, no unknown field."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class RequestBody(Body):
+    """What every request to the model may say."""
+
+    model: str | None = None
+    user: Annotated[str, Field(max_length=limits.MAX_USER_CHARS)] | None = None
+    add_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None

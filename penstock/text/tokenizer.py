@@ -45,6 +45,7 @@ class Tokenizer:
         vocab_size: int,
         prefix_ids: tuple[int, ...] = (),
         suffix_ids: tuple[int, ...] = (),
+        between_ids: tuple[int, ...] = (),
     ) -> None:
         self.bos_id = bos_id
         self.eos_id = eos_id
@@ -57,6 +58,7 @@ class Tokenizer:
         self._spelling = spelling
         self._prefix = list(prefix_ids)
         self._suffix = list(suffix_ids)
+        self._between = list(between_ids)
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._bytes: dict[int, bytes] = {}
 
@@ -99,10 +101,10 @@ class Tokenizer:
         Raises:
             CheckpointError: the metadata is missing, contradictory or hostile; the message names the field.
         """
-        return cls._of(read_gguf_vocab(metadata))
+        return cls._of(read_gguf_vocab(metadata), 2 if _doubles_separators(metadata) else 1)
 
     @classmethod
-    def _of(cls, vocab: Vocabulary) -> Self:
+    def _of(cls, vocab: Vocabulary, separators: int = 1) -> Self:
         return cls(
             vocab.backend,
             vocab.spelling,
@@ -113,6 +115,7 @@ class Tokenizer:
             vocab_size=vocab.size,
             prefix_ids=vocab.prefix_ids,
             suffix_ids=vocab.suffix_ids,
+            between_ids=vocab.suffix_ids * separators,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
@@ -126,20 +129,28 @@ class Tokenizer:
             RequestError: the text is too long or holds half a surrogate pair.
             CheckpointError: the vocabulary's tables turn out to be damaged.
         """
-        if len(text) > limits.MAX_PROMPT_CHARS:
-            raise RequestError(f"the text has {len(text)} characters; allowed: at most {limits.MAX_PROMPT_CHARS}.")
         backend = self._backend if parse_special else self._without_special()
-        try:
-            ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (TypeError, UnicodeError) as error:  # the library takes a lone surrogate for a wrong type
-            raise RequestError("the text is not valid Unicode; send it without lone surrogates.") from error
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # which is no Exception, and has no module to import it from
-                raise
-            raise CheckpointError(
-                f"the tokenizer is damaged: it fails on a text ({error}). Get another copy of the model."
-            ) from error
+        ids: list[int] = _encoded(backend, text, add_special_tokens=add_special_tokens).ids
         return self._prefix + ids + self._suffix if add_special_tokens else ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Token ids of two texts with the model's own tokens around and between them.
+
+        Control tokens that the texts spell out are plain text.
+
+        Returns:
+            The ids, and the position at which the second text begins for models that tell the texts apart, else 0.
+
+        Raises:
+            RequestError, CheckpointError: as `encode`.
+        """
+        plain = self._without_special()
+        if self._prefix or self._suffix:
+            parts = [_encoded(plain, text, add_special_tokens=False).ids for text in (first, second)]
+            head = self._prefix + parts[0] + self._between
+            return head + parts[1] + self._suffix, len(head)
+        found = _encoded(plain, first, second, add_special_tokens=True)
+        return found.ids, next((place for place, kind in enumerate(found.type_ids) if kind == 1), 0)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary (padding of the embedding matrix) give nothing."""
@@ -174,6 +185,30 @@ class Tokenizer:
     def _spell(self, token_id: int) -> bytes:
         piece = self._backend.id_to_token(token_id)
         return b"" if piece is None else self._spelling.spell(piece, token_id in self._added)
+
+
+def _encoded(
+    backend: tokenizers.Tokenizer, text: str, pair: str | None = None, *, add_special_tokens: bool
+) -> tokenizers.Encoding:
+    for part in (text, pair or ""):
+        if len(part) > limits.MAX_PROMPT_CHARS:
+            raise RequestError(f"the text has {len(part)} characters; allowed: at most {limits.MAX_PROMPT_CHARS}.")
+    try:
+        return backend.encode(text, pair, add_special_tokens=add_special_tokens)
+    except (TypeError, UnicodeError) as error:  # the library takes a lone surrogate for a wrong type
+        raise RequestError("the text is not valid Unicode; send it without lone surrogates.") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # which is no Exception, and has no module to import it from
+            raise
+        raise CheckpointError(
+            f"the tokenizer is damaged: it fails on a text ({error}). Get another copy of the model."
+        ) from error
+
+
+def _doubles_separators(metadata: Mapping[str, Any]) -> bool:
+    """Whether a pair has two separators between its texts, as RoBERTa's family has, unlike BERT's."""
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    return kind != "bert" and pre != "modern-bert"
 
 
 def _checked_size(size: int, file: Path) -> int:

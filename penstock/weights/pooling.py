@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.config.errors import CheckpointError, ParameterError, RequestError
 from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.text.pairs import QWEN3_RERANKER, PairPrompt
 from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.readers.modules import Module, read_modules
 
@@ -39,6 +40,7 @@ class Pooling:
         activation: of the scores of those labels.
         choices: token ids of "no" and "yes", for language models that rank by answering so; else ().
         generates: whether it can continue a prompt at all.
+        pair_prompt: how it is asked about a pair of texts; None for their tokens one after the other.
     """
 
     architecture: str
@@ -49,6 +51,7 @@ class Pooling:
     activation: str = ""
     choices: tuple[int, ...] = ()
     generates: bool = True
+    pair_prompt: PairPrompt | None = None
 
     def check_generates(self) -> None:
         """Raises RequestError for a model that cannot continue a prompt."""
@@ -124,6 +127,7 @@ def read_pooling(checkpoint: Checkpoint, token_id: Callable[[str], int | None]) 
         _activation(checkpoint.config, len(labels)) if labels else "",
         () if classifies else _choices(checkpoint, _settings(modules, "LogitScore"), token_id),
         architecture.endswith(_GENERATORS),
+        QWEN3_RERANKER if _judges(checkpoint) else None,
     )
 
 
@@ -197,11 +201,14 @@ def _choices(
     """Ids of "no" and "yes": stated, or, for Qwen3-Reranker, whose files say nothing, known by the model's name."""
     ids = [settings.get("false_token_id"), settings.get("true_token_id")]
     words = checkpoint.config.get("classifier_from_token")
-    named = "Qwen3ForCausalLM" in (checkpoint.config.get("architectures") or ()) and (
-        "reranker" in checkpoint.path.resolve().name.lower()
-    )
-    if words is None and named:
+    if words is None and _judges(checkpoint):
         words = ["no", "yes"]
     if ids == [None, None] and isinstance(words, list) and len(words) == 2:
         ids = [token_id(str(word)) for word in words]
     return tuple(index for index in ids if index is not None) if None not in ids else ()
+
+
+def _judges(checkpoint: Checkpoint) -> bool:
+    """Whether it is a Qwen3-Reranker, which differs from a Qwen3 chat model in its name alone."""
+    named = "reranker" in checkpoint.path.resolve().name.lower()
+    return named and _architecture(checkpoint.config).startswith("Qwen3For")

@@ -24,7 +24,8 @@ OPERATIONS = [
     ("POST", "/detokenize", 15),
     ("POST", "/v1/detokenize", 10),
     ("GET", "/v1/models/{model}", 25),
-    *(("POST", path, 15) for path in ("/v1/embeddings", "/pooling", "/classify")),
+    *(("POST", path, 15) for path in ("/v1/embeddings", "/pooling", "/classify", "/rerank", "/score")),
+    *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/score")),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/docs", "/openapi.json")),
     *(("GET", path, 2) for path in ("/livez", "/readyz", "/health")),
 ]

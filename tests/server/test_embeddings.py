@@ -47,16 +47,32 @@ class Served:
             return self.model.base_model(ids).last_hidden_state[0]
 
 
-def serve(folder: Path, model: Any) -> Iterator[Served]:
-    model.save_pretrained(folder)
-    words = ("<pad>", "one", "two", "three", "four", "five", "six", "seven", "yes", "no")
-    vocabulary = {word: index for index, word in enumerate(words)}
+WORDS = ("<pad>", "one", "two", "three", "four", "five", "six", "seven", "yes", "no", "[CLS]", "[SEP]")
+
+
+def words(template: bool = False) -> tokenizers.Tokenizer:
+    """A token a word; with the `template` of BERT's pairs."""
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = tokenizers.decoders.Fuse()
+    if template:
+        tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+        )
+    return tokenizer
+
+
+def serve(folder: Path, model: Any, tokenizer: tokenizers.Tokenizer | None = None, **options: Any) -> Iterator[Served]:
+    folder.mkdir(exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer = tokenizer or words()
     tokenizer.save(str(folder / "tokenizer.json"))
-    options = EngineOptions(model=str(folder), max_model_len=64, kv_blocks=64, kv_cache_dtype="float32", threads=1)
-    client = ThreadClient(functools.partial(build_engine, options))
+    settings = {"max_model_len": 64, "kv_blocks": 64, "kv_cache_dtype": "float32", "threads": 1, **options}
+    client = ThreadClient(functools.partial(build_engine, EngineOptions(model=str(folder), **settings)))
     with serving(client, TextPipeline.load(str(folder))) as server:
         until(lambda: client.state is EngineState.READY, 20)
         yield Served(server.url, model, tokenizer)

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import sys
 import time
 import uuid
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
-from penstock.config import limits
 from penstock.config.errors import ParameterError
 from penstock.core.pooling import PoolingKind, PoolingParams
-from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.engine.pooling import Pooled, pool
+from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.answer import Service, while_connected
 from penstock.server.body import read_json, validate
-from penstock.server.dialects.openai.translate import prompts_of
 from penstock.server.document import takes
 from penstock.server.errors import json_response
-from penstock.server.shapes import Body, Prompt
+from penstock.server.prompts import prompts_of, text_request
+from penstock.server.shapes import Prompt, RequestBody
+
+ONE_TOKEN = SamplingParams(max_tokens=1)  # what a request that generates nothing says of sampling
 
 
-class InputBody(Body):
+class InputBody(RequestBody):
     """Texts or token ids."""
 
-    model: str | None = None
     input: Prompt
-    user: Annotated[str, Field(max_length=limits.MAX_USER_CHARS)] | None = None
-    add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None
 
 
 class EmbeddingBody(InputBody):
@@ -58,31 +51,6 @@ class ClassifyBody(InputBody):
     """POST /classify."""
 
 
-async def _pool_all(service: Service, body: InputBody, params: PoolingParams) -> list[Pooled]:
-    """One result an input, all computed together; the first refusal cancels the rest."""
-    sampling = SamplingParams(max_tokens=1)
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                pool(
-                    service.frontend,
-                    GenerationRequest(
-                        request_id=uuid.uuid4().hex,
-                        sampling=sampling,
-                        prompt=prompt if isinstance(prompt, str) else None,
-                        prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
-                        add_special_tokens=body.add_special_tokens is not False,
-                        priority=body.priority or 0,
-                        cache_salt=body.cache_salt or "",
-                    ),
-                    params,
-                )
-            )
-            for prompt in prompts_of(body.input, "input")
-        ]
-    return [task.result() for task in tasks]
-
-
 def _written(values: array[float], encoding: str | None) -> Any:
     """Numbers, or base64 of little-endian float32."""
     if encoding != "base64":
@@ -100,7 +68,7 @@ def _each_token(result: Pooled, params: PoolingParams) -> Sequence[array[float]]
     return [result.values[start : start + size] for start in range(0, len(result.values), size)]
 
 
-def _listed(service: Service, kind: str, results: Sequence[Pooled], data: list[dict[str, Any]]) -> dict[str, Any]:
+def listed(service: Service, kind: str, results: Sequence[Pooled], data: list[dict[str, Any]]) -> dict[str, Any]:
     tokens = sum(result.prompt_tokens for result in results)
     cached = {"cached_tokens": sum(result.cached_tokens for result in results)}
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": cached}
@@ -114,10 +82,9 @@ def embeddings_router(service: Service) -> APIRouter:
 
     async def run(request: Request, body: InputBody, params: PoolingParams) -> list[Pooled]:
         service.require_ready()
-        try:
-            return await while_connected(_pool_all(service, body, params), request.receive, service.lifecycle)
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+        sent = [text_request(body, prompt, ONE_TOKEN) for prompt in prompts_of(body.input, "input")]
+        work = pool_all(service.frontend, sent, [params] * len(sent))
+        return await while_connected(work, request.receive, service.lifecycle)
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
@@ -128,9 +95,8 @@ def embeddings_router(service: Service) -> APIRouter:
             {"object": "embedding", "index": index, "embedding": _written(result.values, body.encoding_format)}
             for index, result in enumerate(results)
         ]
-        return json_response(_listed(service, "embd", results, data))
+        return json_response(listed(service, "embd", results, data))
 
-    @router.post("/classify", summary="Classify texts", openapi_extra=takes(ClassifyBody))
     async def classify(request: Request) -> Response:
         body = validate(ClassifyBody, await read_json(request))
         service.check_model(body.model)
@@ -139,7 +105,10 @@ def embeddings_router(service: Service) -> APIRouter:
             best = max(range(len(result.values)), key=result.values.__getitem__)
             entry = {"index": index, "label": pooling.labels[best], "probs": result.values.tolist()}
             data.append({**entry, "num_classes": len(result.values)})
-        return json_response(_listed(service, "classify", results, data))
+        return json_response(listed(service, "classify", results, data))
+
+    for path in ("/classify", "/v1/classify"):
+        router.post(path, summary="Classify texts", openapi_extra=takes(ClassifyBody))(classify)
 
     @router.post("/pooling", summary="Pooled states of texts", openapi_extra=takes(PoolingBody))
     async def pooled(request: Request) -> Response:
@@ -156,6 +125,6 @@ def embeddings_router(service: Service) -> APIRouter:
         for index, result in enumerate(results):
             values = [_written(part, body.encoding_format) for part in _each_token(result, params)]
             data.append({"object": "pooling", "index": index, "data": values if task == "token_embed" else values[0]})
-        return json_response(_listed(service, "pool", results, data))
+        return json_response(listed(service, "pool", results, data))
 
     return router

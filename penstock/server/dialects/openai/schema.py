@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
-from penstock.server.shapes import Body, Messages, Name, Prompt, StopString, TokenId, TokenKey, Tools
+from penstock.server.shapes import Body, Messages, Name, Prompt, RequestBody, StopString, TokenId, TokenKey, Tools
 
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -30,10 +30,9 @@ class ResponseFormat(BaseModel):
     type: str = "text"
 
 
-class Sampling(Body):
+class Sampling(RequestBody):
     """Fields that chat and text completions share. A field left out takes the model's own default, else OpenAI's."""
 
-    model: str | None = None
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
     top_p: Fraction | None = None
@@ -53,7 +52,6 @@ class Sampling(Body):
         | None
     ) = None
     seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
-    user: Annotated[str, Field(max_length=limits.MAX_USER_CHARS)] | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -69,10 +67,7 @@ class Sampling(Body):
         None
     )
     bad_words: Annotated[list[StopString], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
-    add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
     request_id: Name | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None
     return_token_ids: bool | None = None
 
     response_format: ResponseFormat | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.errors import bad_value, shown
+from penstock.server.prompts import prompts_of, text_request
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 _SAME_NAME = (
@@ -109,18 +110,7 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     if echo and body.logprobs is not None:
         extra["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     sampling = _sampling(body, defaults, **extra)
-    requests = tuple(
-        GenerationRequest(
-            request_id=uuid.uuid4().hex,
-            sampling=sampling,
-            prompt=prompt if isinstance(prompt, str) else None,
-            prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
-            add_special_tokens=body.add_special_tokens is not False,
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-        )
-        for prompt in prompts
-    )
+    requests = tuple(text_request(body, prompt, sampling) for prompt in prompts)
     return _call(body, "cmpl-", requests, chat=False, logprobs=body.logprobs, echo=echo, no_output=body.max_tokens == 0)
 
 
@@ -172,29 +162,3 @@ def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...] | None:
         raise bad_value("tool_choice", choice, allowed, "unsupported_parameter")
     tools = checked_tools(body.tools)
     return None if choice == "none" else tools
-
-
-def prompts_of(prompt: Any, field: str) -> Sequence[str | Sequence[int]]:
-    """One prompt or many, each a text or token ids.
-
-    Raises:
-        RequestError: it is neither, or there are too many; `field` is its name.
-    """
-    if isinstance(prompt, str) or _is_ids(prompt):
-        prompts: Sequence[Any] = [prompt]
-    elif isinstance(prompt, list) and prompt and (all(map(_is_text, prompt)) or all(map(_is_ids, prompt))):
-        prompts = prompt
-    else:
-        allowed = "a non-empty string, a list of token ids, or a non-empty list of either"
-        raise bad_value(field, prompt, allowed)
-    if len(prompts) > limits.MAX_PROMPTS_PER_CALL:
-        raise ParameterError(field, f"{len(prompts)} prompts", f"at most {limits.MAX_PROMPTS_PER_CALL}")
-    return prompts
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)

@@ -1,0 +1,53 @@
+"""Prompts of bodies: one or many, each a text or token ids, and the internal requests made of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.config import limits
+from penstock.config.errors import ParameterError
+from penstock.core.request import GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.server.errors import bad_value
+from penstock.server.shapes import RequestBody
+
+
+def text_request(body: RequestBody, prompt: str | Sequence[int], sampling: SamplingParams) -> GenerationRequest:
+    """A request for one of a body's prompts."""
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        sampling=sampling,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
+        add_special_tokens=body.add_special_tokens is not False,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+def prompts_of(prompt: Any, field: str) -> Sequence[str | Sequence[int]]:
+    """One prompt or many, each a text or token ids.
+
+    Raises:
+        RequestError: it is neither, or there are too many; `field` is its name.
+    """
+    if isinstance(prompt, str) or _is_ids(prompt):
+        prompts: Sequence[Any] = [prompt]
+    elif isinstance(prompt, list) and prompt and (all(map(_is_text, prompt)) or all(map(_is_ids, prompt))):
+        prompts = prompt
+    else:
+        allowed = "a non-empty string, a list of token ids, or a non-empty list of either"
+        raise bad_value(field, prompt, allowed)
+    if len(prompts) > limits.MAX_PROMPTS_PER_CALL:
+        raise ParameterError(field, f"{len(prompts)} prompts", f"at most {limits.MAX_PROMPTS_PER_CALL}")
+    return prompts
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)

@@ -1,0 +1,52 @@
+"""Two texts as one prompt, for models that judge how one answers the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """How a language model is asked about a query and a document.
+
+    Attributes:
+        before, after: what stands around the question, with control tokens.
+        question: of {instruction}, {query} and {document}.
+        instruction: where a request brings none.
+    """
+
+    before: str
+    question: str
+    after: str
+    instruction: str
+
+
+# As its model card has it (Qwen3 Embedding, arXiv:2506.05176).
+QWEN3_RERANKER: Final = PairPrompt(
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    "Given a web search query, retrieve relevant passages that answer the query",
+)
+
+
+def encode_pair(
+    tokenizer: Tokenizer, query: str, document: str, prompt: PairPrompt | None = None, instruction: str | None = None
+) -> tuple[tuple[int, ...], int]:
+    """Token ids, and the position at which the second text begins (0 where the tokenizer does not tell).
+
+    Control tokens that the texts spell out stay plain text, so that no document can end the question.
+
+    Raises:
+        RequestError: a text is too long or not valid Unicode.
+    """
+    if prompt is None:
+        ids, second = tokenizer.encode_pair(query, document)
+        return tuple(ids), second
+    asked = prompt.question.format(instruction=instruction or prompt.instruction, query=query, document=document)
+    before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt.before, prompt.after))
+    return (*before, *tokenizer.encode(asked, add_special_tokens=False, parse_special=False), *after), 0
