@@ -11,18 +11,14 @@ from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.runtime.assemble import make_runner, scheduler_options
-from penstock.runtime.kv_probe import choose_kv_types
+from penstock.runtime.assemble import load, make_runner, scheduler_options
 from penstock.runtime.levels import guarantee, level_notes, products_note
 from penstock.runtime.prepare import (
     Prepared,
     kernel_decisions,
-    packed_file,
-    plan_again,
     prepare,
     settle_compute,
 )
-from penstock.weights.loader import load_weights
 
 log = logging.getLogger(__name__)
 
@@ -40,36 +36,19 @@ def build_engine(
         PenstockError: as `prepare`; also weights that are missing, left over or damaged.
     """
     prepared = prepare(options)
-    concrete, plan = prepared.options, prepared.plan
-    for row in plan.table():
+    concrete, model, kernels = prepared.options, prepared.model, prepared.kernels
+    for row in prepared.plan.table():
         log.info("%-12s %12s  %s", *row)
     settle_compute(concrete)
-    model = prepared.model
-    cache, kept = packed_file(prepared)
-    load_weights(
-        model,
-        prepared.checkpoint,
-        dtype=model.dtype,
-        progress=progress,
-        device=concrete.device,
-        cache=cache,
-        quantize=concrete.quantize,
-    )
-    notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
-    groups, kernels = prepared.groups, prepared.kernels
-    kv = choose_kv_types(model, groups, concrete.kv_cache_dtype, concrete.block_size)
-    if kv.reason:
-        notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
-        plan = plan_again(prepared, kv.of_layer)
-        prepared = replace(prepared, plan=plan)
-    limits = scheduler_options(concrete, plan, model)
-    runner, executor = make_runner(prepared, kv.of_layer, limits.max_num_seqs)
-    engine = Engine(Scheduler(limits, groups), runner)
+    prepared, kv_types, notes = load(prepared, progress)
+    limits = scheduler_options(concrete, prepared.plan, model)
+    runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
+    engine = Engine(Scheduler(limits, prepared.groups), runner)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
     for note in notes:
         log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
-    numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv.of_layer)}{products_note(kernels)}"
+    numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv_types)}{products_note(kernels)}"
     return engine, replace(engine_info(prepared, model.vocab_size, notes, executor.fast), numbers=numbers)
 
 

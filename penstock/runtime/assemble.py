@@ -1,21 +1,60 @@
-"""Joins a loaded model with its KV memory, batch builder, executor and sampler; tells the scheduler its limits."""
+"""Loads a prepared model and joins it with its KV memory, batch builder, executor and sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from penstock.config.options import EngineOptions, SchedulerOptions
+from penstock.config.resolve import Decision
 from penstock.layers.batch import MaskKind
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor, make_executor
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.memory_plan import MemoryPlan
-from penstock.runtime.prepare import Prepared
+from penstock.runtime.prepare import Prepared, packed_file, plan_again
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
+from penstock.weights.loader import load_weights
+
+
+def load(
+    prepared: Prepared, progress: Callable[[int, int], None] | None = None
+) -> tuple[Prepared, tuple[str, ...], list[Decision]]:
+    """Loads the weights and chooses the types of the caches.
+
+    Args:
+        prepared: its model's weights are filled.
+        progress: called with (bytes read, bytes in all).
+
+    Returns:
+        What was prepared, planned again where cache types changed; every layer's cache type; notes on both.
+
+    Raises:
+        CheckpointError: weights are missing, left over or damaged.
+        MemoryPlanError: the caches do not fit.
+    """
+    model, options = prepared.model, prepared.options
+    cache, kept = packed_file(prepared)
+    load_weights(
+        model,
+        prepared.checkpoint,
+        dtype=model.dtype,
+        progress=progress,
+        device=options.device,
+        cache=cache,
+        quantize=options.quantize,
+    )
+    notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
+    kv = choose_kv_types(model, prepared.groups, options.kv_cache_dtype, options.block_size)
+    if kv.reason:
+        notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
+        prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))
+    return prepared, kv.of_layer, notes
 
 
 def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
