@@ -25,6 +25,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
     for name in ("prenorm", "moe_every_n_layers"):
         if fields.values.get(name):
             raise fields.error(name, f"is {fields.values[name]}; only NomicBERT without is supported")
+    if fields.has("activation_function"):
+        fields.choice("activation_function", {"swiglu": None}, "swiglu")
     types = fields.integer("type_vocab_size", 2)
     bias = fields.flag("qkv_proj_bias", False)
     return blueprint.uniform(
