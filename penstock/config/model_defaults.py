@@ -32,6 +32,7 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gpt2": MappingProxyType({"layer_norm_eps": 1e-5, "expansion_ratio": 4}),
         "gpt_bigcode": MappingProxyType({"layer_norm_eps": 1e-5, "multi_query": True, "expansion_ratio": 4}),
         "gptj": MappingProxyType({"layer_norm_eps": 1e-5, "rotary_dim": 64, "expansion_ratio": 4}),
+        "ministral3": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
         "mpt": MappingProxyType({"layer_norm_eps": 1e-5, "expansion_ratio": 4}),
         "opt": MappingProxyType({"layer_norm_eps": 1e-5}),
         "glm4_moe": MappingProxyType({"partial_rotary_factor": 0.5}),

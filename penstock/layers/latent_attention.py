@@ -17,7 +17,7 @@ from penstock.core.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm
-from penstock.layers.rotary import Rotary
+from penstock.layers.rotary import Rotary, Temperature
 from penstock.layers.step import Step
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -38,6 +38,7 @@ class LatentOptions:
         interleaved: the checkpoint has rotated pairs side by side.
         bias: the compressing projections and the output's have biases.
         norm_eps: of the norms of latents and compressed queries.
+        temperature: of the queries.
     """
 
     hidden_size: int
@@ -52,6 +53,7 @@ class LatentOptions:
     interleaved: bool = True
     bias: bool = False
     norm_eps: float = 1e-6
+    temperature: Temperature | None = None
 
 
 class LatentAttention(Layer):
@@ -64,6 +66,7 @@ class LatentAttention(Layer):
             kernels.paged_attention,
             kernels.head_linear,
         )
+        self._scale_rows = kernels.scale_rows
         self.index = index
         self.options = options
         self.scale = size**-0.5 if options.scale is None else options.scale
@@ -93,6 +96,8 @@ class LatentAttention(Layer):
         if self.query_down is not None:
             hidden, _ = self.query_norm(self.query_down(hidden))
         query = self._per_head(self.query(hidden), self.key_up.value, cos, sin, interleaved)
+        if self.options.temperature is not None:
+            query = self._scale_rows(query, step.temperature(self.options.temperature))
         attended = step.wanted(self._attend(query, cache.kv, step.plan(cache, None), self.scale))
         residual = None if residual is None else step.wanted(residual)
         return self.output(self._per_head(attended, self.value_up.value), residual)

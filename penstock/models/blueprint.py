@@ -31,7 +31,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp, PlainMlp
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.ops import Activation, KernelSet
-from penstock.layers.rotary import RopeParameters, Rotary
+from penstock.layers.rotary import RopeParameters, Rotary, Temperature
 from penstock.layers.weight import Weight, WeightPart
 from penstock.models.fields import Fields
 from penstock.models.rope import context_length, read_rope
@@ -52,7 +52,14 @@ DENSE_ACTIVATIONS: MappingProxyType[str, Callable[[Tensor], Tensor] | None] = Ma
     {"Identity": None, "Tanh": torch.tanh, "GELU": functional.gelu, "ReLU": torch.relu, "SiLU": functional.silu}
 )
 BARE = ((r"^(embed_tokens|layers|norm)\.", r"model.\1."),)  # saved without a head
-LEFT_OVER = (r".*\.rotary_emb\.inv_freq",)
+NESTED = (  # the text model inside a vision-language one, in an old and a new spelling
+    (r"^language_model\.(model|lm_head)\.", r"\1."),
+    (r"^model\.language_model\.", "model."),
+)
+LEFT_OVER = (
+    r".*\.rotary_emb\.inv_freq",
+    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|mm_projector)\..*",
+)
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 UNTURNED = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
 
@@ -144,6 +151,13 @@ class Blueprint:
 
     def activation(self, field: str = "hidden_act", default: str = "silu") -> Activation:
         return self.fields.choice(field, ACTIVATIONS, default)
+
+    def temperature(self) -> Temperature | None:
+        """How queries grow beyond the original length (Ministral 3), None where the configuration does not say."""
+        rope = self.fields.below("rope_parameters")
+        if rope is None or not rope.has("llama_4_scaling_beta"):
+            return None
+        return Temperature(rope.integer("original_max_position_embeddings"), rope.number("llama_4_scaling_beta"))
 
     def sliding_window(self) -> int | None:
         """The width of sliding layers, None where the configuration has none."""
@@ -340,7 +354,7 @@ class Blueprint:
             max_positions=max_positions or context_length(self.fields, rope),
             dtype=self.dtype,
             ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
-            renames=(*renames, *BARE),
+            renames=(*NESTED, *renames, *BARE),
             classifier=(classifier or self.classifier)() if self.head == "labels" else None,
             projection=None if self.head == "labels" else self.projection(),
             mask=mask,

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): latent attention, shared and routed experts."""
+"""DeepSeek-V2 (arXiv:2405.04434), V3 (arXiv:2412.19437), Mistral 4: latent attention, shared and routed experts."""
 
 from __future__ import annotations
 
@@ -37,11 +37,20 @@ def build_v3(blueprint: Blueprint) -> DecoderModel:
     return _build(blueprint, sigmoid_experts(blueprint), interleaved=interleaved)
 
 
+def build_mistral4(blueprint: Blueprint) -> DecoderModel:
+    """V3's attention with V2's routing, and queries that grow with the position."""
+    fields = blueprint.fields
+    if fields.integer("n_group", 1) != 1:
+        raise fields.error("n_group", f"is {fields.integer('n_group')}; allowed: 1")
+    experts = first_dense(blueprint, partial(_experts, blueprint, grouped=False, renormalize=True))
+    return _build(blueprint, experts, interleaved=fields.flag("rope_interleave", True))
+
+
 def _build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward], *, interleaved: bool) -> DecoderModel:
     fields = blueprint.fields
     rotated, unrotated = fields.integer("qk_rope_head_dim"), fields.integer("qk_nope_head_dim")
     blueprint = replace(blueprint, head_dim=rotated)
-    rotary = blueprint.rotary()
+    rotary = blueprint.rotary(partial=False)
     options = LatentOptions(
         blueprint.hidden_size,
         blueprint.num_heads,
@@ -54,6 +63,7 @@ def _build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward], *, 
         scale=(rotated + unrotated) ** -0.5 * _temperature(blueprint, rotary),
         interleaved=interleaved,
         bias=fields.flag("attention_bias", False),
+        temperature=blueprint.temperature(),
     )
     return blueprint.uniform(
         rotary=rotary,
@@ -73,10 +83,12 @@ def _temperature(blueprint: Blueprint, rotary: Rotary) -> float:
     return yarn_mscale(rotary.rope.factor, settings.number("mscale_all_dim", minimum=-1.0)) ** 2
 
 
-def _experts(blueprint: Blueprint, index: int, *, grouped: bool) -> FeedForward:
+def _experts(blueprint: Blueprint, index: int, *, grouped: bool, renormalize: bool = False) -> FeedForward:
     fields = blueprint.fields
     groups = (fields.integer("n_group", 1), fields.integer("topk_group", 1)) if grouped else (1, 1)
-    options = expert_options(blueprint, groups=groups, scale=fields.number("routed_scaling_factor", 1.0))
+    options = expert_options(
+        blueprint, groups=groups, scale=fields.number("routed_scaling_factor", 1.0), renormalize=renormalize
+    )
     prefix = f"model.layers.{index}.mlp"
     shared = fields.integer("n_shared_experts", 0, minimum=0) * options.intermediate_size
     return with_shared(blueprint, f"{prefix}.shared_experts", sparse_layer(blueprint, (prefix,), options), shared)

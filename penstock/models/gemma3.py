@@ -6,14 +6,6 @@ from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import Blueprint
 from penstock.models.gemma import AROUND, assemble
 
-# Checkpoints of the vision-language model hold this text model under another prefix, in an old and a new spelling.
-RENAMES = (
-    (r"^language_model\.model\.", "model."),
-    (r"^model\.language_model\.", "model."),
-    (r"^language_model\.lm_head\.", "lm_head."),
-)
-VISION = (r"(model\.)?vision_tower\..*", r"(model\.)?multi_modal_projector\..*")
-
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """Gemma 2 without caps on scores, with normalised queries and keys."""
@@ -30,9 +22,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         rotaries=[full if window is None else local for window in windows],
         model={
             "max_positions": fields.integer("max_position_embeddings"),  # stated after stretching
-            "renames": RENAMES,
         },
-        ignorable=VISION,
         windows=windows,
         scale=fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         qk_norm=True,

@@ -11,8 +11,7 @@ from penstock.layers.rotary import Temperature
 from penstock.models.blueprint import UNTURNED, Blueprint
 from penstock.models.mixture import expert_options, sparse_layer, with_shared
 
-RENAMES = ((r"^language_model\.", ""), (r"^model\.language_model\.", "model."), (r"\.feed_forward\.", ".mlp."))
-VISION = (r"(model\.)?vision_model\..*", r"(model\.)?multi_modal_projector\..*")
+RENAMES = ((r"\.feed_forward\.", ".mlp."),)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -43,7 +42,6 @@ def build(blueprint: Blueprint) -> DecoderModel:
         ),
         feed_forward=feed_forward,
         model={"renames": RENAMES},
-        ignorable=VISION,
     )
 
 

@@ -10,7 +10,6 @@ from penstock.layers.delta_net import DeltaNet, DeltaOptions
 from penstock.models.blueprint import Blueprint
 from penstock.models.qwen3_moe import sparse
 
-RENAMES = ((r"^model\.language_model\.", "model."),)
 UNUSED = (r"(model\.)?mtp\..*", r"(model\.)?visual\..*")
 
 
@@ -65,7 +64,6 @@ def _build(
         self_attention=delta,
         feed_forward=feed_forward,
         norm=partial(blueprint.norm, around_one=True),
-        model={"renames": RENAMES},
         ignorable=UNUSED,
         output_gate=True,
         qk_norm=True,

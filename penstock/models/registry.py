@@ -79,6 +79,12 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
     {
         "LlamaForCausalLM": Family(llama.build),
         "MistralForCausalLM": Family(mistral.build),
+        "Ministral3ForCausalLM": Family(mistral.build, "ministral3"),
+        "Mistral3ForConditionalGeneration": Family(mistral.build, "ministral3", "text_config"),
+        "Mistral4ForCausalLM": Family(deepseek.build_mistral4),
+        "Kimi_K25ForConditionalGeneration": Family(deepseek.build_v3, nested="text_config"),
+        "KimiK25ForConditionalGeneration": Family(deepseek.build_v3, nested="text_config"),
+        "KimiK2ForCausalLM": Family(deepseek.build_v3),
         "Qwen2ForCausalLM": Family(qwen2.build),
         "Qwen3ForCausalLM": Family(qwen3.build, "qwen3"),
         "Qwen2MoeForCausalLM": Family(qwen3_moe.build_qwen2),

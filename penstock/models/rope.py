@@ -9,7 +9,13 @@ STRETCHING = ("linear", "dynamic", "yarn")  # kinds whose context is the origina
 
 
 def read_rope(
-    fields: Fields, head_dim: int, *, theta: float = 10_000.0, layer_type: str | None = None, local: bool = False
+    fields: Fields,
+    head_dim: int,
+    *,
+    theta: float = 10_000.0,
+    layer_type: str | None = None,
+    local: bool = False,
+    partial: bool = True,
 ) -> RopeParameters:
     """The rotary parameters of a configuration.
 
@@ -19,6 +25,7 @@ def read_rope(
         theta: the family's base where the file has none.
         layer_type: key of the nested object where layers of different types rotate differently.
         local: settings outside that nested object do not apply to this layer type.
+        partial: the configuration tells how much of a head is rotated; else all of `head_dim` is.
 
     Raises:
         CheckpointError: unknown kind, or a missing or impossible field.
@@ -31,11 +38,7 @@ def read_rope(
     kinds = {kind: kind for kind in ROPE_KINDS} | {"su": "longrope"}
     kind = found.choice("rope_type" if found.has("rope_type") else "type", kinds, "default")
     base = found.number("rope_theta", outer.number("rope_theta", theta), minimum=1.0)
-    stated = fields.integer("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
-    partial = found.number("partial_rotary_factor", fields.number("partial_rotary_factor", stated))
-    rotary_dim = int(head_dim * partial)
-    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
-        raise fields.error("partial_rotary_factor", f"is {partial}, which rotates {rotary_dim} of {head_dim} elements")
+    rotary_dim = _rotated(fields, found, head_dim) if partial else head_dim
     length = fields.integer("max_position_embeddings")
     if kind in ("yarn", "llama3", "longrope"):
         stated = fields.integer("original_max_position_embeddings", length)
@@ -68,6 +71,16 @@ def read_rope(
         truncate=found.flag("truncate", True),
         attention_factor=found.number("attention_factor", derived),
     )
+
+
+def _rotated(fields: Fields, found: Fields, head_dim: int) -> int:
+    """How many elements of a head are rotated."""
+    stated = fields.integer("rotary_dim") / head_dim if fields.has("rotary_dim") else 1.0
+    partial = found.number("partial_rotary_factor", fields.number("partial_rotary_factor", stated))
+    rotated = int(head_dim * partial)
+    if rotated < 2 or rotated % 2 or rotated > head_dim:
+        raise fields.error("partial_rotary_factor", f"is {partial}, which rotates {rotated} of {head_dim} elements")
+    return rotated
 
 
 def _longrope(fields: Fields, found: Fields, base: float, rotary_dim: int, length: int) -> RopeParameters:

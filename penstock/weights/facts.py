@@ -14,7 +14,11 @@ from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.pooling import is_encoder
 
-_NOT_LOADED = ("vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.")
+_NOT_LOADED = tuple(
+    f"{model}{part}."
+    for model in ("", "model.")
+    for part in ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector")
+)
 
 
 def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -104,3 +104,26 @@ def test_rows_put_in_order_stay_as_they_are_stored() -> None:
     assert query.rows is not None and key.rows is not None and value.rows is None
     assert query.rows[:16].tolist() == [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15]
     assert sorted(key.rows.tolist()) == list(range(16))
+
+
+@pytest.mark.parametrize(("old", "new"), [("model.", "language_model.model."), ("model.", "model.language_model.")])
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("ministral3", "Mistral3ForConditionalGeneration"),
+        ("mistral4", "Mistral3ForConditionalGeneration"),
+        ("deepseek-v3", "KimiK25ForConditionalGeneration"),
+    ],
+)
+def test_a_text_model_inside_one_that_sees(name: str, architecture: str, old: str, new: str, tmp_path: Path) -> None:
+    theirs = tiny.save(name, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {key.replace(old, new, 1) if key.startswith(old) else key: tensor for key, tensor in tensors.items()}
+    named["vision_tower.patch_embed.weight"] = torch.ones(3)
+    save_file(named, tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text())
+    config = {"architectures": [architecture], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokens = tiny.prompt(21)
+    logits = Harness(load(tmp_path)).step({"row": tokens})["row"]
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4

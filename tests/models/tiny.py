@@ -314,6 +314,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoX",
         {**OWN_HEADS, "num_key_value_heads": None, "rotary_pct": 1.0, "use_parallel_residual": False},
     ),
+    "ministral3": (
+        "Ministral3",
+        {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}},
+    ),
+    "mistral4": (
+        "Mistral4",
+        {
+            **LATENT,
+            "q_lora_rank": 24,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+        },
+    ),
     "gpt2": ("GPT2", {**OLD, "hidden_size": 36}),
     "gpt2-scales": (
         "GPT2",
