@@ -57,11 +57,15 @@ def read_rope(
         if low >= high:
             raise found.error("low_freq_factor", f"is {low}; allowed: below high_freq_factor, {high}")
         return RopeParameters(kind, base, rotary_dim, length, factor, low_freq_factor=low, high_freq_factor=high)
-    if kind != "yarn":
-        return RopeParameters(kind, base, rotary_dim, length, factor)
+    if kind == "yarn":
+        return _yarn(found, base, rotary_dim, length, factor)
+    return RopeParameters(kind, base, rotary_dim, length, factor)
+
+
+def _yarn(found: Fields, base: float, rotary_dim: int, length: int, factor: float) -> RopeParameters:
     derived = yarn_attention_factor(factor, found.optional_number("mscale"), found.optional_number("mscale_all_dim"))
     return RopeParameters(
-        kind,
+        "yarn",
         base,
         rotary_dim,
         length,
