@@ -91,6 +91,8 @@ SERVER_FLAGS = (
     flag("api_key", list[str] | None, None, _NETWORK,
          "A key clients must send as a bearer token; repeatable. Also: environment variable PENSTOCK_API_KEY."),
     flag("allowed_origins", list[str] | None, None, _NETWORK, "A web origin that may call the API; repeatable."),
+    flag("trust_request_chat_template", bool, False, _NETWORK,
+         "Let requests bring a chat template of their own.", "--trust-request-chat-template"),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (

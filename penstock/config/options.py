@@ -101,6 +101,7 @@ class ServerOptions:
         api_keys: accepted keys; empty means open (loopback only).
         drain_timeout: seconds given to running requests after SIGTERM.
         allowed_origins: CORS origins; empty allows none.
+        trust_request_chat_template: requests may bring a chat template of their own, run within the same bounds.
     """
 
     host: str = "127.0.0.1"
@@ -108,3 +109,4 @@ class ServerOptions:
     api_keys: tuple[str, ...] = ()
     drain_timeout: float = DRAIN_TIMEOUT_S
     allowed_origins: tuple[str, ...] = ()
+    trust_request_chat_template: bool = False

@@ -37,6 +37,7 @@ class Service:
     frontend: Frontend
     lifecycle: Lifecycle
     metrics: Metrics
+    trust_request_chat_template: bool = False
 
     @property
     def model(self) -> str:
@@ -54,6 +55,17 @@ class Service:
         if name is not None and name != self.model:
             message = f"The model {shown(name)} is not served here; available: {shown(self.model)}."
             raise ModelNotFoundError(message, param="model", code="model_not_found")
+
+    def check_template(self, given: str | None) -> None:
+        """Raises RequestError for a template that is not the model's, unless requests may bring their own."""
+        names = self.frontend.text.template.sources if self.frontend.text.template else {}
+        if given is not None and given not in names and not self.trust_request_chat_template:
+            raise RequestError(
+                f"chat_template is not one of the model's own ({', '.join(sorted(names)) or 'it has none'}), and this "
+                "server takes no other; leave it out, or start the server with --trust-request-chat-template.",
+                param="chat_template",
+                code="invalid_value",
+            )
 
     def require_ready(self) -> None:
         """Raises HttpError 503 with Retry-After when new work cannot be taken."""

@@ -50,7 +50,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     """
     lifecycle = lifecycle or Lifecycle()
     metrics = Metrics(frontend.served_name)
-    service = Service(frontend, lifecycle, metrics)
+    service = Service(frontend, lifecycle, metrics, options.trust_request_chat_template)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

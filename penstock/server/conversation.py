@@ -106,8 +106,10 @@ def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:
     return result
 
 
-def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
-    """Further variables for the template.
+def template_kwargs(
+    given: Mapping[str, Any] | None, effort: str | None, **fields: str | Sequence[Mapping[str, Any]] | None
+) -> Mapping[str, Any]:
+    """Further variables for the template; `fields` are the request's own, which count for more.
 
     Raises:
         RequestError: one would replace what the server itself sets.
@@ -118,7 +120,7 @@ def template_kwargs(given: Mapping[str, Any] | None, effort: str | None) -> Mapp
         raise RequestError(message, param="chat_template_kwargs", code="invalid_value")
     if effort is not None:
         kwargs.setdefault("reasoning_effort", effort)
-    return kwargs
+    return kwargs | {name: value for name, value in fields.items() if value is not None}
 
 
 def prompted(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:

@@ -24,7 +24,6 @@ _RESERVED: Final = frozenset(
         "tools",
         "add_generation_prompt",
         "continue_final_message",
-        "chat_template",
         "tokenize",
         "bos_token",
         "eos_token",
@@ -106,6 +105,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt for a conversation.
@@ -115,11 +115,13 @@ class ChatTemplate:
             tools: function declarations; they select the template "tool_use" where there is one.
             add_generation_prompt: end with what opens the assistant's turn.
             continue_final_message: end with the last message's text, for the model to continue.
+            chat_template: name of one of the templates, or the source of another one to use instead.
             variables: further variables for the template (`template_kwargs` of a request).
 
         Raises:
             RequestError: a variable's name is reserved, or the arguments contradict each other.
-            TemplateError: the template refuses the messages, fails, or takes too much time or memory.
+            TemplateError: the template refuses the messages, fails, or takes too much time or memory; or the given
+                one is not valid or unsafe.
         """
         _check_variables(variables)
         if continue_final_message and add_generation_prompt:
@@ -133,7 +135,7 @@ class ChatTemplate:
         context["messages"] = chat
         context["tools"] = None if tools is None else [_plain(tool, 0) for tool in tools]
         context["add_generation_prompt"] = add_generation_prompt
-        text = self._run(self._choose(tools is not None), context)
+        text = self._run(self._choose(chat_template, tools is not None), context)
         return _cut_final(text, final) if continue_final_message else text
 
     def _compile(self, name: str, source: str) -> jinja2.Template:
@@ -153,7 +155,9 @@ class ChatTemplate:
         except Exception as error:
             raise TemplateError(f"the chat template {name!r} cannot be compiled: {_sentence(error)}.") from error
 
-    def _choose(self, with_tools: bool) -> jinja2.Template:
+    def _choose(self, given: str | None, with_tools: bool) -> jinja2.Template:
+        if given is not None:
+            return self._compiled.get(given) or self._compile("of the request", given)
         if with_tools and _TOOL_USE in self._compiled:
             return self._compiled[_TOOL_USE]
         if _DEFAULT in self._compiled:

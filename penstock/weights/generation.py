@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.config.errors import ParameterError
 from penstock.core.sampling import SamplingParams
+from penstock.text.mistral import mistral_template
 from penstock.weights.checkpoint import Checkpoint, text_config
 
 _DEFAULT_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
@@ -38,6 +39,15 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 def template_config(
     checkpoint: Checkpoint, piece: Callable[[int], str | None], **special: int | None
 ) -> dict[str, Any]:
-    """tokenizer_config.json with the special tokens a template writes, which GGUF metadata names by id alone."""
+    """tokenizer_config.json with the special tokens a template writes, which GGUF metadata names by id alone.
+
+    A folder with tekken.json and no template gets Mistral's own format.
+
+    Raises:
+        CheckpointError: tekken.json cannot be read.
+    """
     config = dict(checkpoint.tokenizer_config)
+    tekken = checkpoint.path / "tekken.json"
+    if not config.get("chat_template") and tekken.is_file():
+        config["chat_template"] = mistral_template(tekken)
     return {name: piece(token) for name, token in special.items() if token is not None} | config

@@ -81,9 +81,9 @@ def test_every_option_has_a_flag() -> None:
     assert parsed("--async-scheduling")[0].depth == 1
     _, server, _ = parsed(
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",
-        "--allowed-origins", "http://one", "--allowed-origins", "http://two",
+        "--allowed-origins", "http://one", "--allowed-origins", "http://two", "--trust-request-chat-template",
     )  # fmt: skip
-    assert server == ServerOptions("::1", 0, ("a", "b"), 2.0, ("http://one", "http://two"))
+    assert server == ServerOptions("::1", 0, ("a", "b"), 2.0, ("http://one", "http://two"), True)
 
 
 def test_the_environment_fills_in_and_flags_come_first() -> None:

@@ -29,7 +29,9 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 
@@ -52,7 +54,9 @@ def _request(body: TokenizeBody) -> GenerationRequest:
         tools=checked_tools(body.tools),
         add_generation_prompt=prompted(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=template_kwargs(body.chat_template_kwargs, None),
+        template_kwargs=template_kwargs(
+            body.chat_template_kwargs, None, chat_template=body.chat_template, documents=body.documents
+        ),
         add_special_tokens=(body.messages is None) if body.add_special_tokens is None else body.add_special_tokens,
     )
 
@@ -64,6 +68,7 @@ def tokenize_router(service: Service) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         body = validate(TokenizeBody, await read_json(request))
         service.check_model(body.model)
+        service.check_template(body.chat_template)
         service.require_ready()
         ids = await frontend.tokenize(_request(body))
         pieces = [frontend.piece(token) for token in ids] if body.return_token_strs else None

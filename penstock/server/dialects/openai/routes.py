@@ -42,6 +42,7 @@ def openai_router(service: Service) -> APIRouter:
     async def chat_completions(request: Request) -> Response:
         body = validate(ChatBody, await read_json(request))
         service.check_model(body.model)
+        service.check_template(body.chat_template)
         call = chat_call(body, frontend.text.defaults)
         service.require_ready()
         return await run(request, call)

@@ -105,7 +105,9 @@ class ChatBody(Sampling):
     prediction: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
     functions: list[Any] | None = None

@@ -88,7 +88,12 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         tools=tools,
         add_generation_prompt=prompted(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
-        template_kwargs=template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
+        template_kwargs=template_kwargs(
+            body.chat_template_kwargs,
+            body.reasoning_effort,
+            chat_template=body.chat_template,
+            documents=body.documents,
+        ),
         add_special_tokens=bool(body.add_special_tokens),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
