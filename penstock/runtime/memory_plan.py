@@ -141,6 +141,13 @@ def _least(groups: Sequence[CacheGroup], sizes: Sequence[int], tokens: int, limi
     return sum(size * (1 + _peak_blocks(group, tokens, limits)) for group, size in zip(groups, sizes, strict=True))
 
 
+def _fewest_bytes(groups: Sequence[CacheGroup], sizes: Sequence[int], limits: MemoryLimits) -> int:
+    """Bytes of the KV cache below which no context is short enough; a shorter one may leave more, by a smaller step."""
+    if limits.kv_blocks is not None:
+        return limits.kv_blocks * sum(sizes)
+    return _least(groups, sizes, limits.block_size, limits)
+
+
 def _longest(groups: Sequence[CacheGroup], sizes: Sequence[int], budget: int, limits: MemoryLimits) -> int:
     """Most tokens, at most max_model_len, of a sequence that fits into the budget; 0 if not even one block does."""
     low, high = 0, _ceil(limits.max_model_len, limits.block_size)
@@ -345,9 +352,10 @@ def plan_memory(
     per_token = dtype_bytes * limits.block_size
     sizes = tuple(block_bytes or (per_token * group.elements_per_token for group in groups))
     _check_states(groups, sizes, left, limits)
-    if left <= 0:
+    may_shrink = not limits.max_model_len_fixed and limits.max_model_len > limits.block_size
+    if left <= 0 or (may_shrink and left < _fewest_bytes(groups, sizes, limits)):
         least = _least(groups, sizes, limits.max_model_len, limits)
-        if limits.max_model_len_fixed or limits.max_model_len <= limits.block_size:
+        if not may_shrink:
             raise _no_room(model, groups, dtype_bytes, limits, (weights, activations, least))
         shorter = plan_memory(
             model=model,

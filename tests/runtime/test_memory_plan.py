@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.config.errors import MemoryPlanError
@@ -222,6 +222,9 @@ bounds_strategy = st.builds(
     bounds=bounds_strategy,
     parameters=st.integers(1, 2**26),
     windows=st.lists(st.sampled_from([None, 16, 100, 1024]), min_size=1, max_size=4).map(tuple),
+)
+@example(  # a step of the whole context leaves a byte: only a shorter one leaves room for a block
+    bounds=MemoryLimits(2_333_979, 247, 30, 916, 32, max_model_len_fixed=False), parameters=1, windows=(None,)
 )
 def test_every_plan_fits_and_every_remedy_works(
     bounds: MemoryLimits, parameters: int, windows: tuple[int | None, ...]
