@@ -184,7 +184,7 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
         Rows(f"{prefix}.v_proj", kv_heads * dim),
     )
     return Linear(
-        kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=None if options.output_gate else fused
+        kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=() if options.output_gate else (fused,)
     )
 
 

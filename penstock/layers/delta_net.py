@@ -26,8 +26,6 @@ class DeltaOptions:
         key_dim, value_dim: elements of a head's query and key, and of its value.
         taps: tokens the convolution reads.
         eps: of the norm.
-        grouped: the projections are `in_proj_qkvz` and `in_proj_ba`, which have what belongs to each key head in turn;
-            else `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`.
     """
 
     hidden_size: int
@@ -37,21 +35,23 @@ class DeltaOptions:
     value_dim: int
     taps: int = 4
     eps: float = 1e-6
-    grouped: bool = False
 
 
 class DeltaNet(Layer):
-    """Layer `index` of a model, with weights under `prefix`."""
+    """Layer `index` of a model, with weights under `prefix`.
+
+    On disk the projections are `in_proj_qkv`, `in_proj_z`, `in_proj_b` and `in_proj_a`, or `in_proj_qkvz` and
+    `in_proj_ba`, which have what belongs to each key head in turn.
+    """
 
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: DeltaOptions) -> None:
-        heads, keys, values = (
-            options.value_heads,
-            options.key_heads * options.key_dim,
-            options.value_heads * options.value_dim,
-        )
+        keys, heads = options.key_heads * options.key_dim, options.value_heads
+        values = heads * options.value_dim
         self._kernels, self.index = kernels, index
         self._mixed, self._parts = (keys, keys, values), (2 * keys + values, values, heads, heads)
-        self.input = Linear(kernels, _input_rows(prefix, options), options.hidden_size, bias=False)
+        named = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+        parts = tuple(Rows(f"{prefix}.in_proj_{name}", count) for name, count in named.items())
+        self.input = Linear(kernels, parts, options.hidden_size, bias=False, fused=_by_head(prefix, options))
         self.conv = CausalConv(kernels, f"{prefix}.conv1d", 2 * keys + values, options.taps, bias=False)
         self.step_bias = constants(f"{prefix}.dt_bias", heads)
         self.rates = constants(f"{prefix}.A_log", heads, transform=decay_rates)
@@ -71,16 +71,12 @@ class DeltaNet(Layer):
         return self.output(out, None if residual is None else step.wanted(residual))
 
 
-def _input_rows(prefix: str, options: DeltaOptions) -> tuple[Rows, ...]:
-    """Queries, keys and values of all heads; gates; weights of changes; steps."""
+def _by_head(prefix: str, options: DeltaOptions) -> tuple[Rows, ...]:
+    """The same rows where they are stored head by head."""
     heads, share = options.key_heads, options.value_heads // options.key_heads
-    keys, values = heads * options.key_dim, options.value_heads * options.value_dim
-    if not options.grouped:
-        named = {"qkv": 2 * keys + values, "z": values, "b": options.value_heads, "a": options.value_heads}
-        return tuple(Rows(f"{prefix}.in_proj_{name}", count) for name, count in named.items())
 
     def ordered(*sizes: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """Rows stored head by head, parts of these sizes in each: how many, and where each part's lie."""
+        """Parts of these sizes in each head: how many rows there are, and where each part's lie."""
         stored = np.arange(heads * sum(sizes), dtype=np.int64).reshape(heads, -1)
         parts = np.split(stored, np.cumsum(sizes)[:-1], axis=1)
         return stored.size, np.concatenate([part.reshape(-1) for part in parts])

@@ -42,18 +42,19 @@ def _times(rows: Tensor, factor: npt.NDArray[np.float32] | float) -> Tensor:
     return rows.float() * torch.as_tensor(factor, dtype=torch.float32).reshape(-1, *(1,) * (rows.dim() - 1))
 
 
-def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, fused: Rows | None = None) -> Weight:
-    """A weight of the parts' rows one after the other; keys end in `suffix`. `fused` is one matrix of them."""
-    placed: list[WeightPart] = []
-    rows = 0
-    for part in parts:
-        named = Rows(*part)
-        placed.append(named.part(suffix, columns, rows))
-        rows += named.stored if named.order is None else len(named.order)
-    alternatives: tuple[tuple[WeightPart, ...], ...] = ()
-    if fused is not None:
-        alternatives = ((fused.part(suffix, columns),),)
-    return Weight((rows, *columns), tuple(placed), shard_axis=0, alternatives=alternatives)
+def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, fused: Sequence[Rows] = ()) -> Weight:
+    """A weight of the parts' rows one after the other; keys end in `suffix`. `fused` are other matrices of them."""
+
+    def placed(parts: Sequence[tuple[str, int] | Rows]) -> tuple[tuple[WeightPart, ...], int]:
+        found: list[WeightPart] = []
+        rows = 0
+        for named in (Rows(*part) for part in parts):
+            found.append(named.part(suffix, columns, rows))
+            rows += named.stored if named.order is None else len(named.order)
+        return tuple(found), rows
+
+    usual, rows = placed(parts)
+    return Weight((rows, *columns), usual, shard_axis=0, alternatives=(placed(fused)[0],) if fused else ())
 
 
 def _transposed(matrix: Tensor) -> Tensor:
@@ -73,13 +74,13 @@ class Linear(Layer):
         inputs: int,
         *,
         bias: bool,
-        fused: Rows | None = None,
+        fused: Sequence[Rows] = (),
     ) -> None:
         self._linear = kernels.linear
         self.weight = merged(parts, "weight", inputs, fused=fused)
         self.weight.pack, self.weight.packable = kernels.pack_linear, kernels.packable
-        whole = fused or (Rows(*parts[0]) if len(parts) == 1 else None)
-        if whole is not None and whole.order is None:
+        whole, *others = (Rows(*part) for part in fused or parts)
+        if not others and whole.order is None:
             turned = WeightPart(f"{whole.prefix}.turned", (inputs, whole.stored), transform=_transposed)
             self.weight.alternatives += ((turned,),)
         self.bias = merged(parts, "bias", fused=fused) if bias else None

@@ -34,7 +34,7 @@ class GatedMlp(Layer):
         parts = (Rows(f"{prefix}.gate_proj", size, factor=factors[0]), Rows(f"{prefix}.up_proj", size))
         both = np.repeat(np.array([factors[0], 1.0], np.float32), size)
         fused = Rows(f"{prefix}.gate_up_proj", 2 * size, factor=both)
-        self.gate_up = Linear(kernels, parts, hidden_size, bias=bias, fused=fused)
+        self.gate_up = Linear(kernels, parts, hidden_size, bias=bias, fused=(fused,))
         self.gate_up.weight.halves = True
         self.down = Linear(kernels, (Rows(f"{prefix}.down_proj", hidden_size, factor=factors[1]),), size, bias=bias)
 

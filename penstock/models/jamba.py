@@ -23,13 +23,11 @@ def build(blueprint: Blueprint) -> DecoderModel:
             return blueprint.mlp(index, name="feed_forward")
         return sparse_layer(blueprint, (f"model.layers.{index}.feed_forward",), options, router="router.weight")
 
-    def recurrent(index: int) -> bool:
-        return index % period != offset
-
+    recurrent = blueprint.recurrent(lambda index: index % period != offset)
     return blueprint.uniform(
         rotary=UNTURNED,
         self_attention=lambda index: (
-            mamba(blueprint, index, "mamba", norms="scaled", eps=blueprint.norm_eps) if recurrent(index) else None
+            mamba(blueprint, index, "mamba", norms="scaled", eps=blueprint.norm_eps) if recurrent[index] else None
         ),
         feed_forward=feed_forward,
         norms=NORMS,

@@ -13,28 +13,13 @@ from penstock.models.qwen3_moe import sparse
 UNUSED = (r"(model\.)?mtp\..*", r"(model\.)?visual\..*")
 
 
-def build(blueprint: Blueprint) -> DecoderModel:
-    """Qwen3-Next: experts, and projections that keep together what belongs to a key head."""
-    return _build(blueprint, _experts(blueprint), grouped=True)
-
-
-def build_dense(blueprint: Blueprint) -> DecoderModel:
-    """Qwen 3.5 with MLPs."""
-    return _build(blueprint, None)
-
-
 def build_moe(blueprint: Blueprint) -> DecoderModel:
-    """Qwen 3.5 with experts."""
-    return _build(blueprint, _experts(blueprint))
+    """Experts, one of them for all tokens."""
+    shared = blueprint.fields.integer("shared_expert_intermediate_size")
+    return build(blueprint, sparse(blueprint, shared, renormalize=True))
 
 
-def _experts(blueprint: Blueprint) -> Callable[[int], FeedForward]:
-    return sparse(blueprint, blueprint.fields.integer("shared_expert_intermediate_size"), renormalize=True)
-
-
-def _build(
-    blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None, *, grouped: bool = False
-) -> DecoderModel:
+def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None) -> DecoderModel:
     """Three layers with states to one that attends, unless told otherwise."""
     fields = blueprint.fields
     every = fields.integer("full_attention_interval", 4)
@@ -52,7 +37,6 @@ def _build(
         fields.integer("linear_value_head_dim", 128),
         fields.integer("linear_conv_kernel_dim", 4),
         blueprint.norm_eps,
-        grouped,
     )
 
     def delta(index: int) -> DeltaNet | None:

@@ -225,4 +225,4 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert all(counts[kind] >= 500 for kind in KINDS), counts
     assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["hits after checkpoints"] >= 2_000, counts
-    assert counts["hits"] >= 10_000 and counts["whole answers"] >= 5_000, counts
+    assert counts["hits"] >= 5_000 and counts["whole answers"] >= 5_000, counts
