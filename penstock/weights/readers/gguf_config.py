@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,63 +12,12 @@ from penstock.config.errors import CheckpointError
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.weights.readers.files import shown
 from penstock.weights.readers.gguf_file import GgufTensor
+from penstock.weights.readers.gguf_keys import MAX_EXPERTS, MAX_LAYERS, MAX_NUMBER, RECURRENT, Keys, shortest
+from penstock.weights.readers.gguf_recurrent import RECURRENT_BUILDERS
 
-_MAX_LAYERS = 4096
-_MAX_SIZE = 2**31 - 1
-_MAX_NUMBER = 1e30
-_MAX_EXPERTS = 4096
 _DTYPES = {"f32": "float32", "f64": "float32", "f16": "float16"}  # everything else is kept best in bfloat16
 _LLAMA3_ORIGINAL_LENGTHS = (8192, 4096, 2048, 16384, 32768, 1024, 512, 256, 128, 64)
 _GEMMA3_27B_LAYERS = 62
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss")
-
-
-class _Keys:
-    """Checked access to one architecture's metadata keys."""
-
-    __slots__ = ("arch", "values")
-
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self.values = metadata
-        arch = metadata.get("general.architecture")
-        if arch not in ARCHITECTURES:
-            raise CheckpointError(
-                f"general.architecture is {shown(str(arch))}; supported in GGUF files: {', '.join(ARCHITECTURES)}."
-            )
-        self.arch: str = arch
-
-    def _find(self, key: str) -> tuple[str, Any]:
-        full = f"{self.arch}.{key}"
-        value = self.values.get(full)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]  # one entry a layer, all equal
-        return full, value
-
-    def integer(self, key: str, default: int | None = None, *, most: int = _MAX_SIZE, least: int = 1) -> int:
-        full, value = self._find(key)
-        if value is None and default is not None:
-            return default
-        if type(value) is not int or not least <= value <= most:
-            state = "missing" if value is None else shown(str(value), 40)
-            raise CheckpointError(f"metadata key {full} is {state}; an integer from {least} to {most} is needed.")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        full, value = self._find(key)
-        if value is None and default is not None:
-            return default
-        if type(value) not in (int, float) or not 0 < value <= _MAX_NUMBER:
-            state = "missing" if value is None else shown(str(value), 40)
-            raise CheckpointError(f"metadata key {full} is {state}; a number above 0 is needed.")
-        return _shortest(value)
-
-    def has(self, key: str) -> bool:
-        return self._find(key)[1] is not None
-
-
-def _shortest(value: float) -> float:
-    """The decimal a float32 was written from (1e-06, not 9.99999997e-07), so that configs equal their twins."""
-    return float(str(np.float32(value)))
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
@@ -81,7 +30,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | 
     return value if 0 <= value < vocab_size else None  # writers put -1 or 2^32 - 1 where a model has none
 
 
-def _rope_scaling(keys: _Keys, head_dim: int, theta: float, tensors: Mapping[str, GgufTensor]) -> dict[str, Any] | None:
+def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str, GgufTensor]) -> dict[str, Any] | None:
     kind = keys.values.get(f"{keys.arch}.rope.scaling.type", "none")
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
@@ -130,7 +79,7 @@ def _llama3_scaling(freqs: GgufTensor | None, head_dim: int, theta: float) -> di
         if np.allclose(_llama3_factors(head_dim, theta, factor, original), found, rtol=1e-4):
             return {
                 "rope_type": "llama3",
-                "factor": _shortest(factor),
+                "factor": shortest(factor),
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": original,
@@ -146,20 +95,25 @@ def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
     return _DTYPES.get(max(sizes, key=lambda fmt: sizes[fmt]), "bfloat16")
 
 
-def _base(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError("the file holds no embedding matrix token_embd.weight: it is a vocabulary, not a model.")
-    vocab_size = embedding.shape[0]
-    heads = keys.integer("attention.head_count", most=2**16)
-    hidden = keys.integer("embedding_length")
+    vocab_size, hidden = embedding.shape[0], keys.integer("embedding_length")
+    if keys.arch in ("mamba", "mamba2"):  # no layer attends
+        heads = kv_heads = 1
+    else:
+        heads = keys.integer("attention.head_count", most=2**16)
+        mixed = keys.arch in RECURRENT and keys.has("attention.head_count_kv")  # some layers have none
+        layers = max(keys.per_layer("attention.head_count_kv", most=2**16)) if mixed else 0
+        kv_heads = layers or keys.integer("attention.head_count_kv", heads, most=2**16)
     head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))
     theta = keys.number("rope.freq_base", 10000.0)
     return {
         "hidden_size": hidden,
-        "num_hidden_layers": keys.integer("block_count", most=_MAX_LAYERS),
+        "num_hidden_layers": keys.integer("block_count", most=MAX_LAYERS),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads, most=2**16),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "vocab_size": vocab_size,
         "max_position_embeddings": keys.integer("context_length"),
@@ -175,13 +129,13 @@ def _base(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _llama(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _llama(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     own: dict[str, Any] = {
         "intermediate_size": keys.integer("feed_forward_length"),
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
     }
-    if keys.has("expert_count") and keys.integer("expert_count", most=_MAX_EXPERTS, least=0):
+    if keys.has("expert_count") and keys.integer("expert_count", most=MAX_EXPERTS, least=0):
         own["num_local_experts"] = keys.integer("expert_count")
         own["num_experts_per_tok"] = keys.integer("expert_used_count", most=own["num_local_experts"])
         own["sliding_window"] = None
@@ -192,7 +146,7 @@ def _llama(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **own}
 
 
-def _qwen2(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _qwen2(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -202,7 +156,7 @@ def _qwen2(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _qwen3(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _qwen3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     bias = "blk.0.attn_q.bias" in tensors
     return _qwen2(keys, tensors) | {
         "architectures": ["Qwen3ForCausalLM"],
@@ -211,8 +165,8 @@ def _qwen3(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _qwen3moe(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
-    experts = keys.integer("expert_count", most=_MAX_EXPERTS)
+def _qwen3moe(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    experts = keys.integer("expert_count", most=MAX_EXPERTS)
     width = keys.integer("expert_feed_forward_length")
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -235,12 +189,12 @@ def _layer_types(count: int, period: int) -> list[str]:
     return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)]
 
 
-def _gemma3(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
-    layers = keys.integer("block_count", most=_MAX_LAYERS)
+def _gemma3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    layers = keys.integer("block_count", most=MAX_LAYERS)
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count", most=2**16)
     # The key exists for every size, but only the 27B model scales queries by the hidden size instead of the head's.
     scale = hidden // heads if layers == _GEMMA3_27B_LAYERS else keys.integer("attention.key_length", 256)
-    period = keys.integer("attention.sliding_window_pattern", 6, most=_MAX_LAYERS)
+    period = keys.integer("attention.sliding_window_pattern", 6, most=MAX_LAYERS)
     return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -262,9 +216,9 @@ def _gemma3(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _gpt_oss(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
-    layers = keys.integer("block_count", most=_MAX_LAYERS)
-    experts = keys.integer("expert_count", most=_MAX_EXPERTS)
+def _gpt_oss(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    layers = keys.integer("block_count", most=MAX_LAYERS)
+    experts = keys.integer("expert_count", most=MAX_EXPERTS)
     own: dict[str, Any] = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
@@ -283,7 +237,7 @@ def _gpt_oss(keys: _Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     return own
 
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[[Keys, Mapping[str, GgufTensor]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
@@ -299,8 +253,8 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     Raises:
         CheckpointError: an unsupported architecture, or a key that is missing or out of range.
     """
-    keys = _Keys(metadata)
-    config = _base(keys, tensors) | _BUILDERS[keys.arch](keys, tensors)
+    keys = Keys(metadata)
+    config = _base(keys, tensors) | {**_BUILDERS, **RECURRENT_BUILDERS}[keys.arch](keys, tensors)
     if keys.arch == "gpt-oss" and config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
     return config
@@ -315,8 +269,8 @@ def gguf_generation_config(metadata: Mapping[str, Any], config: Mapping[str, Any
         found["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None))
     for ours, key in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p")):
         value = metadata.get(f"general.sampling.{key}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_NUMBER:
-            found[ours] = _shortest(value) if isinstance(value, float) else value
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER:
+            found[ours] = shortest(value) if isinstance(value, float) else value
     if config["bos_token_id"] is not None:
         found["bos_token_id"] = config["bos_token_id"]
     return found

@@ -51,7 +51,47 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+SHARED_NAMES = {f"ffn_{part}_shexp": f"{part}_proj" for part in ("gate", "up", "down")}
+
+
+def _feed_forward(prefix: str) -> dict[str, str]:
+    return {f"ffn_{part}": f"{prefix}.{part}_proj" for part in ("gate", "up", "down")}
+
+
+def _mixer(prefix: str) -> dict[str, str]:
+    parts = {"in": "in_proj", "conv1d": "conv1d", "x": "x_proj", "dt": "dt_proj", "out": "out_proj"}
+    norms = {f"{part}_norm": f"{part}_layernorm" for part in ("dt", "b", "c")}
+    return {f"ssm_{ours}": f"{prefix}.{theirs}" for ours, theirs in (parts | norms).items()}
+
+
+_LFM2 = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
 OWN_NAMES: Mapping[str, Mapping[str, str]] = {
+    "lfm2": _LFM2,
+    "lfm2moe": _LFM2 | {"ffn_gate_inp": "mlp.gate"},
+    "qwen3next": {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_in": "linear_attn.in_proj_qkvz",
+        "ssm_out": "linear_attn.out_proj",
+        "ffn_gate_inp": "mlp.gate",
+        **{ours: f"mlp.shared_expert.{theirs}" for ours, theirs in SHARED_NAMES.items()},
+    },
+    "mamba": _mixer("mixer") | {"attn_norm": "norm"},
+    "mamba2": _mixer("mixer") | {"attn_norm": "norm"},
+    "granitehybrid": {
+        **_mixer("mamba"),
+        **_feed_forward("shared_mlp"),
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        **{ours: f"shared_mlp.{theirs}" for ours, theirs in SHARED_NAMES.items()},
+    },
+    "falcon-h1": {**_mixer("mamba"), **_feed_forward("feed_forward"), "ffn_norm": "pre_ff_layernorm"},
+    "jamba": {
+        **_mixer("mamba"),
+        **_feed_forward("feed_forward"),
+        "ffn_norm": "pre_ff_layernorm",
+        "ffn_gate_inp": "feed_forward.router",
+    },
     "gemma3": {
         "ffn_norm": "pre_feedforward_layernorm",
         "post_attention_norm": "post_attention_layernorm",
@@ -61,12 +101,32 @@ OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "qwen3moe": {"ffn_gate_inp": "mlp.gate"},
     "gpt-oss": {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
 }
+_GATED = {"gate": "gate_proj", "down": "down_proj", "up": "up_proj"}
 EXPERT_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "down": "w2", "up": "w3"}),
-    "qwen3moe": ("mlp.experts", {"gate": "gate_proj", "down": "down_proj", "up": "up_proj"}),
+    "qwen3moe": ("mlp.experts", _GATED),
+    "qwen3next": ("mlp.experts", _GATED),
+    "lfm2moe": ("mlp.experts", _GATED),
+    "granitehybrid": ("block_sparse_moe.experts", _GATED),
+    "jamba": ("feed_forward.experts", _GATED),
+}
+# Where recurrent families keep their mixers' constants.
+MIXERS = {
+    "lfm2": "conv",
+    "lfm2moe": "conv",
+    "qwen3next": "linear_attn",
+    "mamba": "mixer",
+    "mamba2": "mixer",
+    "granitehybrid": "mamba",
+    "falcon-h1": "mamba",
+    "jamba": "mamba",
 }
 _MAX_TENSORS = 2**18  # each costs some memory, and a small file can claim many experts
-_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+(?:1d|\.[a-z_]+)?)\.(weight|bias)")
+_CONSTANT = re.compile(
+    r"blk\.(0|[1-9]\d{0,3})\.(ffn_norm|ssm_a|ssm_d|ssm_dt\.bias|ssm_norm\.weight|ssm_conv1d\.weight|ssm_ba\.weight"
+    r"|shortconv\.conv\.weight|exp_probs_b\.bias|ffn_gate_inp_shexp\.weight)"
+)
 _STACKED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)_exps\.(weight|bias)")
 _SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)\.(0|[1-9]\d{0,4})\.weight")
 
@@ -118,7 +178,7 @@ def _load_expert(tensor: GgufTensor, index: int) -> Bytes:
 def _experts(
     arch: str, layer: str, which: str, tensor: GgufTensor, config: Mapping[str, Any]
 ) -> Iterator[VirtualTensor]:
-    count = config["num_local_experts" if arch == "mixtral" else "num_experts"]
+    count = config.get("num_experts") or config["num_local_experts"]
     if len(tensor.shape) != 3 or tensor.shape[0] != count:
         raise CheckpointError(f"tensor {shown(tensor.name)} has shape {tensor.shape}; [{count}, out, in] is needed.")
     prefix, names = EXPERT_NAMES[arch]
@@ -199,9 +259,72 @@ def _gpt_oss_experts(layer: str, stacks: Mapping[tuple[str, str], GgufTensor]) -
                 yield _transposed(name, parts)
 
 
+def _shaped(name: str, tensor: GgufTensor, *shape: int) -> VirtualTensor:
+    """The same elements in another shape."""
+    return VirtualTensor(TensorInfo(name, shape, tensor.format, tensor.data.size), lambda: load_raw(tensor))
+
+
+def _log_rates(name: str, tensor: GgufTensor) -> VirtualTensor:
+    """Decay rates a, negative → log(-a), and the last axis gone if it has one element."""
+
+    def load() -> Bytes:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.log(-decode_to_float32(tensor.format, load_raw(tensor))).view(np.uint8)
+
+    shape = tensor.shape[:-1] if tensor.shape[1:] and tensor.shape[-1] == 1 else tensor.shape
+    return VirtualTensor(TensorInfo(name, shape, "f32", 4 * int(np.prod(shape))), load)
+
+
+def _halves_by_head(names: tuple[str, str], tensor: GgufTensor, heads: int) -> Iterator[VirtualTensor]:
+    """Rows of each head parted in two halves, each for all heads. Rows are whole blocks, so raw bytes move."""
+    rows = tensor.shape[0]
+    if rows % (2 * heads):
+        raise CheckpointError(f"tensor {shown(tensor.name)} has {rows} rows, no multiple of 2 × {heads} heads.")
+    for half, name in enumerate(names):
+
+        def load(half: int = half) -> Bytes:
+            split = load_raw(tensor).reshape(heads, 2, -1)
+            return np.ascontiguousarray(split[:, half]).reshape(-1)
+
+        shape = (rows // 2, *tensor.shape[1:])
+        yield VirtualTensor(TensorInfo(name, shape, tensor.format, tensor.data.size // 2), load)
+
+
+def _constants(
+    arch: str, layer: str, stem: str, tensor: GgufTensor, config: Mapping[str, Any], *, grouped: bool
+) -> Iterator[VirtualTensor]:
+    """What recurrent layers keep in another shape, as its logarithm, or under one name with something else."""
+    block, count = f"model.layers.{layer}", int(np.prod(tensor.shape))
+    prefix = f"{block}.{MIXERS[arch]}"
+    if stem == "ssm_a":
+        yield _log_rates(f"{prefix}.A_log", tensor)
+    elif stem == "ffn_norm":
+        yield _plain(f"{block}.{OWN_NAMES[arch].get(stem, LAYER_NAMES[stem])}.weight", tensor)
+    elif stem == "ssm_d":
+        yield _shaped(f"{prefix}.D", tensor, count)
+    elif stem == "ssm_dt.bias":
+        yield _shaped(f"{prefix}.{'dt_proj.bias' if arch in ('mamba', 'jamba') else 'dt_bias'}", tensor, count)
+    elif stem == "ssm_norm.weight":
+        yield _shaped(f"{prefix}.norm.weight", tensor, count)
+    elif stem == "exp_probs_b.bias":
+        yield _shaped(f"{block}.mlp.expert_bias", tensor, count)
+    elif stem == "ffn_gate_inp_shexp.weight":
+        yield _shaped(f"{block}.mlp.shared_expert_gate.weight", tensor, 1, count)
+    elif stem == "ssm_ba.weight" and grouped:
+        yield _plain(f"{prefix}.in_proj_ba.weight", tensor)
+    elif stem == "ssm_ba.weight":
+        names = f"{prefix}.in_proj_b.weight", f"{prefix}.in_proj_a.weight"
+        yield from _halves_by_head(names, tensor, config.get("linear_num_key_heads", 1))
+    else:
+        name = f"{prefix}.{'conv1d' if stem.startswith('ssm') else 'conv'}.weight"
+        yield _shaped(name, tensor, *tensor.shape[:1], 1, *tensor.shape[1:])
+
+
 def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> VirtualTensor:
     """Everything that is one tensor on both sides. A name nobody knows is kept, so that the loader reports it."""
     name, stem = TOP_NAMES.get(tensor.name, tensor.name), ""
+    if tensor.name == "token_embd_norm.weight" and arch in ("lfm2", "lfm2moe"):
+        name = "model.norm.weight"
     if match := _BLOCK.fullmatch(tensor.name):
         layer, stem, suffix = match.groups()
         known = OWN_NAMES.get(arch, {}).get(stem) or LAYER_NAMES.get(stem)
@@ -209,10 +332,10 @@ def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Virtual
             name = f"model.layers.{layer}.{known}.{suffix}"
         if (arch, stem, suffix) == ("gpt-oss", "attn_sinks", "weight"):
             name = f"model.layers.{layer}.self_attn.sinks"
-    if arch in ("llama", "mixtral") and stem in ("attn_q", "attn_k"):
+    if arch in ("llama", "mixtral", "granitehybrid") and stem in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
         return _unpermuted(name, tensor, heads)
-    if arch == "gemma3" and name.endswith("norm.weight"):
+    if arch in ("gemma3", "qwen3next") and name.endswith("norm.weight"):
         return _minus_one(name, tensor)
     return _plain(name, tensor)
 
@@ -237,7 +360,12 @@ def hugging_face_tensors(
         if len(found) > _MAX_TENSORS:
             raise CheckpointError(f"with each expert on its own the file holds more than {_MAX_TENSORS} tensors.")
         stacked, single = _STACKED.fullmatch(tensor.name), _SINGLE_EXPERT.fullmatch(tensor.name)
+        constant = _CONSTANT.fullmatch(tensor.name) if arch in MIXERS else None
         if tensor.name == "rope_freqs.weight" and _explained(tensor, config):
+            continue
+        if constant:
+            grouped = f"blk.{constant[1]}.ssm_in.weight" in tensors
+            found.extend(_constants(arch, constant[1], constant[2], tensor, config, grouped=grouped))
             continue
         if stacked and arch == "gpt-oss":
             stacks.setdefault(stacked[1], {})[stacked[2], stacked[3]] = tensor

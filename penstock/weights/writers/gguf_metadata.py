@@ -16,7 +16,7 @@ from penstock.config.model_defaults import with_defaults
 from penstock.config.names import served_name
 from penstock.text.gguf_export import gguf_tokenizer_metadata
 from penstock.weights.checkpoint import Checkpoint, text_config
-from penstock.weights.readers.gguf_config import ARCHITECTURES
+from penstock.weights.readers.gguf_keys import ARCHITECTURES
 
 _FAMILIES: Mapping[str, str] = MappingProxyType(
     {

@@ -1,0 +1,76 @@
+"""Checked access to the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.config.errors import CheckpointError
+from penstock.weights.readers.files import shown
+
+MAX_LAYERS = 4096
+MAX_EXPERTS = 4096
+MAX_NUMBER = 1e30
+_MAX_SIZE = 2**31 - 1
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss")
+RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "mamba", "mamba2", "granitehybrid", "falcon-h1", "jamba")
+
+
+class Keys:
+    """Checked access to one architecture's metadata keys."""
+
+    __slots__ = ("arch", "values")
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self.values = metadata
+        arch = metadata.get("general.architecture")
+        if arch not in (*ARCHITECTURES, *RECURRENT):
+            raise CheckpointError(
+                f"general.architecture is {shown(str(arch))}; supported in GGUF files: "
+                f"{', '.join((*ARCHITECTURES, *RECURRENT))}."
+            )
+        self.arch: str = arch
+
+    def _find(self, key: str) -> tuple[str, Any]:
+        full = f"{self.arch}.{key}"
+        value = self.values.get(full)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            value = value[0]  # one entry a layer, all equal
+        return full, value
+
+    def integer(self, key: str, default: int | None = None, *, most: int = _MAX_SIZE, least: int = 1) -> int:
+        full, value = self._find(key)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not least <= value <= most:
+            state = "missing" if value is None else shown(str(value), 40)
+            raise CheckpointError(f"metadata key {full} is {state}; an integer from {least} to {most} is needed.")
+        return value
+
+    def per_layer(self, key: str, *, most: int = _MAX_SIZE) -> list[int]:
+        """One integer a layer, which may be 0; all the same where there is but one."""
+        full, value = self._find(key)
+        layers = self.integer("block_count", most=MAX_LAYERS)
+        found = value if isinstance(value, list) else [value] * layers
+        if len(found) != layers or not all(type(item) is int and 0 <= item <= most for item in found):
+            raise CheckpointError(f"metadata key {full} is {shown(str(value), 40)}; {layers} integers are needed.")
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        full, value = self._find(key)
+        if value is None and default is not None:
+            return default
+        if type(value) not in (int, float) or not 0 < value <= MAX_NUMBER:
+            state = "missing" if value is None else shown(str(value), 40)
+            raise CheckpointError(f"metadata key {full} is {state}; a number above 0 is needed.")
+        return shortest(value)
+
+    def has(self, key: str) -> bool:
+        return self._find(key)[1] is not None
+
+
+def shortest(value: float) -> float:
+    """The decimal a float32 was written from (1e-06, not 9.99999997e-07), so that configs equal their twins."""
+    return float(str(np.float32(value)))
