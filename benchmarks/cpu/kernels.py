@@ -26,6 +26,7 @@ MULTIPLY_ROWS = 8192  # of the weight that 16 and 512 rows are multiplied with
 TOKENS = (1, 4, 16, 32, 512)
 SECONDS = 0.5  # of each measurement
 FLOATS = ("f32", "bf16", "f16", "f8_e4m3")
+PAIRS = ("bf16", "f8_e4m3", "fp8_block")  # multiplied in bfloat16 where the processor has such products
 FORMATS_ALL = (
     *("q4_0", "q4_k", "q5_k", "q6_k", "q8_0", "q2_k", "q3_k", "iq4_xs", "mxfp4", "nvfp4", "tq1_0", "tq2_0"),
     *("int8", "int4_g128", "nf4", "fp8_block"),
@@ -38,7 +39,7 @@ class Measured:
     """One format: packed and stored bytes a weight, and for every number of rows the best time in seconds."""
 
     kind: str
-    integer: bool
+    unit: str  # of `limits`, that its products take
     bytes_a_weight: float
     stored_a_weight: float
     stream_bytes: int
@@ -89,8 +90,9 @@ def measure(kind: str, megabytes: int) -> Measured:
         seconds[tokens] = best_seconds(lambda x=x, weight=weight: ops.linear(x, weight))  # type: ignore[misc]
     (part,) = small.parts
     weights = MULTIPLY_ROWS * INPUTS
-    integer = "codes" in part.kind
-    return Measured(kind, integer, part.nbytes / weights, part.file_bytes / weights, stream.nbytes, seconds)
+    pairs = kind in PAIRS and native.isa() in ("avx512_bf16", "amx", "amx_emulated")
+    unit = "int8" if "codes" in part.kind else "bf16" if pairs else "fp32"
+    return Measured(kind, unit, part.nbytes / weights, part.file_bytes / weights, stream.nbytes, seconds)
 
 
 def main() -> None:
@@ -106,7 +108,7 @@ def main() -> None:
     table, figures = [], {}
     for kind in given.kinds.split(","):
         found = measure(kind, given.megabytes)
-        peak = limits["int8" if found.integer else "fp32"]
+        peak = limits[found.unit]
         reads = {n: found.stream_bytes / found.seconds[n] / 1e9 for n in TOKENS if n <= 4}
         rates = {n: 2 * n * MULTIPLY_ROWS * INPUTS / found.seconds[n] / 1e12 for n in TOKENS if n > 4}
         figures[kind] = {
@@ -115,6 +117,7 @@ def main() -> None:
             "gigabytes_a_second": {str(n): rate for n, rate in reads.items()},
             "share_of_bandwidth": reads[1] / limits["read"],
             "tera_operations_a_second": {str(n): rate for n, rate in rates.items()},
+            "unit": found.unit,
             "share_of_peak": {str(n): rate / peak for n, rate in rates.items()},
         }
         shares = [f"{rates[n]:.3f} ({rates[n] / peak:.0%})" for n in rates]
