@@ -38,8 +38,11 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
 
 def build_roberta(blueprint: Blueprint) -> DecoderModel:
-    """BERT whose positions begin behind the padding token's number; its classifier has a dense layer of its own."""
-    first = blueprint.fields.integer("pad_token_id", 1, minimum=0) + 1
+    """BERT whose positions begin behind the padding token's number; its classifier has a dense layer of its own.
+
+    That number is -1 where the table's unused rows are not stored.
+    """
+    first = blueprint.fields.integer("pad_token_id", 1, minimum=-1) + 1
 
     def classifier() -> Classifier:
         dense = Dense("classifier.dense", blueprint.hidden_size, blueprint.hidden_size, bias=True)

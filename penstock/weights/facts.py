@@ -92,7 +92,8 @@ def _context_length(config: Mapping[str, Any]) -> int:
     """max_position_embeddings, stretched where rope scaling was meant to and the number was left as it was."""
     length = _integer(config, "max_position_embeddings", 2048)
     if config.get("model_type") in ("roberta", "xlm-roberta", "camembert"):  # positions behind the padding token's
-        return max(1, length - _integer(config, "pad_token_id", 1) - 1)
+        padding = config.get("pad_token_id", 1)
+        return max(1, length - padding - 1) if type(padding) is int else length
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping) or config.get("model_type") == "gemma3_text":  # Gemma states the stretched one
         return length

@@ -22,7 +22,7 @@ _MODES = (
     ("pooling_mode_mean_tokens", "mean", PoolingKind.MEAN),
     ("pooling_mode_lasttoken", "lasttoken", PoolingKind.LAST),
 )
-_GGUF_KINDS = {0: PoolingKind.ALL, 1: PoolingKind.MEAN, 2: PoolingKind.CLS, 3: PoolingKind.LAST, 4: PoolingKind.CLS}
+_GGUF_KINDS = {1: PoolingKind.MEAN, 2: PoolingKind.CLS, 3: PoolingKind.LAST}
 _GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "?")
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
 
@@ -210,5 +210,5 @@ def _choices(
 
 def _judges(checkpoint: Checkpoint) -> bool:
     """Whether it is a Qwen3-Reranker, which differs from a Qwen3 chat model in its name alone."""
-    named = "reranker" in checkpoint.path.resolve().name.lower()
+    named = "reranker" in checkpoint.path.resolve().name.lower() or "classifier_from_token" in checkpoint.config
     return named and _architecture(checkpoint.config).startswith("Qwen3For")

@@ -11,8 +11,17 @@ import numpy as np
 from penstock.config.errors import CheckpointError
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.weights.readers.files import shown
+from penstock.weights.readers.gguf_encoders import ENCODER_BUILDERS, gemma_embedding
 from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_keys import MAX_EXPERTS, MAX_LAYERS, MAX_NUMBER, RECURRENT, Keys, shortest
+from penstock.weights.readers.gguf_keys import (
+    LAYER_NORMS,
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_NUMBER,
+    RECURRENT,
+    Keys,
+    shortest,
+)
 from penstock.weights.readers.gguf_recurrent import RECURRENT_BUILDERS
 
 _DTYPES = {"f32": "float32", "f64": "float32", "f16": "float16"}  # everything else is kept best in bfloat16
@@ -117,7 +126,7 @@ def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         "head_dim": head_dim,
         "vocab_size": vocab_size,
         "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        **_norm_eps(keys),
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(keys, head_dim, theta, tensors),
         "hidden_act": "silu",
@@ -127,6 +136,12 @@ def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         "pad_token_id": _token_id(keys.values, "padding", vocab_size),
         "torch_dtype": _compute_dtype(tensors),
     }
+
+
+def _norm_eps(keys: Keys) -> dict[str, float]:
+    if keys.arch in LAYER_NORMS:
+        return {"layer_norm_eps": keys.number("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
 def _llama(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
@@ -158,7 +173,9 @@ def _qwen2(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
 
 def _qwen3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     bias = "blk.0.attn_q.bias" in tensors
+    judges = keys.values.get("qwen3.classifier.output_labels") == ["yes", "no"]
     return _qwen2(keys, tensors) | {
+        **({"classifier_from_token": ["no", "yes"]} if judges else {}),
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "attention_bias": bias,
@@ -216,6 +233,10 @@ def _gemma3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
+def _gemma_embedding(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    return gemma_embedding(_gemma3(keys, tensors), keys, tensors)
+
+
 def _gpt_oss(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     layers = keys.integer("block_count", most=MAX_LAYERS)
     experts = keys.integer("expert_count", most=MAX_EXPERTS)
@@ -244,6 +265,8 @@ _BUILDERS: dict[str, Callable[[Keys, Mapping[str, GgufTensor]], dict[str, Any]]]
     "qwen3moe": _qwen3moe,
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
+    **ENCODER_BUILDERS,
+    "gemma-embedding": _gemma_embedding,
 }
 
 

@@ -16,6 +16,8 @@ MAX_NUMBER = 1e30
 _MAX_SIZE = 2**31 - 1
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss")
 RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "mamba", "mamba2", "granitehybrid", "falcon-h1", "jamba")
+ENCODERS = ("bert", "nomic-bert", "modern-bert", "gemma-embedding")
+LAYER_NORMS = ("bert", "nomic-bert", "modern-bert")  # of these, not RMS norms
 
 
 class Keys:
@@ -26,10 +28,10 @@ class Keys:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.values = metadata
         arch = metadata.get("general.architecture")
-        if arch not in (*ARCHITECTURES, *RECURRENT):
+        if arch not in (*ARCHITECTURES, *RECURRENT, *ENCODERS):
             raise CheckpointError(
                 f"general.architecture is {shown(str(arch))}; supported in GGUF files: "
-                f"{', '.join((*ARCHITECTURES, *RECURRENT))}."
+                f"{', '.join((*ARCHITECTURES, *RECURRENT, *ENCODERS))}."
             )
         self.arch: str = arch
 

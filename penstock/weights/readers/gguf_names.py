@@ -38,6 +38,24 @@ TOP_NAMES = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+OWN_TOP_NAMES: Mapping[str, Mapping[str, str]] = {  # without the ending
+    "bert": {
+        "position_embd": "model.embed_positions",
+        "token_types": "model.embed_types",
+        "token_embd_norm": "model.embed_norm",
+        "cls": "classifier.dense",
+        "cls.output": "classifier.out_proj",
+    },
+    "nomic-bert": {"token_types": "model.embed_types", "token_embd_norm": "model.embed_norm"},
+    "modern-bert": {
+        "token_embd_norm": "embeddings.norm",
+        "output_norm": "final_norm",
+        "cls": "head.dense",
+        "cls.norm": "head.norm",
+        "cls.output": "classifier",
+    },
+    "gemma-embedding": {"dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"},
+}
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -65,6 +83,16 @@ def _mixer(prefix: str) -> dict[str, str]:
 
 
 _LFM2 = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
+_GEMMA3 = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_BERT = {
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output_norm": "post_attention_layernorm",
+    "layer_output_norm": "post_feedforward_layernorm",
+}
 OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "lfm2": _LFM2,
     "lfm2moe": _LFM2 | {"ffn_gate_inp": "mlp.gate"},
@@ -92,10 +120,15 @@ OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "ffn_norm": "pre_ff_layernorm",
         "ffn_gate_inp": "feed_forward.router",
     },
-    "gemma3": {
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
+    "gemma3": _GEMMA3,
+    "gemma-embedding": _GEMMA3,
+    "bert": _BERT,
+    "nomic-bert": _BERT,
+    "modern-bert": {
+        "attn_norm": "attn_norm",
+        "attn_qkv": "self_attn.qkv_proj",
+        "ffn_norm": "mlp_norm",
+        "ffn_up": "mlp.gate_up_proj",
     },
     "mixtral": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "qwen3moe": {"ffn_gate_inp": "mlp.gate"},
@@ -325,6 +358,9 @@ def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Virtual
     name, stem = TOP_NAMES.get(tensor.name, tensor.name), ""
     if tensor.name == "token_embd_norm.weight" and arch in ("lfm2", "lfm2moe"):
         name = "model.norm.weight"
+    whole, _, ending = tensor.name.rpartition(".")
+    if own := OWN_TOP_NAMES.get(arch, {}).get(whole):
+        name = f"{own}.{ending}"
     if match := _BLOCK.fullmatch(tensor.name):
         layer, stem, suffix = match.groups()
         known = OWN_NAMES.get(arch, {}).get(stem) or LAYER_NAMES.get(stem)
@@ -335,7 +371,7 @@ def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Virtual
     if arch in ("llama", "mixtral", "granitehybrid") and stem in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
         return _unpermuted(name, tensor, heads)
-    if arch in ("gemma3", "qwen3next") and name.endswith("norm.weight"):
+    if arch in ("gemma3", "gemma-embedding", "qwen3next") and name.endswith("norm.weight"):
         return _minus_one(name, tensor)
     return _plain(name, tensor)
 
@@ -363,6 +399,8 @@ def hugging_face_tensors(
         constant = _CONSTANT.fullmatch(tensor.name) if arch in MIXERS else None
         if tensor.name == "rope_freqs.weight" and _explained(tensor, config):
             continue
+        if tensor.name == "cls.output.weight" and "classifier_from_token" in config:
+            continue  # two rows of the embedding
         if constant:
             grouped = f"blk.{constant[1]}.ssm_in.weight" in tensors
             found.extend(_constants(arch, constant[1], constant[2], tensor, config, grouped=grouped))
