@@ -8,24 +8,26 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.completions import Answer, Completion
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
-from penstock.core.protocol import TokenLogprobs
-from penstock.core.request import EngineStats, FinishReason, GenerationRequest
+from penstock.core.pooling import PoolingParams
+from penstock.core.request import EngineStats, GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.engine.api import Delta, EngineInfo
+from penstock.engine.api import EngineInfo
 from penstock.engine.frontend import Frontend
-from penstock.engine.generation import TextGeneration
+from penstock.engine.pooling import Pooled, pool_all, score_pairs
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import THREAD_NAME, ThreadClient
+from penstock.text.pairs import text_pairs
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
@@ -38,136 +40,6 @@ Params = SamplingParams | None
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 _IN_FLIGHT = 1024  # requests of one call handed to the engine at a time; the rest wait here
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """One continuation.
-
-    Attributes:
-        index: its branch, 0 … n - 1.
-        text: without the stop string or token, unless asked for.
-        token_ids: every generated token, the end-of-sequence or stop token included.
-        logprobs: one entry a token where asked, else empty.
-        finish_reason: "stop", "length", "cancelled" or "error".
-        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length.
-        error: a sentence when finish_reason is "error".
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The answer to one prompt.
-
-    Attributes:
-        prompt_ids: the prompt in tokens.
-        outputs: one continuation a branch, in order of index.
-        cached_tokens: prompt tokens that came from the prefix cache.
-        prompt_logprobs: entries of prompt positions 1 … len(prompt_ids) - 1 where asked, else empty.
-    """
-
-    prompt_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    cached_tokens: int
-    prompt_logprobs: tuple[TokenLogprobs, ...]
-
-    @property
-    def text(self) -> str:
-        """The first continuation's text."""
-        return self.outputs[0].text
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What a branch has said so far."""
-
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-    def add(self, delta: Delta) -> None:
-        self.text.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
-
-
-async def collect(generation: TextGeneration, n: int) -> Completion:
-    """Reads a generation of `n` branches to its end."""
-    parts = [_Parts() for _ in range(n)]
-    outputs: dict[int, CompletionOutput] = {}
-    prompt_logprobs: list[TokenLogprobs] = []
-    async for delta in generation:
-        part = parts[delta.index]
-        part.add(delta)
-        prompt_logprobs.extend(delta.prompt_logprobs)
-        if delta.finish_reason is not None:
-            outputs[delta.index] = CompletionOutput(
-                delta.index,
-                "".join(part.text),
-                tuple(part.token_ids),
-                tuple(part.logprobs),
-                delta.finish_reason,
-                delta.stop_reason,
-                delta.error,
-            )
-    if len(outputs) < n:
-        raise EngineDeadError("The answer was closed before it ended.")
-    return Completion(
-        generation.prompt_ids,
-        tuple(outputs[index] for index in range(n)),
-        generation.cached_tokens,
-        tuple(prompt_logprobs),
-    )
-
-
-class Answer:
-    """A request of AsyncLLM. Iterate it for deltas as they come, or await it for the whole Completion; not both.
-
-    The request is sent at the first `async for` step or at the `await`.
-    """
-
-    def __init__(self, llm: AsyncLLM, request: GenerationRequest) -> None:
-        self._llm = llm
-        self._request = request
-        self._generation: TextGeneration | None = None
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        generation = await self._start()
-        try:
-            async for delta in generation:
-                yield delta
-        finally:
-            await generation.aclose()
-
-    def __await__(self) -> Generator[Any, None, Completion]:
-        return self._result().__await__()
-
-    async def aclose(self) -> None:
-        """Cancels the request."""
-        if self._generation is not None:
-            await self._generation.aclose()
-
-    async def _start(self) -> TextGeneration:
-        if self._generation is not None:
-            raise EngineDeadError("An answer can be read once; call generate or chat again.")
-        frontend = await self._llm.start()
-        self._generation = await frontend.generate(self._request)
-        return self._generation
-
-    async def _result(self) -> Completion:
-        generation = await self._start()
-        try:
-            return await collect(generation, self._request.sampling.n)
-        finally:
-            await generation.aclose()
 
 
 class AsyncLLM:
@@ -257,6 +129,45 @@ class AsyncLLM:
             cache_salt=cache_salt,
         )
 
+    async def embed(
+        self, prompts: Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None
+    ) -> list[Pooled]:
+        """One vector a text; see LLM.embed."""
+        return await self._pool(prompts, self._text.pooling.embedding(dimensions, normalize))
+
+    async def classify(self, prompts: Sequence[Prompt]) -> list[Pooled]:
+        """The scores of all labels for each text; see LLM.classify."""
+        return await self._pool(prompts, self._text.pooling.classification())
+
+    async def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], *, instruction: str | None = None
+    ) -> list[float]:
+        """How well each document answers its query; see LLM.score."""
+        pairs, scores = text_pairs(queries, documents), list[float]()
+        frontend = await self.start()
+        for first in range(0, len(pairs), _IN_FLIGHT):
+            some = pairs[first : first + _IN_FLIGHT]
+            results = await score_pairs(frontend, some, self._prompt, "documents", instruction)
+            scores += (result.values[-1] for result in results)
+        return scores
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of a classifier; () for other models."""
+        return self._text.pooling.labels
+
+    async def _pool(self, prompts: Sequence[Prompt], params: PoolingParams) -> list[Pooled]:
+        frontend, results = await self.start(), list[Pooled]()
+        for first in range(0, len(prompts), _IN_FLIGHT):
+            requests = [self._prompt(prompt) for prompt in prompts[first : first + _IN_FLIGHT]]
+            results += await pool_all(frontend, requests, [params] * len(requests), "prompts")
+        return results
+
+    def _prompt(self, prompt: Prompt) -> GenerationRequest:
+        """A request that generates nothing."""
+        text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": tuple(prompt)}
+        return GenerationRequest(f"local-{next(self._ids)}", SamplingParams(max_tokens=1), **text)
+
     async def close(self) -> None:
         """Ends the engine and frees its memory; unfinished answers end with an error. Safe to call twice."""
         await self._client.close()
@@ -269,7 +180,9 @@ class AsyncLLM:
         await self.close()
 
     def _answer(self, params: Params, sampling: Mapping[str, Any], **request: Any) -> Answer:
-        return Answer(self, GenerationRequest(f"local-{next(self._ids)}", self._params(params, sampling), **request))
+        return Answer(
+            self.start, GenerationRequest(f"local-{next(self._ids)}", self._params(params, sampling), **request)
+        )
 
     def _params(self, params: Params, sampling: Mapping[str, Any]) -> SamplingParams:
         _check_names("sampling parameter", sampling, SamplingParams)
@@ -357,8 +270,7 @@ class LLM:
             RequestError: a prompt or parameter is refused (a note tells which prompt); the others are cancelled.
             EngineDeadError: the engine is closed.
         """
-        single = isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
-        listed: Sequence[Any] = [prompts] if single else prompts
+        listed = _listed(prompts)
         each = _spread(params, len(listed))
         make = functools.partial(self._async.generate, priority=priority, cache_salt=cache_salt, **sampling)
         return self._wait(_gather([functools.partial(make, *pair) for pair in zip(listed, each, strict=True)]))
@@ -406,6 +318,64 @@ class LLM:
         )
         return self._wait(_gather([functools.partial(make, *pair) for pair in zip(listed, each, strict=True)]))
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+    ) -> list[Pooled]:
+        """Turns texts or token ids into vectors, as the model's files say.
+
+        Args:
+            prompts: a text, a list of token ids, or a list of either.
+            dimensions: only so many leading elements (Matryoshka embeddings).
+            normalize: to a length of one; None does as the model's files say.
+
+        Returns:
+            One result a prompt, in order; `values` is its vector, an array of float32.
+
+        Raises:
+            RequestError: the model does not embed, has fewer dimensions, or a prompt is refused.
+            EngineDeadError: the engine is closed.
+        """
+        return self._wait(self._async.embed(_listed(prompts), dimensions=dimensions, normalize=normalize))
+
+    def classify(self, prompts: Prompt | Sequence[Prompt]) -> list[Pooled]:
+        """The score of each of `labels`, as `values`, for texts or token ids.
+
+        Raises:
+            RequestError: the model has no classification head, or a prompt is refused.
+        """
+        return self._wait(self._async.classify(_listed(prompts)))
+
+    def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], *, instruction: str | None = None
+    ) -> list[float]:
+        """How well documents answer queries: what a ranking model says, else the cosine of their embeddings.
+
+        Args:
+            queries: one text for all documents, or as many as there are.
+            documents: a text or several.
+            instruction: tells models that take one what to look for.
+
+        Raises:
+            RequestError: the model cannot score, or a text is refused.
+        """
+        return self._wait(self._async.score(queries, documents, instruction=instruction))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, instruction: str | None = None
+    ) -> list[tuple[int, float]]:
+        """The documents' places in the list and their scores, the best first; only `top_n` of them if given."""
+        scores = self.score(query, documents, instruction=instruction)
+        return sorted(enumerate(scores), key=lambda entry: -entry[1])[:top_n]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of a classifier; () for other models."""
+        return self._async.labels
+
     def close(self) -> None:
         """Ends the engine and frees its memory; safe to call twice. Also happens when the object is dropped."""
         self._end()
@@ -427,6 +397,11 @@ class LLM:
         except BaseException:
             future.cancel()
             raise
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
+    single = isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
+    return [prompts] if single else prompts
 
 
 def engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:

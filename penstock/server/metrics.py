@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.samples import Sample
 
 from penstock.config.errors import PenstockError
-from penstock.core.request import EngineStats
+from penstock.core.request import EngineStats, FinishReason
 from penstock.engine.api import EngineClient
 
 # Penstock's name (a counter's without _total) → the names dashboards made for vLLM read.
@@ -99,6 +99,12 @@ class Metrics:
         self._prefill.observe(max(0.0, first_token - queued))
         self._decode.observe(last_token - first_token)
         self._inference.observe(max(0.0, last_token - queued))
+
+    def pooled(self, prompt_tokens: int, seconds: float) -> None:
+        """Counts a prompt that was embedded, classified or scored."""
+        self.finished(FinishReason.STOP.value)
+        self.request_prompt.observe(prompt_tokens)
+        self.request.observe(seconds)
 
     def finished(self, reason: str) -> None:
         """Counts a branch that ended."""

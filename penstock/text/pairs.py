@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.config.errors import ParameterError
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -32,6 +34,22 @@ QWEN3_RERANKER: Final = PairPrompt(
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     "Given a web search query, retrieve relevant passages that answer the query",
 )
+
+
+def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:
+    """Each text of one with that of the other in the same place, or one text with all of the other.
+
+    Raises:
+        ParameterError: the numbers of texts do not go together.
+    """
+    ones = [first] if isinstance(first, str) else first
+    others = [second] if isinstance(second, str) else second
+    if len(ones) == 1:
+        ones = [*ones] * len(others)
+    if len(ones) != len(others):
+        allowed = "one text, or as many as the other list has"
+        raise ParameterError("text_1", f"{len(ones)} texts for {len(others)}", allowed)
+    return list(zip(ones, others, strict=True))
 
 
 def encode_pair(

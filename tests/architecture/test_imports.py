@@ -23,6 +23,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("transfer",),
     ("engine",),
     ("cluster",),
+    ("completions",),
     ("llm", "server"),
     ("cli",),
     ("__main__",),

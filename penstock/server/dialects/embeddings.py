@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from array import array
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -51,6 +51,15 @@ class ClassifyBody(InputBody):
     """POST /classify."""
 
 
+async def answered(service: Service, request: Request, work: Coroutine[Any, Any, list[Pooled]]) -> list[Pooled]:
+    """Waits for results while the client is there, and counts them."""
+    started = time.monotonic()
+    results = await while_connected(work, request.receive, service.lifecycle)
+    for result in results:
+        service.metrics.pooled(result.prompt_tokens, time.monotonic() - started)
+    return results
+
+
 def _written(values: array[float], encoding: str | None) -> Any:
     """Numbers, or base64 of little-endian float32."""
     if encoding != "base64":
@@ -83,8 +92,7 @@ def embeddings_router(service: Service) -> APIRouter:
     async def run(request: Request, body: InputBody, params: PoolingParams) -> list[Pooled]:
         service.require_ready()
         sent = [text_request(body, prompt, ONE_TOKEN) for prompt in prompts_of(body.input, "input")]
-        work = pool_all(service.frontend, sent, [params] * len(sent))
-        return await while_connected(work, request.receive, service.lifecycle)
+        return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent)))
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))
     async def embeddings(request: Request) -> Response:

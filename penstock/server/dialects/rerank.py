@@ -12,15 +12,15 @@ from pydantic import Field
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import ParameterError
 from penstock.engine.pooling import Pooled, score_pairs
-from penstock.server.answer import Service, while_connected
+from penstock.server.answer import Service
 from penstock.server.body import read_json, validate
-from penstock.server.dialects.embeddings import ONE_TOKEN, listed
+from penstock.server.dialects.embeddings import ONE_TOKEN, answered, listed
 from penstock.server.document import takes
 from penstock.server.errors import json_response
 from penstock.server.prompts import text_request
 from penstock.server.shapes import Body, RequestBody
+from penstock.text.pairs import text_pairs
 
 Text = Annotated[str, Field(min_length=1)]
 Instruction = Annotated[str, Field(min_length=1, max_length=limits.MAX_PROMPT_CHARS)]
@@ -53,17 +53,6 @@ class ScoreBody(RequestBody):
     instruction: Instruction | None = None
 
 
-def _pairs(body: ScoreBody) -> list[tuple[str, str]]:
-    first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
-    second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-    if len(first) == 1:
-        first = first * len(second)
-    if len(first) != len(second):
-        allowed = "one text, or as many as the other has"
-        raise ParameterError("text_1", f"{len(first)} texts for {len(second)} in text_2", allowed)
-    return list(zip(first, second, strict=True))
-
-
 def rerank_router(service: Service) -> APIRouter:
     """The routes over one service."""
     router = APIRouter()
@@ -75,7 +64,7 @@ def rerank_router(service: Service) -> APIRouter:
         service.require_ready()
         make = functools.partial(text_request, body, sampling=ONE_TOKEN)
         work = score_pairs(service.frontend, pairs, make, field, body.instruction)
-        return await while_connected(work, request.receive, service.lifecycle)
+        return await answered(service, request, work)
 
     async def rerank(request: Request) -> Response:
         body = validate(RerankBody, await read_json(request))
@@ -94,7 +83,7 @@ def rerank_router(service: Service) -> APIRouter:
 
     async def score(request: Request) -> Response:
         body = validate(ScoreBody, await read_json(request))
-        results = await run(request, body, _pairs(body), "text_2")
+        results = await run(request, body, text_pairs(body.text_1, body.text_2), "text_2")
         data: list[dict[str, Any]] = [
             {"index": index, "object": "score", "score": result.values[-1]} for index, result in enumerate(results)
         ]

@@ -1,0 +1,145 @@
+"""Answers of `penstock.llm`: whole, or read as they come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.config.errors import EngineDeadError
+from penstock.core.protocol import TokenLogprobs
+from penstock.core.request import FinishReason, GenerationRequest
+from penstock.engine.api import Delta
+from penstock.engine.frontend import Frontend
+from penstock.engine.generation import TextGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One continuation.
+
+    Attributes:
+        index: its branch, 0 … n - 1.
+        text: without the stop string or token, unless asked for.
+        token_ids: every generated token, the end-of-sequence or stop token included.
+        logprobs: one entry a token where asked, else empty.
+        finish_reason: "stop", "length", "cancelled" or "error".
+        stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length.
+        error: a sentence when finish_reason is "error".
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The answer to one prompt.
+
+    Attributes:
+        prompt_ids: the prompt in tokens.
+        outputs: one continuation a branch, in order of index.
+        cached_tokens: prompt tokens that came from the prefix cache.
+        prompt_logprobs: entries of prompt positions 1 … len(prompt_ids) - 1 where asked, else empty.
+    """
+
+    prompt_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    cached_tokens: int
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+
+    @property
+    def text(self) -> str:
+        """The first continuation's text."""
+        return self.outputs[0].text
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What a branch has said so far."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def add(self, delta: Delta) -> None:
+        self.text.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs)
+
+
+async def collect(generation: TextGeneration, n: int) -> Completion:
+    """Reads a generation of `n` branches to its end."""
+    parts = [_Parts() for _ in range(n)]
+    outputs: dict[int, CompletionOutput] = {}
+    prompt_logprobs: list[TokenLogprobs] = []
+    async for delta in generation:
+        part = parts[delta.index]
+        part.add(delta)
+        prompt_logprobs.extend(delta.prompt_logprobs)
+        if delta.finish_reason is not None:
+            outputs[delta.index] = CompletionOutput(
+                delta.index,
+                "".join(part.text),
+                tuple(part.token_ids),
+                tuple(part.logprobs),
+                delta.finish_reason,
+                delta.stop_reason,
+                delta.error,
+            )
+    if len(outputs) < n:
+        raise EngineDeadError("The answer was closed before it ended.")
+    return Completion(
+        generation.prompt_ids,
+        tuple(outputs[index] for index in range(n)),
+        generation.cached_tokens,
+        tuple(prompt_logprobs),
+    )
+
+
+class Answer:
+    """A request of AsyncLLM. Iterate it for deltas as they come, or await it for the whole Completion; not both.
+
+    The request is sent at the first `async for` step or at the `await`.
+    """
+
+    def __init__(self, start: Callable[[], Awaitable[Frontend]], request: GenerationRequest) -> None:
+        """`start` gives what serves the request."""
+        self._start_frontend = start
+        self._request = request
+        self._generation: TextGeneration | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        generation = await self._start()
+        try:
+            async for delta in generation:
+                yield delta
+        finally:
+            await generation.aclose()
+
+    def __await__(self) -> Generator[Any, None, Completion]:
+        return self._result().__await__()
+
+    async def aclose(self) -> None:
+        """Cancels the request."""
+        if self._generation is not None:
+            await self._generation.aclose()
+
+    async def _start(self) -> TextGeneration:
+        if self._generation is not None:
+            raise EngineDeadError("An answer can be read once; call generate or chat again.")
+        frontend = await self._start_frontend()
+        self._generation = await frontend.generate(self._request)
+        return self._generation
+
+    async def _result(self) -> Completion:
+        generation = await self._start()
+        try:
+            return await collect(generation, self._request.sampling.n)
+        finally:
+            await generation.aclose()
