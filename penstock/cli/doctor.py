@@ -102,6 +102,7 @@ def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
             "fast_differs": native.two_ways(),
         },
         "torch": {"version": importlib.metadata.version("torch"), "cuda_devices": machine.cuda_devices},
+        "other_architectures": _transformers(),
         "kernels": {
             "device": device,
             "dtype": compute,
@@ -109,6 +110,18 @@ def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
         },
         "bundled_model": _bundled_model(),
         "port": port_state(ServerOptions().host, ServerOptions().port),
+    }
+
+
+def _transformers() -> dict[str, str | None]:
+    """What becomes of architectures that have no layers here."""
+    try:
+        version = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return {"transformers": None, "runs": "none without layers here: transformers is not installed"}
+    return {
+        "transformers": version,
+        "runs": f"those without layers here run through transformers {version}, slowly, on this engine's caches",
     }
 
 
@@ -216,6 +229,7 @@ def _print(found: dict[str, Any]) -> None:
         *(("", f"not {name}: {why}") for name, why in native["refused"].items()),
         ("arithmetic", f"--arithmetic fast {level} strict"),
         ("torch", f"{found['torch']['version']}, {found['torch']['cuda_devices']} GPUs"),
+        ("other models", found["other_architectures"]["runs"]),
         ("bundled model", f"present at {model['path']}" if model["present"] else f"missing: {model['why_not']}"),
         (f"port {port['port']}", "free" if port["free"] else f"taken: {port['why_not']}; choose another with --port"),
     )

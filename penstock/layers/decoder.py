@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -177,7 +178,10 @@ class DecoderModel(Layer):
         dtype: compute dtype.
         ignorable: regular expressions of checkpoint tensors that are rightly left over.
         renames: (regular expression for part of a checkpoint's name, what stands here instead), applied one by one.
+        runs: what computes it, for people, where layers of this package do not.
     """
+
+    runs: str = ""
 
     def __init__(
         self,
@@ -209,6 +213,10 @@ class DecoderModel(Layer):
         self.dtype = dtype
         self.ignorable = ignorable
         self.renames = renames
+
+    def load_from(self, folder: Path) -> bool:
+        """Whether the model reads its weights itself, and has done so now."""
+        return False
 
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:

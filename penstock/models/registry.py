@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from penstock.models import (
     exaone4,
     falcon,
     falcon_h1,
+    fallback,
     gemma,
     gemma3,
     glm,
@@ -192,18 +194,25 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, str]:
     Raises:
         CheckpointError: none is supported.
     """
+    names = _architectures(config)
+    found = next((known for name in names if (known := named(name))), None)
+    if found is None:
+        near = difflib.get_close_matches(names[0], ARCHITECTURES, 1, cutoff=0.0)[0]
+        raise CheckpointError(
+            f"config.json: architectures is {names}, which neither is known here nor is a causal language model of the "
+            f"installed transformers ({fallback.version() or 'none'}); the nearest that is known: {near}. "
+            f"All: {', '.join(ARCHITECTURES)}."
+        )
+    return found
+
+
+def _architectures(config: Mapping[str, Any]) -> list[str]:
     names = config.get("architectures")
     if not isinstance(names, (list, tuple)) or not names:
         raise CheckpointError(
             f"config.json: architectures is {names!r}; it must list one of: {', '.join(ARCHITECTURES)}."
         )
-    found = next((known for name in names if (known := named(str(name)))), None)
-    if found is None:
-        raise CheckpointError(
-            f"the architecture {', '.join(map(str, names))} is not supported; supported are: "
-            f"{', '.join(ARCHITECTURES)}. Choose a model of one of these families."
-        )
-    return found
+    return [str(name) for name in names]
 
 
 def text_fields(config: Mapping[str, Any], family: Family) -> Fields:
@@ -227,5 +236,10 @@ def build_model(
     Raises:
         CheckpointError: unknown architecture, or a field that is missing or impossible.
     """
+    names = _architectures(config)
+    if not any(named(name) for name in names):
+        made = next((found for name in names if (found := fallback.known(name))), None)
+        if made is not None:
+            return fallback.build(config, made, kernels, dtype, max_model_len)
     family, head = family_of(config)
     return family.build(Blueprint.read(text_fields(config, family), kernels, dtype, max_model_len, head))

@@ -103,6 +103,8 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         model = declare(max_model_len=plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
+    if model.runs:
+        settings.append(Decision("layers", *model.runs.split(": ", 1)))
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
 
 

@@ -97,7 +97,12 @@ def load_weights(
 
     Raises:
         CheckpointError: tensors are missing, of a wrong shape or left over (all in one error), or cannot be decoded.
+        ConfigError: a model that reads its weights itself cannot quantise them.
     """
+    if quantize is not None and model.runs:
+        raise ConfigError(f"--quantize {quantize} is not possible: {model.runs}. Leave the option out.")
+    if model.load_from(checkpoint.path):
+        return
     method = checkpoint_method(checkpoint.config, checkpoint.tensors)
     names = _named(checkpoint, model.renames)
     faults = _Faults()

@@ -1,0 +1,147 @@
+"""Architectures that transformers alone has run through it, on our caches; those that cannot are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from penstock.config.errors import CheckpointError, ConfigError
+from penstock.config.options import EngineOptions
+from penstock.models.registry import named
+from penstock.runtime import assemble
+from penstock.runtime.prepare import prepare
+from tests.models import tiny
+from tests.models.harness import Harness, load
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    "Arcee": {},
+    "Helium": {"head_dim": 6},
+    "Apertus": {"hidden_act": "xielu"},
+    "BitNet": {},
+    "Vaultgemma": {"sliding_window": 7, "num_hidden_layers": 4},
+}
+
+
+def save(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
+    settings = {**tiny.SIZES, "head_dim": 6, **SPECIAL.get(name, {}), **fields}
+    prefix = {"Vaultgemma": "VaultGemma"}.get(name, name)
+    config = getattr(transformers, f"{prefix}Config")(**settings)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=SPECIAL)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs = save(request.param, folder)
+    assert named(type(theirs).__name__) is None
+    return load(folder), theirs
+
+
+def test_whole_prompts_chunks_and_decoding(pair):
+    ours, theirs = pair
+    tokens = tiny.prompt(43)
+    expected = tiny.reference_logits(theirs, tokens)
+    for chunk in (43, 7, 1):
+        harness = Harness(ours)
+        parts = [harness.step({"row": tokens[start : start + chunk]})["row"] for start in range(0, 43, chunk)]
+        assert tiny.distance(torch.cat(parts), expected) < 1e-4
+
+
+def test_ragged_batches_and_wanted_rows(pair):
+    ours, theirs = pair
+    texts = {"a": tiny.prompt(31, 1), "b": tiny.prompt(12, 2), "c": tiny.prompt(20, 3)}
+    harness = Harness(ours, seed=2)
+    harness.step({"a": texts["a"][:30], "b": texts["b"][:5]})
+    logits = harness.wanted({"a": texts["a"][30:], "b": texts["b"][5:], "c": texts["c"]}, (0, 7, 27))
+    expected = [tiny.reference_logits(theirs, text)[-1] for text in texts.values()]
+    assert tiny.distance(logits, torch.stack(expected)) < 1e-4
+
+
+def test_it_says_so(pair):
+    ours, _ = pair
+    assert "no implementation of its own here" in ours.runs and transformers.__version__ in ours.runs
+
+
+def test_what_masks_in_its_own_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A model whose logits differ once its attention reads caches never serves."""
+    save("Arcee", tmp_path)
+    attention = transformers.models.arcee.modeling_arcee.ArceeAttention
+    forward = attention.forward
+
+    def with_memory(self, hidden_states, *args, **kwargs):
+        return forward(self, hidden_states.cumsum(1), *args, **kwargs)
+
+    monkeypatch.setattr(attention, "forward", with_memory)
+    with pytest.raises(CheckpointError, match="gives other logits than transformers alone"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, "RwkvForCausalLM.*cannot"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "'dynamic' turns tokens by the length",
+        ),
+        ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads is 5.*6 attention heads"),
+    ],
+)
+def test_refusals(fields: dict[str, Any], reason: str, tmp_path: Path):
+    save("Arcee", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(CheckpointError, match=reason):
+        load(tmp_path)
+
+
+def test_code_in_the_folder_is_never_imported(tmp_path: Path):
+    """Neither for an architecture that is known, nor one that transformers has, nor one that nobody has."""
+    mark = tmp_path / "imported"
+    code = f"open({str(mark)!r}, 'w').write('x')\n"
+    own = {"auto_map": {"AutoConfig": "modeling_own.Config", "AutoModelForCausalLM": "modeling_own.Model"}}
+    for name, architecture in (("Arcee", None), ("Llama", None), ("Arcee", "OwnForCausalLM")):
+        folder = tmp_path / f"{name}-{architecture}"
+        save(name, folder)
+        config = json.loads((folder / "config.json").read_text()) | own
+        if architecture:
+            config |= {"architectures": [architecture], "model_type": "own"}
+        (folder / "config.json").write_text(json.dumps(config))
+        for module in ("modeling_own", "configuration_own", "custom_generate/generate", "__init__"):
+            (folder / module).parent.mkdir(exist_ok=True)
+            (folder / f"{module}.py").write_text(code)
+        if architecture is None:
+            assert Harness(load(folder)).step({"row": tiny.prompt(5)})["row"].shape == (5, 101)
+        else:
+            with pytest.raises(CheckpointError, match="OwnForCausalLM"):
+                load(folder)
+    assert not mark.exists()
+
+
+def test_an_engine_says_so(tmp_path: Path):
+    """The notes of its start name transformers."""
+    save("Arcee", tmp_path)
+    options = EngineOptions(model=str(tmp_path), dtype="float32", max_model_len=64, kv_blocks=64, pack_cache="off")
+    prepared = prepare(options)
+    (note,) = [note for note in prepared.settings if note.name == "layers"]
+    assert note.value == f"transformers {transformers.__version__}" and "ArceeForCausalLM" in note.reason
+    prepared, kv_types, _ = assemble.load(prepared)
+    _, executor = assemble.make_runner(prepared, kv_types, 4)
+    assert executor.describe.startswith("layer by layer")
+    with pytest.raises(ConfigError, match="--quantize q8_0.*transformers"):
+        assemble.load(prepare(replace(options, quantize="q8_0")))
