@@ -143,5 +143,5 @@ def test_an_engine_says_so(tmp_path: Path):
     prepared, kv_types, _ = assemble.load(prepared)
     _, executor = assemble.make_runner(prepared, kv_types, 4)
     assert executor.describe.startswith("layer by layer")
-    with pytest.raises(ConfigError, match="--quantize q8_0.*transformers"):
+    with pytest.raises(ConfigError, match=r"--quantize q8_0.*transformers"):
         assemble.load(prepare(replace(options, quantize="q8_0")))
