@@ -18,9 +18,10 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def required() -> set[str]:
-    """What running needs, with the extra for load tests."""
+    """What running needs, with the extras for load tests and for architectures without layers of their own."""
     project = PROJECT["project"]
-    return names(project["dependencies"]) | names(project["optional-dependencies"]["bench"])
+    extras = project["optional-dependencies"]
+    return names(project["dependencies"]) | names(extras["bench"]) | names(extras["fallback"])
 
 
 def test_the_table_lists_what_is_required() -> None:
