@@ -118,7 +118,8 @@ def _transformers() -> dict[str, str | None]:
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
-        return {"transformers": None, "runs": "none without layers here: transformers is not installed (pip install penstock[fallback])"}
+        missing = "none without layers here; pip install 'penstock[fallback]' runs others through transformers"
+        return {"transformers": None, "runs": missing}
     return {
         "transformers": version,
         "runs": f"those without layers here run through transformers {version}, slowly, on this engine's caches",
