@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from penstock.core.sampling import SamplingParams as SamplingParams
     from penstock.llm import LLM as LLM
     from penstock.llm import AsyncLLM as AsyncLLM
+    from penstock.search.beam import BeamParams as BeamParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "BeamParams", "SamplingParams", "__version__"]
 
 _HOMES = (
     ("LLM", "penstock.llm"),
     ("AsyncLLM", "penstock.llm"),
     ("SamplingParams", "penstock.core.sampling"),
+    ("BeamParams", "penstock.search.beam"),
 )
 
 

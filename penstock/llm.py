@@ -8,13 +8,13 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.completions import Answer, Completion
+from penstock.completions import Answer, Completion, collect
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.names import served_name
@@ -27,6 +27,7 @@ from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool_all, score_pairs
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import THREAD_NAME, ThreadClient
+from penstock.search.beam import BeamParams, beam_search
 from penstock.text.pairs import text_pairs
 
 if TYPE_CHECKING:
@@ -167,6 +168,15 @@ class AsyncLLM:
         """A request that generates nothing."""
         text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": tuple(prompt)}
         return GenerationRequest(f"local-{next(self._ids)}", SamplingParams(max_tokens=1), **text)
+
+    async def beam_search(self, prompt: Prompt, params: BeamParams, *, logprobs: int | None = None) -> Completion:
+        """The most probable continuations of a text or token ids; see LLM.beam_search."""
+        request = replace(self._prompt(prompt), sampling=SamplingParams(logprobs=logprobs))
+        generation = await beam_search(await self.start(), request, params)
+        try:
+            return await collect(generation, params.n)
+        finally:
+            await generation.aclose()
 
     async def close(self) -> None:
         """Ends the engine and frees its memory; unfinished answers end with an error. Safe to call twice."""
@@ -376,6 +386,17 @@ class LLM:
         """Of a classifier; () for other models."""
         return self._async.labels
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamParams, *, logprobs: int | None = None
+    ) -> list[Completion]:
+        """The most probable continuations of texts or token ids: `params.n` outputs a prompt, the best first.
+
+        Raises:
+            RequestError: as in `generate`; also where more candidates are needed than the engine reports.
+        """
+        search = functools.partial(self._async.beam_search, params=params, logprobs=logprobs)
+        return self._wait(_gather([functools.partial(search, prompt) for prompt in _listed(prompts)]))
+
     def close(self) -> None:
         """Ends the engine and frees its memory; safe to call twice. Also happens when the object is dropped."""
         self._end()
@@ -434,11 +455,11 @@ def _spread(params: Params | Sequence[SamplingParams], count: int) -> Sequence[P
     return params
 
 
-async def _gather(calls: Sequence[functools.partial[Answer]]) -> list[Completion]:
+async def _gather(calls: Sequence[Callable[[], Awaitable[Completion]]]) -> list[Completion]:
     """All answers, at most _IN_FLIGHT at a time; the first refusal cancels the rest."""
     slots = asyncio.Semaphore(_IN_FLIGHT)
 
-    async def one(index: int, call: functools.partial[Answer]) -> Completion:
+    async def one(index: int, call: Callable[[], Awaitable[Completion]]) -> Completion:
         async with slots:
             try:
                 return await call()

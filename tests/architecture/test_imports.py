@@ -22,6 +22,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("runtime",),
     ("transfer",),
     ("engine",),
+    ("search",),
     ("cluster",),
     ("completions",),
     ("llm", "server"),
@@ -31,7 +32,8 @@ TIERS: tuple[tuple[str, ...], ...] = (
 # Parts that may import less than everything before them.
 NARROW = {
     "models": {"config", "core", "layers"},
-    "server": {"config", "core", "text", "engine"},
+    "search": {"config", "core", "engine"},
+    "server": {"config", "core", "text", "engine", "search"},
 }
 PARTS = {part: tier for tier, parts in enumerate(TIERS) for part in parts}
 

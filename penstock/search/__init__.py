@@ -1,0 +1,1 @@
+"""Searching for likely answers, over an engine: beam search."""
