@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from penstock.config.errors import CheckpointError
@@ -57,7 +58,8 @@ class Fields:
         """The value `allowed` gives for the field's text."""
         value = self._get(name, default)
         if not isinstance(value, str) or value not in allowed:
-            raise self.error(name, f"is {_shown(value)}; allowed: {', '.join(sorted(allowed))}")
+            near = f"; nearest: {_nearest(value, allowed, 0.0)}" if isinstance(value, str) else ""
+            raise self.error(name, f"is {_shown(value)}; allowed: {', '.join(sorted(allowed))}{near}")
         return allowed[value]
 
     def texts(self, name: str, count: int) -> tuple[str, ...]:
@@ -99,8 +101,16 @@ class Fields:
         if value is not None:
             return value
         if default is REQUIRED:
-            raise self.error(name, "is missing")
+            near = _nearest(name, self.values, 0.8)
+            raise self.error(
+                name, "is missing" + (f", though there is {near}, {_shown(self.values[near])}" if near else "")
+            )
         return default
+
+
+def _nearest(name: str, names: Iterable[str], cutoff: float) -> str | None:
+    """The most similar of some names; None if none is as similar as `cutoff`, of 1."""
+    return next(iter(difflib.get_close_matches(name, list(names), 1, cutoff)), None)
 
 
 def _shown(value: object) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
 from penstock.quant.methods import Method, checkpoint_method
-from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.pack_cache import PackedFile
 
 Progress = Callable[[int, int], None]
@@ -187,7 +188,15 @@ def _check_shapes(sources: list[tuple[Weight, list[_Source]]], checkpoint: Check
             name, wanted = source.plain, list(source.part.shape)
             shape = wanted if name is None else list(checkpoint.tensors[name].shape)
             if shape != wanted:
-                faults.misshapen.append(f"{name} (is {shape}, must be {wanted})")
+                said = _said(shape, wanted, text_config(checkpoint.config))
+                faults.misshapen.append(f"{name} (is {shape}, must be {wanted}{said})")
+
+
+def _said(shape: Sequence[int], wanted: Sequence[int], config: Mapping[str, Any]) -> str:
+    """The fields of the configuration that ask for sizes a tensor has not."""
+    differ = {want for have, want in zip(shape, wanted, strict=False) if have != want}
+    fields = [f"{name} is {value}" for name, value in config.items() if type(value) is int and value in differ]
+    return f": {', '.join(fields)}" if fields else ""
 
 
 @dataclass(slots=True)

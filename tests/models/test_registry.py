@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from penstock.config.errors import CheckpointError
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import ARCHITECTURES, Model, build_model
+from tests.models import tiny
+from tests.models.harness import load
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,10 +54,14 @@ def test_defaults():
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3.*4 attention heads"),
         ({"hidden_size": 25}, "hidden_size is 25"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'.*silu"),
+        ({"hidden_act": "gelu_newer"}, "hidden_act is 'gelu_newer'.*nearest: gelu_new"),
+        ({"hidden_size": "absent", "hidden_sizes": 24}, "hidden_size is missing, though there is hidden_sizes, 24"),
+        ({"architectures": ["LamaForCausalLM"]}, "LamaForCausalLM.*nearest that is known: LlamaForCausalLM"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
         ({"attention_bias": "yes"}, "attention_bias is 'yes'"),
         ({"rope_parameters": 5}, "rope_parameters is 5"),
         ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "type is 'spiral'.*yarn"),
+        ({"rope_scaling": {"rope_type": "yarm", "factor": 2.0}}, "rope_type is 'yarm'.*nearest: yarn"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "moe_intermediate_size is missing"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": "0"}, "mlp_only_layers"),
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
@@ -142,3 +149,23 @@ def test_model_files_stay_small():
     assert {name: count for name, count in lines.items() if name in families and count > 150} == {}
     assert lines["mistral.py"] <= 40
     assert len(ARCHITECTURES) >= len(families)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"vocab_size": 96}, r"embed_tokens.weight \(is \[101, 36\], must be \[96, 36\]: vocab_size is 96\)"),
+        ({"vocab_size": 140}, r"embed_tokens.weight \(is \[101, 36\], must be \[140, 36\]: vocab_size is 140\)"),
+        ({"intermediate_size": 45}, r"up_proj.weight \(is \[44, 36\], must be \[45, 36\]: intermediate_size is 45\)"),
+        ({"num_key_value_heads": 3}, r"k_proj.weight \(is \[20, 36\], must be \[30, 36\]"),
+        ({"num_hidden_layers": 4}, "missing: model.layers.3"),
+        ({"num_hidden_layers": 2}, "unknown to this architecture: model.layers.2"),
+    ],
+)
+def test_weights_that_disagree_with_the_configuration(changed: dict[str, int], named: str, tmp_path: Path):
+    """One error names the tensor, its shape, the one asked for, and the field that asks for it."""
+    tiny.save("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(CheckpointError, match=named):
+        load(tmp_path)

@@ -123,7 +123,8 @@ def test_all_faults_in_one_error(tmp_path: Path):
         load(tmp_path)
     message = str(caught.value)
     assert "2 missing: model.layers.1.self_attn.k_proj.weight, model.norm.weight" in message
-    assert "model.layers.0.mlp.up_proj.weight (is [3, 4], must be [44, 36])" in message
+    shape = "(is [3, 4], must be [44, 36]: hidden_size is 36, intermediate_size is 44)"
+    assert f"model.layers.0.mlp.up_proj.weight {shape}" in message
     assert "30 unknown to this architecture: extra.0" in message
     assert "(10 more)" in message
     assert message.count("extra.") == 20
