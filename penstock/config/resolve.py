@@ -211,6 +211,10 @@ def _step_tokens(options: EngineOptions, model: ModelFacts) -> Derived:
 def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
     length, seqs = options.max_model_len or 1, options.max_num_seqs or 1  # both resolved before
     size, block = KV_ELEMENT_BYTES[options.kv_cache_dtype], options.block_size
+    if model.whole_prompts:  # layers take turns in one memory, those that slide in another
+        tokens = 2 * (options.max_num_batched_tokens or 1) + seqs * block
+        elements = sum(layer.elements_per_token for layer in model.layers[:2])
+        return int(size * tokens * elements), "two steps' prompts, in turn for each layer"
     # One block more a layer and sequence than tokens need, because blocks are not shared while they are written.
     slack = int(size * block * sum(layer.elements_per_token for layer in model.layers))
     full = model.cache_bytes(length, size) + 2 * slack

@@ -218,6 +218,11 @@ class DecoderModel(Layer):
         """Whether the model reads its weights itself, and has done so now."""
         return False
 
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt is computed in one step: its tokens see those after them."""
+        return self.mask is not MaskKind.CAUSAL
+
     @torch.inference_mode()
     def forward(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """Runs the step and writes its keys and values to `caches` (one an attention layer).

@@ -9,7 +9,6 @@ import torch
 
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
-from penstock.layers.batch import MaskKind
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor, make_executor
@@ -75,6 +74,7 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
         kv_types=kv_types,
         device=options.device,
         state_slots=rows + plan.checkpoints,
+        shared=model.whole_prompts,
     )
     builder = BatchBuilder(
         len(groups),
@@ -94,7 +94,7 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
 
 def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) -> SchedulerOptions:
     """What the scheduler of a model planned for so is told. Of encoders' prompts nothing is kept, so none is shared."""
-    whole_prompts = model.mask is not MaskKind.CAUSAL
+    whole_prompts = model.whole_prompts
     assert options.max_num_seqs and options.max_num_batched_tokens
     return SchedulerOptions(
         max_num_seqs=options.max_num_seqs,

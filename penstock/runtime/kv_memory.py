@@ -28,11 +28,20 @@ class KVMemory:
         kv_types: Sequence[str] = (),
         device: str = "cpu",
         state_slots: int = 1,
+        shared: bool = False,
     ) -> None:
-        """`kv_types` are the layers' types; without them all keep float32. Recurrent layers get `state_slots` slots."""
+        """Allocates it.
+
+        Args:
+            kernels, specs, groups, num_blocks, block_size, device: of the model and its plan.
+            kv_types: the layers' types; without them all keep float32.
+            state_slots: of recurrent layers.
+            shared: layers of a group take turns in one memory, since nothing is read after its layer has been computed.
+        """
         kv_types = kv_types or ("float32",) * len(specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.caches: list[LayerCache] = []
+        kept: dict[tuple[object, ...], KvCache] = {}
         for layer, spec in enumerate(specs):
             if spec.state:
                 arrays = tuple(torch.zeros(state_slots, *shape, device=device) for shape in spec.state)
@@ -41,8 +50,11 @@ class KVMemory:
                 continue
             group = group_of[layer]
             sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
-            kv = kernels.make_cache(kv_types[layer], num_blocks[group], block_size, *sizes, device, spec.latent)
-            self.caches.append(LayerCache(group, kv))
+            place = (group, kv_types[layer], *sizes, None if shared else layer)
+            if place not in kept:
+                make = kernels.make_cache
+                kept[place] = make(kv_types[layer], num_blocks[group], block_size, *sizes, device, spec.latent)
+            self.caches.append(LayerCache(group, kept[place]))
         self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
         self._states: list[Tensor] = [array for cache in self.caches for array in cache.state]
 

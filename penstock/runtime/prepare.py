@@ -160,10 +160,17 @@ def _plan(
         model=facts,
         groups=groups,
         dtype_bytes=DTYPE_BYTES[options.dtype],
-        block_bytes=tuple(sum(sizes[layer] for layer in group.layers) for group in groups),
+        block_bytes=tuple(_group_bytes(model, group, sizes) for group in groups),
         limits=replace(limits, state_bytes=_state_bytes(model.cache_specs)),
         weights_bytes=_resident_bytes(facts, kernels, options),
     )
+
+
+def _group_bytes(model: Model, group: CacheGroup, sizes: Sequence[int]) -> int:
+    """Bytes of a block in all layers of a group; of an encoder, whose layers take turns, in those that differ."""
+    if not model.whole_prompts:
+        return sum(sizes[layer] for layer in group.layers)
+    return sum({model.cache_specs[layer]: sizes[layer] for layer in group.layers}.values())
 
 
 def _state_bytes(specs: Sequence[CacheSpec]) -> int:

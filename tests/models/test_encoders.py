@@ -63,6 +63,19 @@ def test_steps_are_recorded(tmp_path: Path, name: str) -> None:
     assert info.max_model_len == 128
 
 
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_layers_take_turns_in_one_memory(tmp_path: Path, name: str) -> None:
+    """Those that slide in another than the others."""
+    sizes = []
+    for layers in (4, 7):
+        model = encoders.save(name, tmp_path, num_hidden_layers=layers)
+        used, info = build_engine(EngineOptions(model=str(tmp_path), max_model_len=64, kv_blocks=20, threads=1))
+        sizes += [row.value for row in info.memory if row.name == "KV cache"]
+        for prompt, result in zip(PROMPTS, pooled(used, PROMPTS, PoolingParams(PoolingKind.ALL)), strict=True):
+            close(result, encoders.reference(model, name, prompt))
+    assert len(sizes) == 2 and sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("second", [1, 17, 39])
 def test_pairs_of_texts(tmp_path: Path, second: int) -> None:
     """Rows with and without a second text run together."""
