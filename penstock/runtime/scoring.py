@@ -116,7 +116,7 @@ class Scorer:
             progress: called with (bytes read, bytes in all).
 
         Raises:
-            PenstockError: as for an engine.
+            PenstockError: as for an engine; also if the model predicts no tokens.
         """
         size = options.block_size
         blocks = -(-context // size) + 2
@@ -127,6 +127,10 @@ class Scorer:
             "kv_blocks": blocks,
         }
         prepared = prepare(replace(options, **single, enable_prefix_caching=False))
+        if prepared.model.head is None:
+            raise ConfigError(
+                f"{prepared.facts.name} embeds or classifies; only models that predict tokens can be scored."
+            )
         concrete = prepared.options
         settle_compute(concrete)
         used = prepared.kernels if kernels is None else kernels(prepared)

@@ -18,6 +18,7 @@ from penstock.engine.build import build_engine
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model
+from penstock.runtime.scoring import Scorer
 from tests.engine.test_pooling import engine, pooled, reduced
 from tests.models import encoders
 
@@ -130,6 +131,12 @@ def test_a_step_holds_the_longest_prompt(tmp_path: Path) -> None:
         engine(tmp_path, max_num_batched_tokens=32)
     _, info = build_engine(EngineOptions(model=str(tmp_path), max_num_batched_tokens=32, threads=1))
     assert info.max_model_len == 32
+
+
+def test_what_predicts_no_tokens_has_no_perplexity(tmp_path: Path) -> None:
+    encoders.save("bert", tmp_path)
+    with pytest.raises(ConfigError, match="embeds or classifies"):
+        Scorer(EngineOptions(model=str(tmp_path)), 32)
 
 
 def test_published_names_of_nomic_bert(tmp_path: Path) -> None:
