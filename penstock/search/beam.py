@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from penstock.config import limits
-from penstock.config.errors import ContextLengthError, EngineDeadError, ParameterError
+from penstock.config.errors import ContextLengthError, EngineDeadError, ParameterError, PenstockError
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -161,7 +161,7 @@ async def beam_search(frontend: Frontend, request: GenerationRequest, params: Be
     Raises:
         RequestError: the prompt does not fit, the request asks for what a search does not do, or more candidates are
             needed than an engine reports.
-        EngineDeadError: the engine ended; also from the answer.
+        EngineDeadError: there is no engine. What fails later is told by the answer's branches.
     """
     frontend.text.pooling.check_generates()
     for name in _SAMPLED:
@@ -216,6 +216,10 @@ async def _outputs(
         tasks = [asyncio.ensure_future(after(index, beam)) for index, beam in enumerate(search.running)]
         try:
             news = await asyncio.gather(*tasks)
+        except PenstockError as error:
+            for index in range(search.params.n):
+                yield EngineOutput(request.request_id, index, finish_reason=FinishReason.ERROR, error=str(error))
+            return
         finally:
             for task in tasks:
                 task.cancel()

@@ -18,6 +18,8 @@ from penstock.config.errors import EngineDeadError, ModelNotFoundError, RequestE
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineState
 from penstock.engine.generation import TextGeneration
+from penstock.search.beam import BeamParams, beam_search
+from penstock.search.best_of import BestOf, best_of
 from penstock.server.connection import ABORT
 from penstock.server.errors import ClientGone, HttpError, describe, encode_json, not_ready, shown
 from penstock.server.lifecycle import Lifecycle
@@ -85,6 +87,14 @@ class GenerationError(HttpError):
         super().__init__(500, message or "The generation was ended before it was complete.", code="generation_failed")
 
 
+async def _start(
+    frontend: Frontend, request: GenerationRequest, search: BeamParams | int | None
+) -> TextGeneration | BestOf:
+    if isinstance(search, BeamParams):
+        return await beam_search(frontend, request, search)
+    return await frontend.generate(request) if search is None else await best_of(frontend, request, search)
+
+
 @dataclass(slots=True)
 class _Timing:
     """One branch's clock."""
@@ -99,7 +109,7 @@ class Answer:
     """The running generations of one call, in the order of its prompts."""
 
     requests: Sequence[GenerationRequest]
-    generations: Sequence[TextGeneration]
+    generations: Sequence[TextGeneration | BestOf]
     metrics: Metrics
     started: float
     _timings: dict[tuple[int, int], _Timing] = field(default_factory=dict)
@@ -108,10 +118,15 @@ class Answer:
     _closed: bool = False
 
     @classmethod
-    async def open(cls, service: Service, requests: Sequence[GenerationRequest]) -> Answer:
-        """Starts all; if one is refused, none runs and the first refusal is raised."""
+    async def open(
+        cls, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
+    ) -> Answer:
+        """Starts all; if one is refused, none runs and the first refusal is raised.
+
+        `search`: by beams, or for the best of so many branches; None generates.
+        """
         started = time.monotonic()
-        tasks = [asyncio.ensure_future(service.frontend.generate(request)) for request in requests]
+        tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
         try:
             generations = await asyncio.gather(*tasks)
         except BaseException:
@@ -201,7 +216,7 @@ class Answer:
 
 
 async def _forward(
-    index: int, generation: TextGeneration, buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None]
+    index: int, generation: TextGeneration | BestOf, buffer: asyncio.Queue[tuple[int, Delta] | BaseException | None]
 ) -> None:
     try:
         async for delta in generation:

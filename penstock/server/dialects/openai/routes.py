@@ -29,7 +29,9 @@ def openai_router(service: Service) -> APIRouter:
         return {**about, "root": service.model, "parent": None, "max_model_len": service.max_model_len()}
 
     async def run(request: Request, call: Call) -> Response:
-        answer = await while_connected(Answer.open(service, call.requests), request.receive, service.lifecycle)
+        answer = await while_connected(
+            Answer.open(service, call.requests, call.search), request.receive, service.lifecycle
+        )
         reply = Reply(call, answer, frontend)
         if call.stream:
             return EventStream(reply.events(), answer.aclose, service.lifecycle)

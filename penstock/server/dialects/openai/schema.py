@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -73,7 +73,8 @@ class Sampling(RequestBody):
     response_format: ResponseFormat | None = None
     use_beam_search: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
-    length_penalty: float | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Any = None
     guided_regex: Any = None

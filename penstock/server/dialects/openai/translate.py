@@ -11,6 +11,7 @@ from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
+from penstock.search.beam import BeamParams
 from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.errors import bad_value, shown
@@ -27,8 +28,6 @@ _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetitio
 _STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Field → values that change nothing, and what to do instead of any other.
 _UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "use_beam_search": ((False,), "Beam search is not available yet; leave it out."),
-    "length_penalty": ((1.0,), "It belongs to beam search, which is not available yet; leave it out."),
     **dict.fromkeys(_STRUCTURED, (({},), "Structured outputs are not available yet; leave it out.")),
     "suffix": (("",), "Filling in the middle is not available; leave it out."),
     "modalities": ((["text"], []), "Only text is available; leave it out or send ['text']."),
@@ -51,6 +50,7 @@ class Call:
         prompt_logprobs: report those of the prompt (vLLM's field), alternatives with each.
         echo: the answer's text starts with the prompt.
         no_output: only the prompt is wanted (max_tokens 0).
+        search: by beams, or for the best of so many branches; None generates.
     """
 
     id: str
@@ -65,6 +65,7 @@ class Call:
     echo: bool = False
     no_output: bool = False
     return_token_ids: bool = False
+    search: BeamParams | int | None = None
 
 
 def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
@@ -98,7 +99,8 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )
-    return _call(body, "chatcmpl-", (request,), chat=True, logprobs=logprobs)
+    search = _search(body, max_tokens)
+    return _call(body, "chatcmpl-", (request,), chat=True, logprobs=logprobs, search=search)
 
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
@@ -106,7 +108,7 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     _refuse_unavailable(body)
     prompts = prompts_of(body.prompt, "prompt")
     echo = bool(body.echo)
-    if (body.n or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
+    if max(body.n or 1, body.best_of or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
         raise ParameterError("n", body.n, f"n times the number of prompts at most {limits.MAX_PROMPTS_PER_CALL}")
     if body.max_tokens == 0 and not echo:
         raise ParameterError("max_tokens", 0, "an integer of at least 1, or 0 together with echo: true")
@@ -116,7 +118,9 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
         extra["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     sampling = _sampling(body, defaults, **extra)
     requests = tuple(text_request(body, prompt, sampling) for prompt in prompts)
-    return _call(body, "cmpl-", requests, chat=False, logprobs=body.logprobs, echo=echo, no_output=body.max_tokens == 0)
+    search = _search(body, max(max_tokens, 1))
+    rest = {"echo": echo, "no_output": body.max_tokens == 0, "search": search}
+    return _call(body, "cmpl-", requests, chat=False, logprobs=body.logprobs, **rest)
 
 
 def _call(body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], **rest: Any) -> Call:
@@ -137,7 +141,8 @@ def _call(body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], 
 
 
 def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:
-    chosen: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
+    own = {} if body.use_beam_search else defaults
+    chosen: dict[str, Any] = {name: own[name] for name in _FROM_MODEL if own.get(name) is not None}
     given = {name: getattr(body, name) for name in (*_SAME_NAME, *_TUPLES)}
     chosen |= {name: tuple(v) if name in _TUPLES else v for name, v in given.items() if v is not None}
     if body.stop is not None:
@@ -147,13 +152,37 @@ def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> Samp
     return SamplingParams(**chosen | extra)
 
 
+def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:
+    """Beam search with `best_of` beams, else the best of so many branches; None where neither is asked for."""
+    n = body.n or 1
+    branches = n if body.best_of is None else body.best_of
+    if branches < n:
+        raise ParameterError("best_of", body.best_of, f"at least n ({n})")
+    if body.use_beam_search:
+        return BeamParams(
+            width=branches,
+            n=n,
+            max_tokens=max_tokens,
+            length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+            early_stopping=body.early_stopping or False,
+            ignore_eos=bool(body.ignore_eos),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+        )
+    for name, harmless in (("length_penalty", 1.0), ("early_stopping", False)):
+        if getattr(body, name) not in (None, harmless):
+            raise ParameterError(name, getattr(body, name), "only together with use_beam_search: true")
+    if branches > n and body.stream:
+        raise ParameterError(
+            "best_of", branches, f"n ({n}) with stream: true, as answers are ranked when all are there"
+        )
+    return branches if branches > n else None
+
+
 def _refuse_unavailable(body: Sampling) -> None:
     for name, (harmless, remedy) in _UNAVAILABLE.items():
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
             raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise ParameterError("best_of", body.best_of, f"only the value of n ({body.n or 1}); leave it out")
     wanted = body.response_format
     if wanted is not None and wanted.type != "text":
         allowed = "'text' (other forms are not available yet)"
