@@ -60,11 +60,12 @@ void selective_scan(Program& p, Part x, Part dt, Part b, Part c, Part gate, Valu
 }
 
 void delta_rule(Program& p, Part q, Part k, Part v, Part step, Part beta, Value a, Value bias, float eps,
-                std::int64_t heads, std::int64_t key_heads, std::int64_t key_dim, std::int64_t value_dim, Value state,
-                Value out) {
+                std::int64_t heads, std::int64_t key_heads, std::int64_t key_dim, std::int64_t value_dim, bool tiled,
+                Value state, Value out) {
     p.add({"delta_rule", [=](const Frame& f, Worker& w) {
                ops().delta_rule({q.at(f), k.at(f), v.at(f), step.at(f), beta.at(f), f.at<float>(a), f.at<float>(bias), eps,
-                                 heads, key_heads, key_dim, value_dim, rows_of(f), f.at<float>(state), f.at<float>(out)},
+                                 heads, key_heads, key_dim, value_dim, rows_of(f), f.at<float>(state), f.at<float>(out),
+                                 tiled},
                                 w);
            },
            {q.value, k.value, v.value, step.value, beta.value, a, bias, state},

@@ -24,7 +24,8 @@ template <int vectors>
 void delta(const DeltaRuleArgs& args, std::int64_t row, std::int64_t head, std::int64_t first, std::int64_t n) {
     using vec::F32x16, vec::splat16;
     const std::int64_t dim = args.key_dim, width = args.value_dim, at = head * width + first;
-    const std::int64_t key_at = head / (args.heads / args.key_heads) * dim;
+    const std::int64_t key_head = args.tiled ? head % args.key_heads : head / (args.heads / args.key_heads);
+    const std::int64_t key_at = key_head * dim;
     float* const state = args.state + (args.rows.slot[row] * args.heads + head) * dim * width + first;
     if (args.rows.fresh(row)) clear_lanes(state, dim, width, vectors > 1 ? 16 * vectors : n);
     float* const q = reinterpret_cast<float*>(thread_memory(3, static_cast<std::size_t>(2 * dim) * sizeof(float)));

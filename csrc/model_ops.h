@@ -316,6 +316,7 @@ struct DeltaRuleArgs {
     StateRows rows;
     float* state;  // [slots, H, D, Dv]
     float* out;    // [T, H · Dv]
+    bool tiled = false;  // value head h reads key head h % K, not h / (H / K)
 };
 
 // norm(x) · weight · silu(gate), or norm(x · silu(gate)) · weight; every group of elements has its own norm.

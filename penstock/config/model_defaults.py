@@ -66,6 +66,7 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "olmo3": MappingProxyType({"rms_norm_eps": 1e-5, "sliding_window": 4096}),
         "phi": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
         "phi3": MappingProxyType({"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}),
+        "bamba": MappingProxyType({"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "mamba_d_state": 256}),
         "falcon_h1": MappingProxyType({"rms_norm_eps": 1e-5, "mamba_d_ssm": 1024, "mamba_d_state": 256}),
         "falcon_mamba": _MAMBA,
         "mamba": _MAMBA,

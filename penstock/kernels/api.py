@@ -478,6 +478,7 @@ class GatedDeltaRule(Protocol):
         rows: StateRows,
         bias: Tensor | None = None,
         eps: float = 1e-6,
+        tiled: bool = False,
     ) -> Tensor:
         """s ← exp(g) · s; s ← s + k ⊗ sigmoid(beta) · (v - k · s); out = q · s, as [T, H · Dv].
 
@@ -492,6 +493,7 @@ class GatedDeltaRule(Protocol):
             rows: of the step.
             bias: [H] float32.
             eps: in the lengths.
+            tiled: head h of v reads head h % K.
         """
 
 

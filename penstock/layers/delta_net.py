@@ -26,6 +26,7 @@ class DeltaOptions:
         key_dim, value_dim: elements of a head's query and key, and of its value.
         taps: tokens the convolution reads.
         eps: of the norm.
+        tiled: value heads that read one key head lie apart, not side by side.
     """
 
     hidden_size: int
@@ -35,6 +36,7 @@ class DeltaOptions:
     value_dim: int
     taps: int = 4
     eps: float = 1e-6
+    tiled: bool = False
 
 
 class DeltaNet(Layer):
@@ -47,7 +49,7 @@ class DeltaNet(Layer):
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: DeltaOptions) -> None:
         keys, heads = options.key_heads * options.key_dim, options.value_heads
         values = heads * options.value_dim
-        self._kernels, self.index = kernels, index
+        self._kernels, self.index, self._tiled = kernels, index, options.tiled
         self._mixed, self._parts = (keys, keys, values), (2 * keys + values, values, heads, heads)
         named = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
         parts = tuple(Rows(f"{prefix}.in_proj_{name}", count) for name, count in named.items())
@@ -66,7 +68,8 @@ class DeltaNet(Layer):
         tail, memory = step.caches[self.index].state
         mixed, gate, weight, steps = ops.split(self.input(hidden), self._parts)
         q, k, v = ops.split(self.conv(mixed, tail, rows), self._mixed)
-        out = ops.gated_delta_rule(q, k, v, steps, weight, self.rates.value, memory, rows, self.step_bias.value)
+        constant = self.rates.value, memory, rows, self.step_bias.value
+        out = ops.gated_delta_rule(q, k, v, steps, weight, *constant, tiled=self._tiled)
         out = step.wanted(self.norm(out, gate))
         return self.output(out, None if residual is None else step.wanted(residual))
 

@@ -1,10 +1,10 @@
-"""Jamba (AI21, arXiv:2403.19887): Mamba with attention in one layer of eight, experts in every other."""
+"""Jamba (AI21, arXiv:2403.19887): Mamba with attention in one layer of eight, experts in every other. And Bamba."""
 
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.models.blueprint import UNTURNED, BlockNorms, Blueprint
-from penstock.models.mamba import mamba
+from penstock.models.mamba import mamba, mamba2
 from penstock.models.mixture import expert_options, sparse_layer
 
 NORMS = BlockNorms(before_mlp="pre_ff_layernorm")
@@ -32,4 +32,20 @@ def build(blueprint: Blueprint) -> DecoderModel:
         feed_forward=feed_forward,
         norms=NORMS,
         model={"renames": RENAMES},
+    )
+
+
+def build_bamba(blueprint: Blueprint) -> DecoderModel:
+    """Bamba (IBM, 2024): Mamba-2 with MLPs, and some layers that attend."""
+    fields = blueprint.fields
+    full = fields.integers("attn_layer_indices")
+    recurrent = blueprint.recurrent(lambda index: index not in full)
+    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    return blueprint.uniform(
+        self_attention=lambda index: mamba2(blueprint, index) if recurrent[index] else None,
+        feed_forward=lambda index: blueprint.mlp(index, name="feed_forward", bias=mlp_bias),
+        norms=NORMS,
+        model={"renames": RENAMES},
+        qkv_bias=bias,
+        output_bias=bias,
     )

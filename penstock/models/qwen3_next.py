@@ -37,6 +37,7 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
         fields.integer("linear_value_head_dim", 128),
         fields.integer("linear_conv_kernel_dim", 4),
         blueprint.norm_eps,
+        tiled=fields.flag("linear_value_heads_tiled", False),
     )
 
     def delta(index: int) -> DeltaNet | None:

@@ -113,6 +113,7 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "BaichuanForCausalLM": Family(llama.build_baichuan),
         "BaiChuanForCausalLM": Family(llama.build_baichuan),
         "BloomForCausalLM": Family(bloom.build, "bloom"),
+        "BambaForCausalLM": Family(jamba.build_bamba, "bamba"),
         "CohereForCausalLM": Family(cohere.build, "cohere"),
         "Cohere2ForCausalLM": Family(cohere.build_cohere2, "cohere2"),
         "Ernie4_5ForCausalLM": Family(ernie4_5.build, "ernie4_5"),

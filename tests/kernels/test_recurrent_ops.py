@@ -97,14 +97,14 @@ def channel_scan(channels: int, states: int, *, full: bool) -> Case:
     return Case(randoms(3, channels, channels, states, states, channels), (1, states, channels), run)
 
 
-def delta(heads: int, key_heads: int, dim: int, width: int) -> Case:
+def delta(heads: int, key_heads: int, dim: int, width: int, *, tiled: bool = False) -> Case:
     a, bias = -torch.rand(heads) * 2, torch.randn(heads)
     sizes = (key_heads * dim, key_heads * dim, heads * width)
 
     def run(ops, parts, state, rows):
         q, k, v = ops.split(parts[0], sizes)
         step, beta = ops.split(parts[1], (heads, heads))
-        return ops.gated_delta_rule(q, k, v, step, beta, a, state, rows, bias)
+        return ops.gated_delta_rule(q, k, v, step, beta, a, state, rows, bias, tiled=tiled)
 
     return Case(randoms(4, sum(sizes), 2 * heads), (heads, dim, width), run)
 
@@ -120,6 +120,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "channels, bare": lambda: channel_scan(64, 5, full=False),
     "delta": lambda: delta(4, 2, 32, 64),
     "delta, uneven": lambda: delta(3, 3, 20, 72),
+    "delta, tiled": lambda: delta(6, 2, 16, 48, tiled=True),
 }
 
 
@@ -134,6 +135,23 @@ def test_native_equals_the_reference(isa: str, case: Case):
     expected, expected_state = case.whole(reference)
     torch.testing.assert_close(out, expected, rtol=3e-5, atol=3e-5)
     torch.testing.assert_close(state, expected_state, rtol=3e-5, atol=3e-5)
+
+
+def test_tiled_heads_are_the_others_in_another_order():
+    """Value heads 0 … 5 read key heads 0, 1, 0, 1 …; put side by side they are 0, 2, 4, 1, 3, 5."""
+    order = torch.tensor([0, 2, 4, 1, 3, 5])
+    tokens, heads, keys, dim, width = 7, 6, 2, 8, 5
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, step, beta = (
+        torch.randn(tokens, size, generator=generator) for size in (keys * dim, keys * dim, heads * width, heads, heads)
+    )
+    a, rows = -torch.rand(heads, generator=generator), StateRows(*(torch.tensor(x) for x in ([0], [0, 7], [7])))
+    states = torch.zeros(2, heads, dim, width).split(1)
+    tiled = reference.gated_delta_rule(q, k, v, step, beta, a, states[0], rows, tiled=True)
+    values = v.view(tokens, heads, width)[:, order].flatten(1)
+    beside = reference.gated_delta_rule(q, k, values, step[:, order], beta[:, order], a[order], states[1], rows)
+    torch.testing.assert_close(tiled.view(tokens, heads, width)[:, order].flatten(1), beside)
+    torch.testing.assert_close(states[0][:, order], states[1])
 
 
 def test_instruction_sets_give_the_same_bits(case: Case):

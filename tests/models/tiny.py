@@ -384,6 +384,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mamba2",
         {**STATES, "head_dim": 12, "num_heads": 6, "n_groups": 1, "time_step_limit": [0.1, 0.9], "use_bias": True},
     ),
+    "bamba": ("Bamba", {**SCAN, "attn_layer_indices": [1], "hidden_size": 48, "head_dim": 8}),
     "granite-hybrid": (
         "GraniteMoeHybrid",
         {**GRANITE, **CHOSEN, **OWN_HEADS, **SCAN, "shared_intermediate_size": 20, "layer_types": MIXED},

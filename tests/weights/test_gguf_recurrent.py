@@ -21,6 +21,8 @@ ARCHES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
     "lfm2-moe": gguf.MODEL_ARCH.LFM2MOE,
     "qwen3-next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5-moe": gguf.MODEL_ARCH.QWEN35MOE,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "falcon-mamba": gguf.MODEL_ARCH.MAMBA,
     "mamba2": gguf.MODEL_ARCH.MAMBA2,
@@ -30,9 +32,11 @@ ARCHES = {
     "falcon-h1-normed": gguf.MODEL_ARCH.FALCON_H1,
     "jamba": gguf.MODEL_ARCH.JAMBA,
 }
+QWEN = ("qwen3next", "qwen35", "qwen35moe")
 # What a GGUF file cannot say, or says by convention, has the conventional value.
 CONVENTIONAL: dict[str, dict[str, Any]] = {
     "qwen3-next": {"mlp_only_layers": []},
+    "qwen3_5": {"layer_types": None, "num_hidden_layers": 4},
     "falcon-h1-normed": {"mamba_norm_before_gate": False, "mamba_proj_bias": False, "mlp_bias": False},
 }
 
@@ -44,10 +48,10 @@ def metadata(arch: str, config: Any) -> dict[str, Any]:
     types = getattr(config, "layer_types", ())
     heads = first("num_attention_heads", default=0)
     kv_heads = first("num_key_value_heads", default=0)
-    if arch not in ("qwen3next", "falcon-h1", "mamba", "mamba2"):
+    if arch not in (*QWEN, "falcon-h1", "mamba", "mamba2"):
         kv_heads = [kv_heads if kind == "full_attention" else 0 for kind in types]
     inner = first("mamba_d_ssm", "linear_value_head_dim", "intermediate_size")
-    if arch == "qwen3next":
+    if arch in QWEN:
         inner *= config.linear_num_value_heads
     elif arch != "mamba":
         inner = first("mamba_d_ssm", default=2 * config.hidden_size)
@@ -82,7 +86,7 @@ def metadata(arch: str, config: Any) -> dict[str, Any]:
         "residual_scale": first("residual_multiplier"),
         "logit_scale": first("logits_scaling"),
     }
-    if arch == "qwen3next":
+    if arch in QWEN:
         pairs |= {"attention.key_length": config.head_dim, "rope.dimension_count": config.head_dim // 2}
         pairs["full_attention_interval"] = 4
     if arch == "mamba":
@@ -146,14 +150,31 @@ def changed(arch: str, key: str, array: np.ndarray, config: Any) -> np.ndarray:
         array = array[:, None]
     if arch in ("mamba2", "granitehybrid", "falcon-h1") and key.endswith(("mixer.norm.weight", "mamba.norm.weight")):
         array = array.reshape(config.n_groups if arch == "mamba2" else config.mamba_n_groups, -1)
-    if arch == "qwen3next" and key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
+    if arch in QWEN and key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
         array = array + 1
     if key.endswith("shared_expert_gate.weight"):
         array = array[0]
     if arch == "granitehybrid" and key.endswith(("q_proj.weight", "k_proj.weight")):
         heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
         array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+    if arch in QWEN[1:] and ".linear_attn." in key:
+        array = tiled(key, array, config)
     return folded(key, array, config) if arch == "falcon-h1" else array
+
+
+def tiled(key: str, array: np.ndarray, config: Any) -> np.ndarray:
+    """The value heads of one key head lie apart: of rows, channels and the output's columns."""
+    keys, share = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    before = 2 * keys * config.linear_key_head_dim if "qkv" in key or "conv1d" in key else 0
+
+    def turned(part: np.ndarray) -> np.ndarray:
+        return part.reshape(keys, share, -1, *part.shape[1:]).swapaxes(0, 1).reshape(part.shape)
+
+    if key.endswith("linear_attn.norm.weight"):
+        return array
+    if "out_proj" in key:
+        return turned(array.T).T
+    return np.concatenate((array[:before], turned(array[before:])))
 
 
 def tensors(name: str, model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:

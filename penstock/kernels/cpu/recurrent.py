@@ -80,11 +80,13 @@ def gated_delta_rule(
     rows: StateRows,
     bias: Tensor | None = None,
     eps: float = 1e-6,
+    tiled: bool = False,
 ) -> Any:
     tape, (_, heads, dim, width) = _tape(q, rows), state.shape
     out = tape.new(heads * width)
     inputs = *map(tape.part, (q, k, v, step, beta)), tape.index(a), tape.index(bias), eps
-    tape.program.delta_rule(*inputs, heads, width_of(q) // dim, dim, width, tape.index(state), tape.index(out))
+    sizes = heads, width_of(q) // dim, dim, width
+    tape.program.delta_rule(*inputs, *sizes, tiled, tape.index(state), tape.index(out))
     return tape.done(out)
 
 

@@ -100,11 +100,13 @@ def gated_delta_rule(
     rows: StateRows,
     bias: Tensor | None = None,
     eps: float = 1e-6,
+    tiled: bool = False,
 ) -> Tensor:
     tokens = q.shape[0]
     _, heads, dim, width = state.shape
     share = heads * dim // q.shape[1]
-    q, k = (part.float().reshape(tokens, -1, dim).repeat_interleave(share, dim=1) for part in (q, k))
+    q, k = (part.float().reshape(tokens, -1, dim) for part in (q, k))
+    q, k = (part.repeat(1, share, 1) if tiled else part.repeat_interleave(share, dim=1) for part in (q, k))
     q = q * torch.rsqrt((q * q).sum(-1, keepdim=True) + eps) * dim**-0.5
     k = k * torch.rsqrt((k * k).sum(-1, keepdim=True) + eps)
     values = v.float().reshape(tokens, heads, width)

@@ -15,7 +15,18 @@ MAX_EXPERTS = 4096
 MAX_NUMBER = 1e30
 _MAX_SIZE = 2**31 - 1
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss")
-RECURRENT = ("lfm2", "lfm2moe", "qwen3next", "mamba", "mamba2", "granitehybrid", "falcon-h1", "jamba")
+RECURRENT = (
+    "lfm2",
+    "lfm2moe",
+    "qwen3next",
+    "qwen35",
+    "qwen35moe",
+    "mamba",
+    "mamba2",
+    "granitehybrid",
+    "falcon-h1",
+    "jamba",
+)
 ENCODERS = ("bert", "nomic-bert", "modern-bert", "gemma-embedding")
 LAYER_NORMS = ("bert", "nomic-bert", "modern-bert")  # of these, not RMS norms
 

@@ -82,6 +82,17 @@ def _mixer(prefix: str) -> dict[str, str]:
     return {f"ssm_{ours}": f"{prefix}.{theirs}" for ours, theirs in (parts | norms).items()}
 
 
+_QWEN = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_inp": "mlp.gate",
+    **{ours: f"mlp.shared_expert.{theirs}" for ours, theirs in SHARED_NAMES.items()},
+}
 _LFM2 = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
 _GEMMA3 = {
     "ffn_norm": "pre_feedforward_layernorm",
@@ -96,15 +107,9 @@ _BERT = {
 OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "lfm2": _LFM2,
     "lfm2moe": _LFM2 | {"ffn_gate_inp": "mlp.gate"},
-    "qwen3next": {
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_qkv": "linear_attn.in_proj_qkv",
-        "attn_gate": "linear_attn.in_proj_z",
-        "ssm_in": "linear_attn.in_proj_qkvz",
-        "ssm_out": "linear_attn.out_proj",
-        "ffn_gate_inp": "mlp.gate",
-        **{ours: f"mlp.shared_expert.{theirs}" for ours, theirs in SHARED_NAMES.items()},
-    },
+    "qwen3next": _QWEN,
+    "qwen35": _QWEN,
+    "qwen35moe": _QWEN,
     "mamba": _mixer("mixer") | {"attn_norm": "norm"},
     "mamba2": _mixer("mixer") | {"attn_norm": "norm"},
     "granitehybrid": {
@@ -139,6 +144,7 @@ EXPERT_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "down": "w2", "up": "w3"}),
     "qwen3moe": ("mlp.experts", _GATED),
     "qwen3next": ("mlp.experts", _GATED),
+    "qwen35moe": ("mlp.experts", _GATED),
     "lfm2moe": ("mlp.experts", _GATED),
     "granitehybrid": ("block_sparse_moe.experts", _GATED),
     "jamba": ("feed_forward.experts", _GATED),
@@ -148,6 +154,8 @@ MIXERS = {
     "lfm2": "conv",
     "lfm2moe": "conv",
     "qwen3next": "linear_attn",
+    "qwen35": "linear_attn",
+    "qwen35moe": "linear_attn",
     "mamba": "mixer",
     "mamba2": "mixer",
     "granitehybrid": "mamba",
@@ -371,7 +379,7 @@ def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Virtual
     if arch in ("llama", "mixtral", "granitehybrid") and stem in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
         return _unpermuted(name, tensor, heads)
-    if arch in ("gemma3", "gemma-embedding", "qwen3next") and name.endswith("norm.weight"):
+    if arch in ("gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe") and name.endswith("norm.weight"):
         return _minus_one(name, tensor)
     return _plain(name, tensor)
 

@@ -55,30 +55,53 @@ def _lfm2moe(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     )
 
 
-def _qwen3next(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+def _delta(keys: Keys) -> dict[str, Any]:
+    """Gated delta networks, and gated attention beside them."""
     heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     if inner % heads:
         raise CheckpointError(f"metadata key {keys.arch}.ssm.inner_size is {inner}, no multiple of {heads} heads.")
-    expert = keys.integer("expert_feed_forward_length")
     head_dim = keys.integer("attention.key_length", 256)
-    return _named(
-        "Qwen3NextForCausalLM",
-        "qwen3_next",
+    return {
+        "head_dim": head_dim,
+        "partial_rotary_factor": keys.integer("rope.dimension_count", head_dim // 4) / head_dim,
+        "full_attention_interval": keys.integer("full_attention_interval", 4),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+    }
+
+
+def _shared_expert(keys: Keys) -> dict[str, Any]:
+    expert = keys.integer("expert_feed_forward_length")
+    return {
         **_experts(keys),
-        intermediate_size=keys.integer("feed_forward_length", expert),
-        moe_intermediate_size=expert,
-        shared_expert_intermediate_size=keys.integer("expert_shared_feed_forward_length", expert),
-        norm_topk_prob=True,
-        mlp_only_layers=[],
-        head_dim=head_dim,
-        partial_rotary_factor=keys.integer("rope.dimension_count", head_dim // 4) / head_dim,
-        full_attention_interval=keys.integer("full_attention_interval", 4),
-        linear_conv_kernel_dim=keys.integer("ssm.conv_kernel"),
-        linear_key_head_dim=keys.integer("ssm.state_size"),
-        linear_num_key_heads=keys.integer("ssm.group_count"),
-        linear_num_value_heads=heads,
-        linear_value_head_dim=inner // heads,
-    )
+        "intermediate_size": keys.integer("feed_forward_length", expert),
+        "moe_intermediate_size": expert,
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length", expert),
+        "norm_topk_prob": True,
+        "mlp_only_layers": [],
+    }
+
+
+def _qwen3next(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    return _named("Qwen3NextForCausalLM", "qwen3_next", **_delta(keys), **_shared_expert(keys))
+
+
+def _qwen35(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """Converters lay the value heads of one key head apart. Layers after the last predict further tokens."""
+    layers = keys.integer("block_count", most=MAX_LAYERS) - keys.integer("nextn_predict_layers", 0, least=0)
+    return _delta(keys) | {"num_hidden_layers": layers, "linear_value_heads_tiled": True}
+
+
+def _qwen35_dense(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    size = keys.integer("feed_forward_length")
+    return _named("Qwen3_5ForCausalLM", "qwen3_5_text", intermediate_size=size, **_qwen35(keys, tensors))
+
+
+def _qwen35_moe(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    return _named("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", **_qwen35(keys, tensors), **_shared_expert(keys))
 
 
 def _mamba(keys: Keys, tensors: Tensors) -> dict[str, Any]:
@@ -176,6 +199,8 @@ RECURRENT_BUILDERS: Mapping[str, Callable[[Keys, Tensors], dict[str, Any]]] = Ma
         "lfm2": _lfm2,
         "lfm2moe": _lfm2moe,
         "qwen3next": _qwen3next,
+        "qwen35": _qwen35_dense,
+        "qwen35moe": _qwen35_moe,
         "mamba": _mamba,
         "mamba2": _mamba2,
         "granitehybrid": _granitehybrid,
