@@ -44,6 +44,8 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "llama4": MappingProxyType({"rms_norm_eps": 1e-5, "head_dim": 128}),
         "phimoe": MappingProxyType({"rms_norm_eps": 1e-5}),
         "bert": MappingProxyType({"layer_norm_eps": 1e-12, "type_vocab_size": 2}),
+        "distilbert": MappingProxyType({"layer_norm_eps": 1e-12}),
+        "eurobert": MappingProxyType({"rms_norm_eps": 1e-5}),
         "roberta": MappingProxyType({"layer_norm_eps": 1e-12, "type_vocab_size": 2}),
         "nomic_bert": MappingProxyType({"layer_norm_eps": 1e-12, "max_position_embeddings": 2048}),
         "modernbert": MappingProxyType({"norm_eps": 1e-5}),
@@ -88,6 +90,8 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 # Names that older model types have for fields.
 SYNONYMS: Mapping[str, str] = MappingProxyType(
     {
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
         "n_embd": "hidden_size",
         "n_embed": "hidden_size",
         "d_model": "hidden_size",

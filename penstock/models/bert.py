@@ -1,10 +1,11 @@
-"""BERT (arXiv:1810.04805) and RoBERTa (arXiv:1907.11692, XLM: arXiv:1911.02116): encoders with learned positions."""
+"""BERT (arXiv:1810.04805), RoBERTa (arXiv:1907.11692, XLM: arXiv:1911.02116) and DistilBERT (arXiv:1910.01108)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense
@@ -30,7 +31,23 @@ RENAMES = (
     (r"\.output\.dense\.", ".mlp.down_proj."),
     (r"\.output\.LayerNorm\.", ".post_feedforward_layernorm."),
 )
-UNUSED = (r"pooler\..*", r"cls\..*", r"lm_head\..*", r"embeddings\.position_ids")  # what vectors of texts do without
+DISTILBERT = (
+    (r"^distilbert\.", ""),
+    (r"^transformer\.layer\.", "model.layers."),
+    (r"\.attention\.([qkv])_lin\.", r".self_attn.\1_proj."),
+    (r"\.attention\.out_lin\.", ".self_attn.o_proj."),
+    (r"\.sa_layer_norm\.", ".post_attention_layernorm."),
+    (r"\.ffn\.lin1\.", ".mlp.up_proj."),
+    (r"\.ffn\.lin2\.", ".mlp.down_proj."),
+    (r"\.output_layer_norm\.", ".post_feedforward_layernorm."),
+)
+UNUSED = (
+    r"pooler\..*",
+    r"cls\..*",
+    r"lm_head\..*",
+    r"vocab_.*",
+    r"embeddings\.position_ids",
+)  # what vectors of texts do without
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -43,24 +60,41 @@ def build_roberta(blueprint: Blueprint) -> DecoderModel:
     That number is -1 where the table's unused rows are not stored.
     """
     first = blueprint.fields.integer("pad_token_id", 1, minimum=-1) + 1
+    return _assemble(blueprint, first, lambda: _classifier(blueprint, "classifier.dense", "classifier.out_proj"))
 
-    def classifier() -> Classifier:
-        dense = Dense("classifier.dense", blueprint.hidden_size, blueprint.hidden_size, bias=True)
-        out = Dense("classifier.out_proj", blueprint.hidden_size, blueprint.num_labels(), bias=True)
-        return Classifier(out, dense, torch.tanh)
 
-    return _assemble(blueprint, first, classifier)
+def build_distilbert(blueprint: Blueprint) -> DecoderModel:
+    """BERT without token types and pooler."""
+    return _assemble(
+        blueprint,
+        0,
+        lambda: _classifier(blueprint, "pre_classifier", "classifier", torch.relu),
+        field="activation",
+        renames=(*DISTILBERT, *RENAMES),
+    )
 
 
 def pooled_classifier(blueprint: Blueprint) -> Classifier:
     """BERT's pooler and what stands on it."""
-    dense = Dense("pooler.dense", blueprint.hidden_size, blueprint.hidden_size, bias=True)
-    out = Dense("classifier", blueprint.hidden_size, blueprint.num_labels(), bias=True)
-    return Classifier(out, dense, torch.tanh)
+    return _classifier(blueprint, "pooler.dense", "classifier")
 
 
-def _assemble(blueprint: Blueprint, first: int, classifier: Callable[[], Classifier]) -> DecoderModel:
+def _classifier(
+    blueprint: Blueprint, dense: str, output: str, activation: Callable[[Tensor], Tensor] = torch.tanh
+) -> Classifier:
+    first = Dense(dense, blueprint.hidden_size, blueprint.hidden_size, bias=True)
+    return Classifier(Dense(output, blueprint.hidden_size, blueprint.num_labels(), bias=True), first, activation)
+
+
+def _assemble(
+    blueprint: Blueprint,
+    first: int,
+    classifier: Callable[[], Classifier],
+    field: str = "hidden_act",
+    renames: tuple[tuple[str, str], ...] = RENAMES,
+) -> DecoderModel:
     fields, kernels, hidden = blueprint.fields, blueprint.kernels, blueprint.hidden_size
+    types = fields.integer("type_vocab_size", 0, minimum=0)
     fields.choice("position_embedding_type", {"absolute": None}, "absolute")
     length = fields.integer("max_position_embeddings", minimum=first + 1) - first
     return blueprint.uniform(
@@ -68,15 +102,15 @@ def _assemble(blueprint: Blueprint, first: int, classifier: Callable[[], Classif
         norm=blueprint.layer_norm,
         norms=SUM_NORM,
         final_norm=False,
-        activation=blueprint.activation(default="gelu"),
+        activation=blueprint.activation(field, "gelu"),
         gated=False,
         mlp_bias=True,
         model={
-            "renames": RENAMES,
+            "renames": renames,
             "mask": MaskKind.BIDIRECTIONAL,
             "max_positions": length,
             "positions": learned(kernels, "model.embed_positions.weight", length, hidden, first=first),
-            "types": learned(kernels, "model.embed_types.weight", fields.integer("type_vocab_size"), hidden),
+            "types": learned(kernels, "model.embed_types.weight", types, hidden) if types else None,
             "embedding_norm": blueprint.layer_norm("model.embed_norm"),
             "classifier": classifier,
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.layers.batch import MaskKind
 from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
 from penstock.models.blueprint import UNTURNED, Blueprint
@@ -27,6 +28,16 @@ def build(blueprint: Blueprint) -> DecoderModel:
     bias = fields.flag("attention_bias", False)
     output = fields.flag("attention_out_bias", bias)
     return blueprint.uniform(qkv_bias=bias, output_bias=output, mlp_bias=fields.flag("mlp_bias", False))
+
+
+def build_eurobert(blueprint: Blueprint) -> DecoderModel:
+    """EuroBERT (arXiv:2503.05500): the same, attending both ways."""
+    if blueprint.head == "labels":
+        raise blueprint.fields.error("architectures", "is a EuroBERT classifier; only EuroBertModel is supported")
+    bias = blueprint.fields.flag("attention_bias", False)
+    model = {"mask": MaskKind.BIDIRECTIONAL}
+    mlp_bias = blueprint.fields.flag("mlp_bias", False)
+    return blueprint.uniform(model=model, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
 
 
 def build_internlm2(blueprint: Blueprint) -> DecoderModel:

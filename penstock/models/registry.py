@@ -159,6 +159,8 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "Starcoder2ForCausalLM": Family(starcoder2.build, "starcoder2"),
         "BertModel": Family(bert.build, "bert"),
         "CamembertModel": Family(bert.build_roberta, "roberta"),
+        "DistilBertModel": Family(bert.build_distilbert, "distilbert"),
+        "EuroBertModel": Family(llama.build_eurobert, "eurobert"),
         "Gemma3TextModel": Family(gemma3.build, "gemma3_text"),
         "ModernBertModel": Family(modernbert.build, "modernbert"),
         "NomicBertModel": Family(nomic_bert.build, "nomic_bert"),

@@ -23,6 +23,8 @@ SIZES: dict[str, Any] = {
 GEMMA = {"num_key_value_heads": 2, "head_dim": 10, "sliding_window": 14, "use_bidirectional_attention": True}
 SLIDING = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
+OWN_NAMES = ("vocab_size", "max_position_embeddings", "pad_token_id", "initializer_range")  # all that DistilBERT shares
+
 # name → (architecture without "Model", fields that differ from SIZES)
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
@@ -43,15 +45,18 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "classifier_pooling": "mean",
         },
     ),
+    "distilbert": ("DistilBert", {"dim": 36, "hidden_dim": 44, "n_layers": 3, "n_heads": 6, "activation": "relu"}),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 2}),
     "nomic-bert": ("NomicBert", {}),
     "gemma-embedding": ("Gemma3Text", {**GEMMA, "layer_types": SLIDING[1:], "query_pre_attn_scalar": 17}),
 }
-CLASSIFIERS = [name for name in ENCODERS if "relu" not in name]
+CLASSIFIERS = [name for name in ENCODERS if name not in ("bert-relu", "eurobert")]
 
 
 def config_of(name: str, **fields: Any) -> transformers.PretrainedConfig:
     architecture, special = ENCODERS[name]
-    config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **special, **fields})
+    shared = {name: value for name, value in SIZES.items() if architecture != "DistilBert" or name in OWN_NAMES}
+    config = getattr(transformers, f"{architecture}Config")(**{**shared, **special, **fields})
     config._attn_implementation = "eager"
     return config
 

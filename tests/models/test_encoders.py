@@ -18,6 +18,7 @@ from penstock.engine.build import build_engine
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model
+from penstock.runtime.executor import EagerExecutor
 from penstock.runtime.scoring import Scorer
 from tests.engine.test_pooling import engine, pooled, reduced
 from tests.models import encoders
@@ -62,6 +63,39 @@ def test_steps_are_recorded(tmp_path: Path, name: str) -> None:
     settings = {note.name: note for note in info.settings}
     assert settings["step"].value == "recorded", settings["step"].reason
     assert info.max_model_len == 128
+
+
+@pytest.mark.parametrize("name", encoders.ENCODERS)
+def test_recorded_steps_equal_their_layers_to_the_bit(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoders.save(name, tmp_path)
+    params = PoolingParams(PoolingKind.ALL, second=1)
+    recorded = pooled(engine(tmp_path), PROMPTS, params)
+    by_layer = lambda model, caches, *_: EagerExecutor(model, caches, "a test")  # noqa: E731
+    monkeypatch.setattr("penstock.runtime.assemble.make_executor", by_layer)
+    assert pooled(engine(tmp_path), PROMPTS, params) == recorded
+
+
+@pytest.mark.parametrize("isa", ["generic", "auto"])
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "bfloat16", "int8"])
+def test_types_of_caches(tmp_path: Path, isa: str, kv_cache_dtype: str) -> None:
+    model = encoders.save("modernbert", tmp_path)
+    used = engine(tmp_path, kv_cache_dtype=kv_cache_dtype, isa=isa)
+    (result,) = pooled(used, PROMPTS[3:4], PoolingParams(PoolingKind.MEAN))
+    theirs = encoders.reference(model, "modernbert", PROMPTS[3]).mean(0)
+    close_enough = 0.999 if kv_cache_dtype == "int8" else 0.9999
+    assert torch.cosine_similarity(torch.tensor(result), theirs, dim=0) >= close_enough
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "gemma-embedding"])
+def test_bfloat16_checkpoints(tmp_path: Path, name: str) -> None:
+    model = encoders.make(name).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    model = model.float()
+    for prompt, result in zip(PROMPTS, pooled(engine(tmp_path), PROMPTS, PoolingParams(PoolingKind.MEAN)), strict=True):
+        theirs = encoders.reference(model, name, prompt).mean(0)
+        assert torch.cosine_similarity(torch.tensor(result), theirs, dim=0) >= 0.9999
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
