@@ -19,6 +19,7 @@ _NOT_LOADED = tuple(
     for model in ("", "model.")
     for part in ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector")
 )
+_RECURRENT = ("linear_attention", "mamba", "conv")
 
 
 def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -68,7 +69,23 @@ def _layers(config: Mapping[str, Any]) -> tuple[LayerFacts, ...]:
     elements = 2 * kv_heads * _integer(config, "head_dim", max(1, _integer(config, "hidden_size") // heads))
     if "kv_lora_rank" in config:  # latent attention
         elements = _integer(config, "kv_lora_rank") + _integer(config, "qk_rope_head_dim")
-    return tuple(LayerFacts(elements, window) for window in _windows(config, count))
+    windows, attends = _windows(config, count), _attends(config, count)
+    return tuple(LayerFacts(elements * attends[layer], window) for layer, window in enumerate(windows))
+
+
+def _attends(config: Mapping[str, Any], layers: int) -> list[bool]:
+    """Whether each layer keeps keys and values, unlike recurrent ones, as Hugging Face configs describe it."""
+    kinds = config.get("layer_types", config.get("layers_block_type"))
+    if isinstance(kinds, list) and len(kinds) == layers:
+        return [kind not in _RECURRENT for kind in kinds]
+    if str(config.get("model_type")) in ("mamba", "mamba2", "falcon_mamba"):
+        return [False] * layers
+    listed = config.get("attn_layer_indices", config.get("full_attn_idxs"))
+    if isinstance(listed, list):
+        return [layer in listed for layer in range(layers)]
+    every = _integer(config, "attn_layer_period", _integer(config, "full_attention_interval", 1))
+    offset = config.get("attn_layer_offset", every - 1)
+    return [layer % every == offset for layer in range(layers)]
 
 
 def _head_size(config: Mapping[str, Any], usual: int) -> int:

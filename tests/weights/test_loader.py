@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
+from penstock.core.cache_spec import CacheKind
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model
@@ -168,8 +169,8 @@ def test_headers_and_model_agree(name: str, tmp_path: Path):
     facts, model = model_facts(open_checkpoint(tmp_path)), load(tmp_path)
     assert facts.vocab_size == model.vocab_size
     assert facts.context_length == model.max_positions
-    specs = [(spec.elements_per_token, spec.window) for spec in model.cache_specs]
-    assert [(layer.elements_per_token, layer.window) for layer in facts.layers] == specs
+    specs = [(spec.elements_per_token, spec.window) for spec in model.cache_specs if spec.kind is not CacheKind.STATE]
+    assert [(layer.elements_per_token, layer.window) for layer in facts.layers if layer.elements_per_token] == specs
     stored = {tensor.data_ptr(): tensor.numel() for tensor in theirs.state_dict().values()}  # tied ones once
     assert facts.parameters == sum(stored.values())
 
