@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.kernels.cpu import native
+from tests.models.outcomes import pytest_runtest_logreport, pytest_sessionfinish
+
+__all__ = ["pytest_runtest_logreport", "pytest_sessionfinish"]
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

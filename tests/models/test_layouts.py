@@ -70,6 +70,18 @@ def test_fused_projections(architecture: str, change: Callable[[Tensors], Tensor
     assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
 
 
+def test_internlm3(tmp_path: Path) -> None:
+    """A Llama whose biases are said in fields of its own."""
+    theirs = tiny.save("llama-biases", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["attention_bias"], config["mlp_bias"]
+    own = {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(config | own))
+    tokens = tiny.prompt(21)
+    logits = Harness(load(tmp_path)).step({"row": tokens})["row"]
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
+
+
 def test_baichuan_13b(tmp_path: Path) -> None:
     """A Llama without rotation whose mask falls with distance, by ALiBi's published slopes of 40 heads."""
     sizes = {"hidden_size": 80, "num_attention_heads": 40, "num_key_value_heads": None, "head_dim": None}
