@@ -59,8 +59,7 @@ class BeamParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        most = limits.MAX_TOP_LOGPROBS // 2
-        for name, value, top in (("beam_width", self.width, most), ("n", self.n, self.width)):
+        for name, value, top in (("beam_width", self.width, limits.MAX_TOP_LOGPROBS), ("n", self.n, self.width)):
             if type(value) is not int or not 1 <= value <= top:
                 raise ParameterError(name, value, f"an integer from 1 to {top}")
         if self.early_stopping not in (True, False, "never"):
@@ -109,8 +108,8 @@ class BeamSearch:
 
     @property
     def alternatives(self) -> int:
-        """Candidates needed after each beam: enough to go on though every beam could end in each stop token."""
-        return max(2, 1 + len(self.stop_ids)) * self.params.width
+        """Candidates needed after each beam: enough to fill all beams from one, were the likeliest all stop tokens."""
+        return self.params.width + len(self.stop_ids)
 
     def advance(self, candidates: Sequence[Candidates]) -> None:
         """Takes the candidates after each running beam."""
@@ -122,7 +121,7 @@ class BeamSearch:
         ]
         found.sort(key=lambda candidate: (-candidate[0], candidate[1], candidate[3]))
         going, ended = [], []
-        for place, (total, index, rank, token, logprob) in enumerate(found[: self.alternatives]):
+        for place, (total, index, rank, token, logprob) in enumerate(found):
             beam = self.running[index]
             entry = TokenLogprobs(token, logprob, rank, tuple(candidates[index]))
             longer = Beam((*beam.tokens, token), (*beam.logprobs, entry), total)
@@ -180,7 +179,7 @@ async def beam_search(frontend: Frontend, request: GenerationRequest, params: Be
     eos_ids = () if params.ignore_eos else frontend.text.eos_ids
     search = BeamSearch(params, frozenset((*eos_ids, *params.stop_token_ids)), wanted or room)
     if search.alternatives > limits.MAX_TOP_LOGPROBS:
-        most = limits.MAX_TOP_LOGPROBS // max(2, 1 + len(search.stop_ids))
+        most = limits.MAX_TOP_LOGPROBS - len(search.stop_ids)
         ends = f"at most {most}, as {len(search.stop_ids)} tokens can end an answer"
         raise ParameterError("beam_width", params.width, ends)
     sampling = replace(request.sampling, n=params.n)

@@ -20,6 +20,17 @@ from penstock.text.vocabulary import Vocabulary, cutting, implied_merges
 _ADDED: Final = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
 _MERGED: Final = frozenset(map(int, (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED)))
 _CONTINUES: Final = "##"
+# Control tokens that end an answer, for files that do not say so: they name one end of text, chat models have more.
+_ENDS: Final = frozenset(
+    """
+    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> <|eom_id|> <EOT>
+    _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[
+    """.split()  # noqa: SIM905
+)
+_GOES_ON: Final = (
+    "<|end|>",
+    frozenset(("<|return|>", "<|call|>", "<|calls|>")),
+)  # where one of these ends, that does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +222,16 @@ def _add_tokens(backend: tokenizers.Tokenizer, fields: Fields) -> frozenset[int]
     return frozenset(special)
 
 
+def _named_ends(fields: Fields) -> set[int]:
+    """Control tokens that end an answer, by their names."""
+    names = {name for name in _ENDS if name in fields.vocab}
+    token, others = _GOES_ON
+    if names & others:
+        names.discard(token)
+    ids = {fields.vocab[name] for name in names}
+    return {index for index in ids if fields.types[index] == TokenType.CONTROL}
+
+
 def read_gguf_vocab(metadata: Mapping[str, Any]) -> Vocabulary:
     """Builds the tokenizer a GGUF file describes.
 
@@ -227,6 +248,7 @@ def read_gguf_vocab(metadata: Mapping[str, Any]) -> Vocabulary:
     bos = fields.token_id("cls_token_id") if bos is None else bos
     sep = fields.token_id("seperator_token_id")
     ends = {eos, fields.token_id("eot_token_id"), fields.token_id("eom_token_id")} - {None}
+    ends |= _named_ends(fields)
     suffix = [eos] if fields.flag("add_eos_token", built.add_eos) else []
     suffix += [sep] if fields.flag("add_sep_token", built.add_sep) and sep != eos else []
     return Vocabulary(

@@ -23,7 +23,7 @@ _MODES = (
     ("pooling_mode_lasttoken", "lasttoken", PoolingKind.LAST),
 )
 _GGUF_KINDS = {1: PoolingKind.MEAN, 2: PoolingKind.CLS, 3: PoolingKind.LAST}
-_GENERATORS = ("ForCausalLM", "ForConditionalGeneration", "?")
+_GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "?")
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
 
 

@@ -99,7 +99,7 @@ def test_the_best_of_several_branches_is_given(stories: Serving, llm: LLM) -> No
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"use_beam_search": True, "n": 11}, "beam_width"),
+        ({"use_beam_search": True, "n": 21}, "beam_width"),
         ({"use_beam_search": True, "presence_penalty": 1.0}, "presence_penalty"),
         ({"use_beam_search": True, "logit_bias": {"5": 3}}, "logit_bias"),
         ({"use_beam_search": True, "length_penalty": 99}, "length_penalty"),

@@ -227,7 +227,7 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"audio": {"voice": "x"}}, "audio", "not available"),
         ({"best_of": 1, "n": 2}, "best_of", "at least n"),
         ({"best_of": 4, "stream": True}, "best_of", "stream"),
-        ({"use_beam_search": True, "best_of": 11}, "beam_width", "1 to 10"),
+        ({"use_beam_search": True, "best_of": 21}, "beam_width", "1 to 20"),
         ({"length_penalty": 0.5}, "length_penalty", "use_beam_search"),
         ({"early_stopping": True}, "early_stopping", "use_beam_search"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "chat_template"),

@@ -105,6 +105,21 @@ def test_the_files_beginning_and_end_tokens(tokenizer: Build) -> None:
     assert concierge.eos_id == concierge.token_to_id("<|im_end|>")
 
 
+def test_control_tokens_that_end_answers_are_known_by_name(gguf_metadata: Callable[[str], Mapping[str, Any]]) -> None:
+    tokens = ["a", "Ġ", "<|end|>", "<|im_end|>", "<|eot_id|>", "<|other|>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.token_type": [1, 1, 3, 3, 1, 3],
+        "tokenizer.ggml.eos_token_id": 5,
+    }
+    assert Tokenizer.from_gguf(metadata).end_ids == {2, 3, 5}
+    harmony = {**metadata, "tokenizer.ggml.tokens": [*tokens[:-1], "<|return|>"]}
+    assert Tokenizer.from_gguf(harmony).end_ids == {3, 5}
+    assert Tokenizer.from_gguf(gguf_metadata("llama-bpe")).end_ids >= {128_001, 128_009}
+
+
 @pytest.mark.parametrize(
     ("name", "marker"),
     [("concierge", "<|im_end|>"), ("qwen2", "<|im_end|>"), ("gemma-4", "<eos>"), ("stories", "</s>")],
