@@ -19,8 +19,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
     def factor(name: str) -> float:
         return fields.number(name, 1.0)
 
-    def factors(name: str, count: int) -> tuple[float, ...]:
-        return fields.numbers(name, count) if fields.has(name) else (1.0,) * count
+    def factors(name: str, count: int, what: str) -> tuple[float, ...]:
+        return fields.numbers(name, count, what) if fields.has(name) else (1.0,) * count
 
     inputs = {"attention_bias": "attention_in_multiplier", "mamba_proj_bias": "ssm_in_multiplier"}
     biases = {name: fields.flag(name, False) for name in inputs}
@@ -33,7 +33,9 @@ def build(blueprint: Blueprint) -> DecoderModel:
     scan: dict[str, Any] = {
         "norm": norm if fields.flag("mamba_rms_norm", False) else None,
         "output_bias": fields.flag("projectors_bias", False),
-        "factors": tuple(factor("ssm_in_multiplier") * part for part in factors("ssm_multipliers", 5)),
+        "factors": tuple(
+            factor("ssm_in_multiplier") * part for part in factors("ssm_multipliers", 5, "one a part of the projection")
+        ),
         "output_factor": factor("ssm_out_multiplier"),
     }
 
@@ -50,7 +52,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         return ParallelMixers(kernels, attention, mamba2(blueprint, index, slot=2 * index + 1, **scan))
 
     bias = fields.flag("mlp_bias", False)
-    scales = factors("mlp_multipliers", 2)
+    scales = factors("mlp_multipliers", 2, "the gate's and the output's")
     return blueprint.uniform(
         rotary=rotary,
         self_attention=mixers,

@@ -78,13 +78,13 @@ class Fields:
             raise self.error(name, f"is {_shown(value)}; allowed: a list of integers")
         return tuple(value)
 
-    def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """A list of `count` numbers above 0."""
+    def numbers(self, name: str, count: int, what: str = "one a rotated pair") -> tuple[float, ...]:
+        """A list of `count` numbers above 0; `what` they are."""
         value = self._get(name, REQUIRED)
         if not isinstance(value, (list, tuple)) or not all(type(item) in (int, float) and item > 0 for item in value):
             raise self.error(name, f"is {_shown(value)}; allowed: a list of numbers above 0")
         if len(value) != count:
-            raise self.error(name, f"has {len(value)} entries; allowed: {count}, one a rotated pair")
+            raise self.error(name, f"has {len(value)} entries; allowed: {count}, {what}")
         return tuple(map(float, value))
 
     def below(self, name: str) -> Fields | None:

@@ -107,6 +107,10 @@ def test_defaults():
             "attention_bias is true; allowed where attention_in_multiplier is 0.5: false",
         ),
         (
+            {"architectures": ["FalconH1ForCausalLM"], "mamba_n_heads": 4, "mlp_multipliers": [0.5]},
+            "mlp_multipliers has 1 entries; allowed: 2, the gate's and the output's",
+        ),
+        (
             {"architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 6},
             "linear_num_value_heads is 6; allowed: a multiple of linear_num_key_heads, 4",
         ),
