@@ -20,8 +20,11 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model
 from penstock.runtime.executor import EagerExecutor
 from penstock.runtime.scoring import Scorer
+from penstock.weights.facts import model_facts
+from penstock.weights.open import open_checkpoint
 from tests.engine.test_pooling import engine, pooled, reduced
 from tests.models import encoders
+from tests.models.harness import load
 
 TOLERANCE = 1e-4
 LENGTHS = (1, 5, 23, 40, 64)
@@ -63,6 +66,18 @@ def test_steps_are_recorded(tmp_path: Path, name: str) -> None:
     settings = {note.name: note for note in info.settings}
     assert settings["step"].value == "recorded", settings["step"].reason
     assert info.max_model_len == 128
+
+
+@pytest.mark.parametrize("name", encoders.ENCODERS)
+def test_headers_and_model_agree(tmp_path: Path, name: str) -> None:
+    """What is planned from the headers is what the model then needs."""
+    encoders.save(name, tmp_path)
+    facts, model = model_facts(open_checkpoint(tmp_path)), load(tmp_path)
+    assert facts.whole_prompts and model.whole_prompts
+    assert (facts.vocab_size, facts.context_length) == (model.vocab_size, model.max_positions)
+    assert [layer.elements_per_token for layer in facts.layers] == [
+        spec.elements_per_token for spec in model.cache_specs
+    ]
 
 
 @pytest.mark.parametrize("name", encoders.ENCODERS)

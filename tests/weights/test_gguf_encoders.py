@@ -24,6 +24,8 @@ ARCHES = {
     "bert": gguf.MODEL_ARCH.BERT,
     "roberta": gguf.MODEL_ARCH.BERT,
     "xlm-roberta": gguf.MODEL_ARCH.BERT,
+    "distilbert": gguf.MODEL_ARCH.BERT,
+    "eurobert": gguf.MODEL_ARCH.EUROBERT,
     "nomic-bert": gguf.MODEL_ARCH.NOMIC_BERT,
     "modernbert": gguf.MODEL_ARCH.MODERN_BERT,
     "modernbert-biases": gguf.MODEL_ARCH.MODERN_BERT,
@@ -31,6 +33,7 @@ ARCHES = {
 }
 # What a GGUF file says by convention.
 CONVENTIONAL: dict[str, dict[str, Any]] = {
+    "distilbert": {"activation": "gelu"},
     "modernbert-biases": {"layer_types": None},
     "gemma-embedding": {"num_hidden_layers": 7, "layer_types": None, "query_pre_attn_scalar": 10},
 }
@@ -43,7 +46,7 @@ def metadata(name: str, config: Any, pooling: gguf.PoolingType) -> dict[str, Any
         "context_length": config.max_position_embeddings - (config.pad_token_id + 1 if "roberta" in name else 0),
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": config.hidden_dim if name == "distilbert" else config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.causal": False,
         "pooling_type": int(pooling),
@@ -54,9 +57,12 @@ def metadata(name: str, config: Any, pooling: gguf.PoolingType) -> dict[str, Any
     if name.startswith("gemma"):
         pairs |= {"attention.sliding_window": encoders.GEMMA["sliding_window"], "attention.head_count_kv": 2}
         pairs |= {"attention.key_length": 10, "attention.value_length": 10}
+    if hasattr(config, "rms_norm_eps"):
         pairs["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
     else:
-        pairs["attention.layer_norm_epsilon"] = getattr(config, "layer_norm_eps", None) or config.norm_eps
+        pairs["attention.layer_norm_epsilon"] = getattr(config, "layer_norm_eps", getattr(config, "norm_eps", 1e-12))
+    if name == "eurobert":
+        pairs["attention.head_count_kv"] = config.num_key_value_heads
     if "full_attention" in rope:
         pairs["rope.freq_base"] = rope["full_attention"]["rope_theta"]
     elif rope:
@@ -91,7 +97,7 @@ def published(name: str, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if name.startswith("modernbert"):
             key = key.removeprefix("model.")
             key = key.replace("classifier.", "classifier.out_proj.") if key.startswith("classifier.") else key
-        if name.startswith("gemma"):
+        if name.startswith(("gemma", "eurobert")):
             key = f"model.{key}"
         if name == "nomic-bert":
             key = key.replace("embeddings.LayerNorm", "emb_ln")
@@ -170,12 +176,12 @@ def test_a_reranker_without_its_pooler_is_refused(tmp_path: Path, write_gguf: Ca
 
 
 def test_a_file_without_token_types_is_refused(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
-    model = encoders.make("bert")
-    stored = tensors("bert", model)
+    model = encoders.make("nomic-bert")
+    stored = tensors("nomic-bert", model)
     del stored["token_types.weight"]
-    pairs = metadata("bert", model.config, gguf.PoolingType.MEAN)
+    pairs = metadata("nomic-bert", model.config, gguf.PoolingType.MEAN)
     with pytest.raises(CheckpointError, match=r"no matrix token_types.weight"):
-        open_checkpoint(write_gguf(tmp_path / "model.gguf", "bert", pairs, stored))
+        open_checkpoint(write_gguf(tmp_path / "model.gguf", "nomic-bert", pairs, stored))
 
 
 def test_qwen3_rerankers(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:

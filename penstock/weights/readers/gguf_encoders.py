@@ -15,11 +15,11 @@ _RANK = 4  # pooling_type of models that score pairs
 
 
 def _bert(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """BERT, and RoBERTa, whose positions are stored from the first used one on."""
+    """BERT; DistilBERT, which has no token types; RoBERTa, whose positions are stored from the first used one on."""
     own: dict[str, Any] = {
         "intermediate_size": keys.integer("feed_forward_length"),
         "hidden_act": "gelu",
-        "type_vocab_size": _rows(tensors, "token_types.weight"),
+        "type_vocab_size": _rows(tensors, "token_types.weight") if "token_types.weight" in tensors else 0,
     }
     if not _ranks(keys, tensors):
         return {"architectures": ["BertModel"], "model_type": "bert", **own}
@@ -34,6 +34,16 @@ def _bert(keys: Keys, tensors: Tensors) -> dict[str, Any]:
         "pad_token_id": -1,
         **_labels(keys, tensors),
         **own,
+    }
+
+
+def _eurobert(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    return {
+        "architectures": ["EuroBertModel"],
+        "model_type": "eurobert",
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
     }
 
 
@@ -106,5 +116,5 @@ def _labels(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 ENCODER_BUILDERS: Mapping[str, Callable[[Keys, Tensors], dict[str, Any]]] = MappingProxyType(
-    {"bert": _bert, "nomic-bert": _nomic_bert, "modern-bert": _modern_bert}
+    {"bert": _bert, "eurobert": _eurobert, "nomic-bert": _nomic_bert, "modern-bert": _modern_bert}
 )

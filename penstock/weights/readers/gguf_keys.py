@@ -27,7 +27,7 @@ RECURRENT = (
     "falcon-h1",
     "jamba",
 )
-ENCODERS = ("bert", "nomic-bert", "modern-bert", "gemma-embedding")
+ENCODERS = ("bert", "eurobert", "nomic-bert", "modern-bert", "gemma-embedding")
 LAYER_NORMS = ("bert", "nomic-bert", "modern-bert")  # of these, not RMS norms
 
 
