@@ -25,12 +25,12 @@ RENAMES = (
     (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
     (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
 )
-TURNED = (r"(qkv_proj|o_proj|up_proj|down_proj)\.weight$", r"\1.turned")  # stored as [inputs, outputs]
+TURNED = (r"\.(c_attn|c_proj|c_fc)\.weight$", r".\1.turned")  # stored as [inputs, outputs]
 MASKS = (r".*\.attn\.(masked_)?bias",)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return _build(blueprint, (*RENAMES, TURNED), "gelu_new")
+    return _build(blueprint, (TURNED, *RENAMES), "gelu_new")
 
 
 def build_bigcode(blueprint: Blueprint) -> DecoderModel:

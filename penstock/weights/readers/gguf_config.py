@@ -22,6 +22,7 @@ from penstock.weights.readers.gguf_keys import (
     Keys,
     shortest,
 )
+from penstock.weights.readers.gguf_older import OLDER_BUILDERS
 from penstock.weights.readers.gguf_recurrent import RECURRENT_BUILDERS
 
 _DTYPES = {"f32": "float32", "f64": "float32", "f16": "float16"}  # everything else is kept best in bfloat16
@@ -266,6 +267,7 @@ _BUILDERS: dict[str, Callable[[Keys, Mapping[str, GgufTensor]], dict[str, Any]]]
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     **ENCODER_BUILDERS,
+    **OLDER_BUILDERS,
     "gemma-embedding": _gemma_embedding,
 }
 

@@ -28,7 +28,8 @@ RECURRENT = (
     "jamba",
 )
 ENCODERS = ("bert", "eurobert", "nomic-bert", "modern-bert", "gemma-embedding")
-LAYER_NORMS = ("bert", "nomic-bert", "modern-bert")  # of these, not RMS norms
+OLDER = ("gpt2", "starcoder", "bloom", "mpt", "falcon")
+LAYER_NORMS = (*OLDER, "bert", "nomic-bert", "modern-bert")  # of these, not RMS norms
 
 
 class Keys:
@@ -39,10 +40,10 @@ class Keys:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.values = metadata
         arch = metadata.get("general.architecture")
-        if arch not in (*ARCHITECTURES, *RECURRENT, *ENCODERS):
+        if arch not in (*ARCHITECTURES, *RECURRENT, *ENCODERS, *OLDER):
             raise CheckpointError(
                 f"general.architecture is {shown(str(arch))}; supported in GGUF files: "
-                f"{', '.join((*ARCHITECTURES, *RECURRENT, *ENCODERS))}."
+                f"{', '.join((*ARCHITECTURES, *RECURRENT, *ENCODERS, *OLDER))}."
             )
         self.arch: str = arch
 

@@ -23,6 +23,8 @@ from penstock.quant.tensor import TensorInfo
 from penstock.weights.readers.files import shown
 from penstock.weights.readers.gguf_config import undecodable_reason
 from penstock.weights.readers.gguf_file import GgufTensor
+from penstock.weights.readers.gguf_keys import OLDER
+from penstock.weights.readers.gguf_older import FALCON_TWO_NORMS, OLDER_TOP_NAMES, split_projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ OWN_TOP_NAMES: Mapping[str, Mapping[str, str]] = {  # without the ending
         "cls.output": "classifier",
     },
     "gemma-embedding": {"dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"},
+    **OLDER_TOP_NAMES,
 }
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -125,6 +128,7 @@ OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "ffn_norm": "pre_ff_layernorm",
         "ffn_gate_inp": "feed_forward.router",
     },
+    "falcon-two-norms": FALCON_TWO_NORMS,
     "gemma3": _GEMMA3,
     "gemma-embedding": _GEMMA3,
     "bert": _BERT,
@@ -163,7 +167,8 @@ MIXERS = {
     "jamba": "mamba",
 }
 _MAX_TENSORS = 2**18  # each costs some memory, and a small file can claim many experts
-_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+(?:1d|\.[a-z_]+)?)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+(?:1d|_2|\.[a-z_]+)?)\.(weight|bias)")
+_FUSED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.attn_qkv\.(weight|bias)")
 _CONSTANT = re.compile(
     r"blk\.(0|[1-9]\d{0,3})\.(ffn_norm|ssm_a|ssm_d|ssm_dt\.bias|ssm_norm\.weight|ssm_conv1d\.weight|ssm_ba\.weight"
     r"|shortconv\.conv\.weight|exp_probs_b\.bias|ffn_gate_inp_shexp\.weight)"
@@ -371,7 +376,8 @@ def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> Virtual
         name = f"{own}.{ending}"
     if match := _BLOCK.fullmatch(tensor.name):
         layer, stem, suffix = match.groups()
-        known = OWN_NAMES.get(arch, {}).get(stem) or LAYER_NAMES.get(stem)
+        two = arch == "falcon" and config["num_ln_in_parallel_attn"] == 2
+        known = OWN_NAMES.get("falcon-two-norms" if two else arch, {}).get(stem) or LAYER_NAMES.get(stem)
         if known is not None:
             name = f"model.layers.{layer}.{known}.{suffix}"
         if (arch, stem, suffix) == ("gpt-oss", "attn_sinks", "weight"):
@@ -413,7 +419,10 @@ def hugging_face_tensors(
             grouped = f"blk.{constant[1]}.ssm_in.weight" in tensors
             found.extend(_constants(arch, constant[1], constant[2], tensor, config, grouped=grouped))
             continue
-        if stacked and arch == "gpt-oss":
+        if arch in OLDER and (fused := _FUSED.fullmatch(tensor.name)):
+            parts = split_projection(fused[1], fused[2], tensor, config, load_raw)
+            found.extend(VirtualTensor(info, load) for info, load in parts)
+        elif stacked and arch == "gpt-oss":
             stacks.setdefault(stacked[1], {})[stacked[2], stacked[3]] = tensor
         elif stacked and arch in EXPERT_NAMES and stacked[3] == "weight":
             found.extend(_experts(arch, stacked[1], stacked[2], tensor, config))
