@@ -446,8 +446,8 @@ def test_bad_metadata_is_named(
 
 
 def test_unsupported_architecture_and_vocabulary_files(shared_data: Path) -> None:
-    with pytest.raises(CheckpointError, match="'falcon'; supported in GGUF files: llama, qwen2"):
-        open_checkpoint(shared_data / "tokenizers/ggml-vocab-falcon.gguf")
+    with pytest.raises(CheckpointError, match="'command-r'; supported in GGUF files: llama, qwen2"):
+        open_checkpoint(shared_data / "tokenizers/ggml-vocab-command-r.gguf")
     with pytest.raises(CheckpointError, match="it is a vocabulary, not a model"):
         open_checkpoint(shared_data / "tokenizers/ggml-vocab-llama-bpe.gguf")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,10 +41,12 @@ class Keys:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.values = metadata
         arch = metadata.get("general.architecture")
-        if arch not in (*ARCHITECTURES, *RECURRENT, *ENCODERS, *OLDER):
+        known = (*ARCHITECTURES, *RECURRENT, *ENCODERS, *OLDER)
+        if arch not in known:
+            near = difflib.get_close_matches(str(arch)[:80], known, 1, cutoff=0.0)[0]
             raise CheckpointError(
-                f"general.architecture is {shown(str(arch))}; supported in GGUF files: "
-                f"{', '.join((*ARCHITECTURES, *RECURRENT, *ENCODERS, *OLDER))}."
+                f"general.architecture is {shown(str(arch))}; supported in GGUF files: {', '.join(known)}; the nearest: "
+                f"{near}."
             )
         self.arch: str = arch
 
