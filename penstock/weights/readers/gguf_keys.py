@@ -45,8 +45,8 @@ class Keys:
         if arch not in known:
             near = difflib.get_close_matches(str(arch)[:80], known, 1, cutoff=0.0)[0]
             raise CheckpointError(
-                f"general.architecture is {shown(str(arch))}; supported in GGUF files: {', '.join(known)}; the nearest: "
-                f"{near}."
+                f"general.architecture is {shown(str(arch))}; supported in GGUF files: {', '.join(known)}; "
+                f"nearest: {near}."
             )
         self.arch: str = arch
 
