@@ -41,7 +41,7 @@ class TextPipeline:
         """Reads the text side of a Hugging Face folder, a .gguf file or the bundled model; no weights.
 
         Raises:
-            CheckpointError: nothing usable is there.
+            CheckpointError: nothing usable is there, or the vocabulary is larger than the model's.
             TemplateError: the chat template is unsafe or no template.
         """
         checkpoint = open_checkpoint(model)
@@ -54,7 +54,7 @@ class TextPipeline:
             ChatTemplate.from_config(template) if template.get("chat_template") else None,
             eos_ids(checkpoint, tokenizer.end_ids),
             MappingProxyType(sampling_defaults(checkpoint.generation_config)),
-            int(text_config(checkpoint.config).get("vocab_size") or tokenizer.vocab_size),
+            tokenizer.rows(text_config(checkpoint.config).get("vocab_size")),
             read_pooling(checkpoint, tokenizer.token_to_id),
         )
 

@@ -118,6 +118,22 @@ class Tokenizer:
             between_ids=vocab.suffix_ids * separators,
         )
 
+    def rows(self, vocab_size: object) -> int:
+        """How many tokens a model knows whose files say `vocab_size`; what is no number takes the tokenizer's own.
+
+        Raises:
+            CheckpointError: the tokenizer has more, so that a prompt could hold tokens the model has no row for.
+        """
+        if type(vocab_size) is not int:
+            return self.vocab_size
+        if vocab_size < self.vocab_size:
+            raise CheckpointError(
+                f"the model's vocab_size is {vocab_size}, but its tokenizer has ids up to {self.vocab_size - 1} "
+                f"({self.piece(self.vocab_size - 1)!r}); allowed: at least {self.vocab_size}. "
+                "Use the tokenizer that belongs to the model, or one without the tokens that were added to it."
+            )
+        return vocab_size
+
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from penstock.config.errors import CheckpointError
 from penstock.engine.text_pipeline import TextPipeline
@@ -56,3 +57,16 @@ def test_code_in_a_folder_is_never_imported(folder: Path) -> None:
     text = TextPipeline.load(str(folder))
     assert text.tokenizer.encode("a<|im_end|>") == [97, 258]
     assert not (folder / "ran").exists()
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused_with_both_numbers(folder: Path, shared_data: Path) -> None:
+    file = shared_data / "models" / "penstock-concierge" / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.save(str(folder / "tokenizer.json"))
+    assert TextPipeline.load(str(folder)).vocab_size == 4096
+    assert TextPipeline.load(str(folder)).tokenizer.rows("many") == 4096
+    assert TextPipeline.load(str(folder)).tokenizer.rows(5000) == 5000
+    backend.add_special_tokens(["<beyond>"])
+    backend.save(str(folder / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"vocab_size is 4096.*ids up to 4096 \('<beyond>'\).*at least 4097"):
+        TextPipeline.load(str(folder))
