@@ -123,25 +123,36 @@ class FallbackModel(DecoderModel):
 
         AttentionInterface.register(ATTENTION, _attend)
         try:
-            module = self._made.from_pretrained(
+            module, found = self._made.from_pretrained(
                 folder,
                 config=self._settings,
                 dtype=self.dtype,
                 attn_implementation=ATTENTION,
                 use_safetensors=True,
                 local_files_only=True,
+                output_loading_info=True,
             )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
+        for fault in ("missing", "mismatched", "unexpected"):
+            if names := sorted(map(str, found[f"{fault}_keys"])):
+                raise CheckpointError(
+                    f"{fault} weights in {folder}, by transformers' reading: {', '.join(names[:20])}."
+                )
         self._module = module.eval()
         for part in module.modules():
             part.penstock = self
         module.base_model.register_forward_hook(self._keep_hidden)
-        found = disagreement(self, self._alone)
-        if not found < TOLERANCE[self.dtype]:
+        try:
+            off = disagreement(self, self._alone)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._made.__name__} cannot run through transformers on our caches: {error}"
+            ) from error
+        if not off < TOLERANCE[self.dtype]:
             raise CheckpointError(
                 f"{self._made.__name__} through transformers, with our caches, gives other logits than transformers "
-                f"alone: they differ by {found:.2g} of their spread, allowed is {TOLERANCE[self.dtype]}. "
+                f"alone: they differ by {off:.2g} of their spread, allowed is {TOLERANCE[self.dtype]}. "
                 "The architecture keeps or masks something in its own way and cannot be run."
             )
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
@@ -107,6 +109,20 @@ def test_refusals(fields: dict[str, Any], reason: str, tmp_path: Path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | fields))
     with pytest.raises(CheckpointError, match=reason):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda tensors: {key: tensor for key, tensor in tensors.items() if "norm" not in key}, "missing.*norm"),
+        (lambda tensors: tensors | {"model.extra.weight": torch.ones(3)}, "unexpected.*model.extra.weight"),
+    ],
+)
+def test_weights_that_do_not_fit(change: Callable[[Any], Any], fault: str, tmp_path: Path):
+    save("Arcee", tmp_path)
+    save_file(change(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=fault):
         load(tmp_path)
 
 
