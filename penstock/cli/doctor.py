@@ -178,12 +178,19 @@ def _first_line(path: Path) -> str:
 
 
 def pack_cache_state(setting: str) -> dict[str, Any]:
-    """Where files of packed weights are kept, how many, and what they take; `setting` is as in EngineOptions."""
+    """Where files of packed weights are kept, how many, what they take, and which are of no use.
+
+    `setting` is as in EngineOptions.
+    """
+    from penstock.weights.pack_cache import damage
+
     folder = pack_folder(setting)
     if folder is None:
-        return {"folder": None, "files": 0, "bytes": 0}
+        return {"folder": None, "files": 0, "bytes": 0, "left": {}}
     files = sorted(folder.glob("*.packed")) if folder.is_dir() else []
-    return {"folder": str(folder), "files": len(files), "bytes": sum(file.stat().st_size for file in files)}
+    left = {file.name: why for file in files if (why := damage(file)) is not None}
+    size = sum(file.stat().st_size for file in files)
+    return {"folder": str(folder), "files": len(files), "bytes": size, "left": left}
 
 
 def _bundled_model() -> dict[str, Any]:
@@ -226,6 +233,7 @@ def _print(found: dict[str, Any]) -> None:
         ("memory", f"{format_bytes(memory['available_bytes'])} available of {format_bytes(memory['total_bytes'])}"),
         ("huge pages", "given for weights" if pages["had"] else f"not given: {pages['why_not']}"),
         ("packed weights", kept if cache["folder"] else "switched off"),
+        *(("", f"{name} will be written anew: {why}") for name, why in cache["left"].items()),
         ("native library", library if native["loaded"] else f"missing: {native['why_not']}"),
         *(("", f"not {name}: {why}") for name, why in native["refused"].items()),
         ("arithmetic", f"--arithmetic fast {level} strict"),

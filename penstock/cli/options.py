@@ -57,7 +57,8 @@ MODEL_FLAGS = (
     flag("device", str, "auto", _COMPUTE, "Where to compute: auto, cpu or cuda."),
     flag("dtype", str, "auto", _COMPUTE, "Type of the computation: auto, float32, bfloat16 or float16."),
     flag("quantize", str | None, None, _COMPUTE,
-         "Quantise float weights while they load, for example q4_k_m, q8_0, int8 or fp8.", metavar="FORMAT"),
+         "Quantise float weights while they load, for example q4_k_m, q8_0, int8 or fp8: all get the main format of "
+         "that name, tables q8_0.", metavar="FORMAT"),
     flag("kv_cache_dtype", str, "auto", _MEMORY,
          "Type of cached keys and values: auto, float32, bfloat16, float16, fp8, int8 or int4."),
     flag("pack_cache", str, "auto", _MEMORY,

@@ -57,7 +57,8 @@ def perplexity(
                 figures |= _perplexity(scoring.perplexity(scorer, windows, told))
         else:
             with loading_bar() as told:
-                reference = scoring.Scorer(replace(engine, model=against, quantize=None), size, progress=told)
+                original = replace(engine, model=against, quantize=None, kv_cache_dtype="float32")
+                reference = scoring.Scorer(original, size, progress=told)
             with closing(reference), loading_bar(title="Scoring", unit="") as told:
                 own, theirs, divergence = scoring.compare(scorer, reference, windows, told)
             figures |= _perplexity(own) | {

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.config.environment import read_environment
+from penstock.config.limits import MAX_THREADS
 from penstock.config.options import EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
 
@@ -36,7 +37,9 @@ def quantize(
         Path | None, typer.Option("--imatrix", help="What `penstock imatrix` measured: which inputs matter more.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what lies at the output.")] = False,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Default: all cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=MAX_THREADS, help="Default: all cores.")
+    ] = None,
 ) -> None:
     """Write a smaller copy of a model: GGUF for q… and iq… formats, a Hugging Face folder for the others."""
     from penstock.cli.terminal import loading_bar

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from penstock.config.limits import DRAIN_TIMEOUT_S
 
+SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -15,7 +17,7 @@ class EngineOptions:
         model: a Hugging Face folder, a .gguf file, or "penstock-concierge" (the bundled model).
         served_model_name: the name clients use; None takes the folder's or file's name.
         device: "auto", "cpu" or "cuda".
-        dtype: "auto", "float32", "bfloat16" or "float16": compute and weights.
+        dtype: "auto", "float32", "bfloat16" or "float16", or short as in SHORT_TYPES: compute and weights.
         kv_cache_dtype: "auto", "float32", "bfloat16", "float16", "fp8", "int8" or "int4": keys and values in the cache.
         pack_cache: folder of packed weights, "off", or "auto": the user's cache folder, for models worth it.
         quantize: a format of `config.quantisation` that float weights get while they load; None keeps them.
@@ -59,6 +61,12 @@ class EngineOptions:
     policy: str = "fcfs"
     depth: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "kv_cache_dtype"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, SHORT_TYPES.get(value, value))
 
 
 @dataclass(frozen=True, slots=True)

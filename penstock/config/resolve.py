@@ -47,6 +47,8 @@ class ModelFacts:
         vocab_size, hidden_size, intermediate_size, attention_size: widths (attention_size: heads × head size).
         layers: attention layers, in order.
         whole_prompts: a prompt is computed in one step: the model is an encoder.
+        float_values, float_bytes: of matrices that are stored as floats, values and bytes.
+        decoded: quantised matrices are decoded at load, because no kernel reads their format.
     """
 
     name: str
@@ -60,6 +62,9 @@ class ModelFacts:
     attention_size: int
     layers: tuple[LayerFacts, ...]
     whole_prompts: bool = False
+    float_values: int = 0
+    float_bytes: int = 0
+    decoded: bool = False
 
     def cache_bytes(self, tokens: int, dtype_bytes: float) -> int:
         """Bytes of the cache entries of one sequence of that many tokens, without rounding to blocks."""
@@ -247,13 +252,16 @@ def _check_against_machine(options: EngineOptions, model: ModelFacts, machine: M
         raise ConfigError("--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu.")
     if machine.isas and options.isa not in ("auto", *machine.isas):
         why = dict(machine.refused_isas).get(options.isa, "")
-        raise _refuse("isa", options.isa, ", ".join(("auto", *machine.isas)) + " on this machine", why)
+        here = ", ".join(("auto", *machine.isas)) + " on this machine"
+        raise _refuse("isa", options.isa, here, why[:1].upper() + why[1:])
     if options.max_model_len is not None and options.max_model_len > model.context_length:
         raise _refuse(
             "max_model_len",
             options.max_model_len,
             f"at most {model.context_length}, the context length of {model.name}",
         )
+    if options.quantize is not None and not model.float_values:
+        raise _refuse("quantize", options.quantize, f"nothing: the weights of {model.name} are quantised already")
     length, budget = options.max_model_len, options.max_num_batched_tokens
     if model.whole_prompts and length is not None and budget is not None and budget < length:
         allowed = f"at least --max-model-len, {length}: an encoder's prompt is computed in one step"

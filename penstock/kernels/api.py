@@ -598,7 +598,7 @@ def resolve_kernels(context: KernelContext) -> KernelSet:
     """Chooses every op for a device, dtype and instruction set: native first, the reference last.
 
     Raises:
-        LookupError: an op has no implementation that serves the context; the message lists the reasons.
+        ConfigError: an op has no implementation that serves the context; the message lists the reasons.
     """
     available = (*cpu.implementations(), *onednn.implementations(), *reference.implementations())
     choices = {

@@ -100,16 +100,19 @@ class Plain:
     scales: Floats | None = None
     tile: tuple[int, int] = (1, 1)
 
+    def by_rows(self) -> Plain:
+        """The same with scales of its own for every row, as packings have them."""
+        if self.scales is None or self.tile[0] == 1:
+            return self
+        scales = np.repeat(self.scales, self.tile[0], axis=0)[: self.shape[0]]
+        return replace(self, scales=scales, tile=(1, self.tile[1]))
+
 
 Canonical = Blocks | Affine | Codebook | Plain
 
 
 def take_rows(matrix: Canonical, rows: npt.NDArray[np.int64]) -> Canonical:
-    """The matrix of these rows, in this order.
-
-    Raises:
-        ValueError: several of its rows share one scale.
-    """
+    """The matrix of these rows, in this order."""
     if isinstance(matrix, Blocks):
         return replace(matrix, shape=(len(rows), matrix.shape[1]), data=_pick(matrix.data, matrix.shape[0], rows))
     if isinstance(matrix, Codebook):
@@ -123,15 +126,10 @@ def take_rows(matrix: Canonical, rows: npt.NDArray[np.int64]) -> Canonical:
             zeros=None if zeros is None else zeros[rows],
             minimums=None if minimums is None else minimums[rows],
         )
-    scales, tile = matrix.scales, matrix.tile
-    if scales is not None and len(scales) > 1:
-        if tile[0] != 1:
-            raise ValueError(f"{tile[0]} rows share a scale; they cannot be taken apart")
-        scales = scales[rows]
-    elif scales is not None:
-        tile = (len(rows), tile[1])
+    matrix = matrix.by_rows()
+    scales = None if matrix.scales is None else matrix.scales[rows]
     data = _pick(matrix.data, matrix.shape[0], rows)
-    return replace(matrix, shape=(len(rows), matrix.shape[1]), data=data, scales=scales, tile=tile)
+    return replace(matrix, shape=(len(rows), matrix.shape[1]), data=data, scales=scales)
 
 
 def concatenate(parts: Sequence[Canonical]) -> Canonical:
@@ -140,24 +138,28 @@ def concatenate(parts: Sequence[Canonical]) -> Canonical:
     Raises:
         ValueError: they differ in more than their values.
     """
-    first = parts[0]
     if len(parts) == 1:
-        return first
-    merged: dict[str, Any] = {}
-    for name in first.__dataclass_fields__:
-        values = [getattr(part, name) for part in parts]
-        if type(first) is not type(parts[-1]):
-            raise ValueError("matrices of different kinds")
-        if name == "shape":
-            merged[name] = (sum(value[0] for value in values), values[0][1])
-        elif name in ("table", "order") or not isinstance(values[0], np.ndarray):
-            if not all(np.array_equal(value, values[0]) for value in values):
-                raise ValueError(f"matrices of different {name}")
-            merged[name] = values[0]
-        else:
-            merged[name] = np.concatenate(values)
-    if isinstance(first, Plain) and first.scales is not None and first.tile[0] != 1:
-        raise ValueError("rows of several matrices cannot share a scale")
+        return parts[0]
+    parts = [part.by_rows() if isinstance(part, Plain) else part for part in parts]
+    first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        raise ValueError("matrices of different kinds")
+    fields = {name: [getattr(part, name) for part in parts] for name in first.__dataclass_fields__}
+    stacked = {
+        name: values
+        for name, values in fields.items()
+        if isinstance(values[0], np.ndarray) and name not in ("table", "order")
+    }
+    for name, values in fields.items():
+        if name not in ("shape", *stacked) and not all(np.array_equal(value, values[0]) for value in values):
+            raise ValueError(f"matrices of different {name}")
+    merged: dict[str, Any] = {name: values[0] for name, values in fields.items()}
+    if "shape" in fields:
+        merged["shape"] = (sum(part.shape[0] for part in parts), first.shape[1])
+    for name, values in stacked.items():
+        if any(value is None for value in values):
+            raise ValueError(f"matrices with and without {name}")
+        merged[name] = np.concatenate(values)
     return type(first)(**merged)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.config.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
@@ -56,7 +58,7 @@ def choose(op: str, candidates: Iterable[Implementation], context: KernelContext
     """Takes the first candidate (best first, reference last) that does not refuse.
 
     Raises:
-        LookupError: none is possible; the message lists every reason.
+        ConfigError: none is possible; the message lists every reason.
     """
     refused: list[tuple[str, str]] = []
     for candidate in candidates:
@@ -65,4 +67,7 @@ def choose(op: str, candidates: Iterable[Implementation], context: KernelContext
             return Choice(op, candidate, tuple(refused))
         refused.append((candidate.name, reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused) or "no implementation is registered"
-    raise LookupError(f"no implementation of {op} for {context}: {reasons}")
+    asked = f"device {context.device}, dtype {context.dtype}, isa {context.isa}, KV cache {context.kv_type}"
+    raise ConfigError(
+        f"nothing here can compute {op} for {asked}: {reasons}. Leave --dtype, --isa and --kv-cache-dtype at auto."
+    )

@@ -194,7 +194,7 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
     size = prepared.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
-    path = folder / file_name(checkpoint, prepared.facts.name)
+    path = folder / file_name(checkpoint, "-".join(filter(None, (prepared.facts.name, options.quantize))))
     if not path.exists() and (room := free_bytes(folder)) < 2 * size:
         return None, f"only {format_bytes(room)} are free in {folder}"
     return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
@@ -203,8 +203,9 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
 def _resident_bytes(facts: ModelFacts, kernels: KernelSet, options: EngineOptions) -> int:
     """Bytes of the loaded weights: as stored where the kernels take them so, else in the compute type."""
     if options.quantize is not None:
-        return int(facts.parameters * QUANTIZED_BITS.get(options.quantize[:4], 16.5) / 8)
-    if packs_natively(kernels):
+        made = facts.float_values * QUANTIZED_BITS.get(options.quantize[:4], 16.5) / 8
+        return int(made + (facts.file_bytes - facts.float_bytes) * PACKING_SLACK)
+    if not facts.decoded and packs_natively(kernels):
         return int(facts.file_bytes * PACKING_SLACK)
     return facts.parameters * DTYPE_BYTES[options.dtype]
 

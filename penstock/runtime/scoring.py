@@ -73,8 +73,10 @@ def strided_windows(tokens: Sequence[int], context: int, stride: int) -> list[Wi
     Raises:
         ConfigError: the text is shorter than two tokens, or the stride longer than the context.
     """
-    if len(tokens) < 2 or not 1 <= stride <= context:
-        raise ConfigError(f"{len(tokens)} tokens with --stride {stride}: allowed are 2 or more, and 1 to {context}.")
+    if not 1 <= stride <= context:
+        raise ConfigError(f"--stride is {stride}; allowed: 1 to {context}, the tokens of a stretch (--context).")
+    if len(tokens) < 2:
+        raise ConfigError(f"the text has {len(tokens)} tokens; at least 2 are needed. Give a longer text.")
     windows = [Window(tuple(tokens[:context]), 1)]
     done = min(context, len(tokens))
     while done < len(tokens):

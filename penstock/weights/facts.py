@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from penstock.config.errors import CheckpointError
@@ -14,6 +15,7 @@ from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.pooling import is_encoder
 
+_FLOATS = ("f32", "f16", "bf16")
 _NOT_LOADED = tuple(
     f"{model}{part}."
     for model in ("", "model.")
@@ -137,9 +139,11 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         if name not in skipped and not name.startswith(_NOT_LOADED)
     }
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
+    method = checkpoint_method(checkpoint.config, loaded)
+    floats = [info for info in method.plain(loaded) if info.format in _FLOATS and len(info.shape) > 1]
     return ModelFacts(
         name=served_name(str(checkpoint.path)),
-        parameters=checkpoint_method(checkpoint.config, loaded).values(loaded),
+        parameters=method.values(loaded),
         file_bytes=sum(info.nbytes for info in loaded.values()),
         checkpoint_dtype=_dtype(config, checkpoint.tensors),
         context_length=_context_length(config),
@@ -149,4 +153,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         attention_size=heads * _head_size(config, max(1, hidden // heads)),
         layers=_layers(config),
         whole_prompts=is_encoder(checkpoint.config),
+        float_values=sum(prod(info.shape) for info in floats),
+        float_bytes=sum(info.nbytes for info in floats),
+        decoded=method.converted,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.pack_cache import PackedFile
 
+log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 LISTED = 20  # names listed of each kind of fault
 
@@ -244,7 +245,7 @@ class _Reader:
         parts: list[Matrix] = []
         for offset in sorted(slots):
             members = sorted(slots[offset], key=lambda source: source.part.index or 0)
-            found = _joined([self._matrix(source, weight, dtype) for source in members], dtype)
+            found = _joined([self._matrix(source, weight, dtype) for source in members], dtype, members[0].key)
             split = weight.halves and len(slots) == 1
             parts += _halves(found, weight.experts, members[0].part.interleaved) if split else [found]
         return parts
@@ -299,14 +300,17 @@ def _request(format: str, weight: Weight) -> str:
 _KEPT = {name: FLOAT_FORMATS[name] for name in ("f32", "f16", "bf16")}  # what torch can transform
 
 
-def _joined(members: list[Matrix], dtype: torch.dtype) -> Matrix:
+def _joined(members: list[Matrix], dtype: torch.dtype, name: str) -> Matrix:
     """The matrices of all experts, one below the other."""
     if len(members) == 1:
         return members[0]
     stored = [member for member in members if not isinstance(member, Tensor)]
     if len(stored) == len(members):
-        with suppress(ValueError):
+        try:
             return concatenate(stored)
+        except ValueError as reason:
+            kind = str(dtype).removeprefix("torch.")
+            log.warning("%s and the other experts beside it are decoded to %s: they are %s", name, kind, reason)
     return torch.cat([m if isinstance(m, Tensor) else canonical_tensor(m, dtype) for m in members])
 
 

@@ -87,6 +87,39 @@ def _boot_id() -> bytes:
         return bytes(36)
 
 
+def _mapped(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        reason = "there is none yet" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+        raise PackCacheError(reason) from error
+
+
+def _index(data: mmap.mmap) -> tuple[Mapping[str, Any], bytes]:
+    """A whole file's index, and the run of the system in which its data are known to be good."""
+    if len(data) < PAGE:
+        raise PackCacheError(f"it is truncated to {len(data)} bytes")
+    magic, offset, length, digest, boot = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise PackCacheError("it is of another version")
+    if offset + length != len(data):
+        raise PackCacheError(f"it has {len(data)} bytes of {offset + length}")
+    text = data[offset:]
+    if hashlib.sha256(text).digest() != digest:
+        raise PackCacheError("its index is damaged")
+    return json.loads(text), boot
+
+
+def damage(path: Path) -> str | None:
+    """Why a file will be left and written anew, a clause; None if nothing but its data would have to be looked at."""
+    try:
+        _index(_mapped(path))
+    except PackCacheError as reason:
+        return str(reason)
+    return None
+
+
 class PackCache:
     """An opened cache file."""
 
@@ -96,28 +129,13 @@ class PackCache:
         Raises:
             PackCacheError: it is not there, of another checkpoint or packing, truncated or damaged.
         """
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            reason = "there is none yet" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
-            raise PackCacheError(reason) from error
+        self._map = _mapped(path)
         self.path = path
         self.entries = self._read_index(identity)
         self._array = np.frombuffer(self._map, np.uint8)
 
     def _read_index(self, identity: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        if len(self._map) < PAGE:
-            raise PackCacheError(f"it is truncated to {len(self._map)} bytes")
-        magic, offset, length, digest, boot = _HEAD.unpack_from(self._map)
-        if magic != MAGIC:
-            raise PackCacheError("it is of another version")
-        if offset + length != len(self._map):
-            raise PackCacheError(f"it has {len(self._map)} bytes of {offset + length}")
-        text = self._map[offset:]
-        if hashlib.sha256(text).digest() != digest:
-            raise PackCacheError("its index is damaged")
-        index = json.loads(text)
+        index, boot = _index(self._map)
         if index["identity"] != identity:
             raise PackCacheError("the model's files, or how they are packed, have changed since it was written")
         weights: Mapping[str, Sequence[Mapping[str, Any]]] = index["weights"]

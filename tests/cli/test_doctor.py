@@ -18,14 +18,16 @@ native_only = pytest.mark.skipif(not native.available(), reason="the native libr
 
 
 def test_the_folder_of_packed_weights_is_counted(tmp_path: Path) -> None:
-    assert pack_cache_state("off") == {"folder": None, "files": 0, "bytes": 0}
+    assert pack_cache_state("off") == {"folder": None, "files": 0, "bytes": 0, "left": {}}
     nowhere = tmp_path / "nowhere"
-    assert pack_cache_state(str(nowhere)) == {"folder": str(nowhere), "files": 0, "bytes": 0}
+    assert pack_cache_state(str(nowhere)) == {"folder": str(nowhere), "files": 0, "bytes": 0, "left": {}}
     for name, size in (("a.packed", 100), ("b.packed", 11), ("c.partial", 1000)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert pack_cache_state(str(tmp_path)) == {"folder": str(tmp_path), "files": 2, "bytes": 111}
+    left = {"a.packed": "it is truncated to 100 bytes", "b.packed": "it is truncated to 11 bytes"}
+    assert pack_cache_state(str(tmp_path)) == {"folder": str(tmp_path), "files": 2, "bytes": 111, "left": left}
     told = CliRunner().invoke(app, ["doctor"], env={"PENSTOCK_PACK_CACHE": str(tmp_path), "COLUMNS": "500"})
     assert f"2 files, 111 B, in {tmp_path}; safe to delete" in told.stdout
+    assert "a.packed will be written anew: it is truncated to 100 bytes" in told.stdout
     assert "switched off" in CliRunner().invoke(app, ["doctor"], env={"PENSTOCK_PACK_CACHE": "off"}).stdout
 
 

@@ -45,6 +45,13 @@ def test_quantise_measure_and_quantise_better(penstock: Penstock, stories: str, 
     assert figures["divergence"]["same_top"] > 0.7
 
 
+def test_the_loss_of_a_kv_type_is_measured(penstock: Penstock, stories: str, text: str) -> None:
+    about = ("--text", text, "--context", "128", "--chunks", "4", "--against", stories, "--json")
+    measured = penstock("perplexity", stories, *about, "--kv-cache-dtype", "int8")
+    assert measured.returncode == 0, measured.stderr
+    assert 0 < json.loads(measured.stdout)["divergence"]["mean"] < 0.1
+
+
 def test_perplexity_is_a_table_for_people(penstock: Penstock, stories: str, text: str) -> None:
     shown = penstock("perplexity", stories, "--text", text, "--context", "64", "--stride", "32", "--chunks", "5")
     assert shown.returncode == 0, shown.stderr
@@ -56,6 +63,8 @@ def test_perplexity_is_a_table_for_people(penstock: Penstock, stories: str, text
     [
         (("quantize", "{stories}", "--to", "q9"), "--to is 'q9'; allowed: f32, f16"),
         (("quantize", "{stories}", "--to", "q8_0", "-o", "{text}"), "name ends in .gguf"),
+        (("perplexity", "{stories}", "--text", "{text}", "--stride", "900"), "--stride is 900; allowed: 1 to "),
+        (("generate", "--prompt", "hi", "--dtype", "bf16", "--kv-cache-dtype", "int8"), "Leave --dtype, --isa and"),
         (("quantize", "/nowhere", "--to", "q8_0"), "there is no model at /nowhere"),
         (("perplexity", "{stories}", "--text", "/nowhere"), "cannot be read as UTF-8 text"),
         (

@@ -152,3 +152,15 @@ def test_bad_options_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(replace(EngineOptions(), **change), SMALL, MACHINE)
     assert message in str(caught.value)
+
+
+def test_only_floats_can_be_quantised() -> None:
+    with pytest.raises(ConfigError, match=r"--quantize is 'q4_k_m'; allowed: nothing: the weights of .* are quantised"):
+        resolve(EngineOptions(quantize="q4_k_m"), SMALL, MACHINE)
+    floats = replace(SMALL, float_values=SMALL.parameters, float_bytes=4 * SMALL.parameters)
+    assert resolve(EngineOptions(quantize="q4_k_m"), floats, MACHINE).options.quantize == "q4_k_m"
+
+
+def test_types_have_short_names() -> None:
+    options = EngineOptions(dtype="bf16", kv_cache_dtype="fp16")
+    assert (options.dtype, options.kv_cache_dtype) == ("bfloat16", "float16")

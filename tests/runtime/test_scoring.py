@@ -49,7 +49,7 @@ def test_strided_windows_score_every_token_once(length: int, context: int, strid
     assert scored == text[1:]
     assert all(len(window.tokens) <= context and window.first >= 1 for window in windows)
     assert all(window.first >= context - stride for window in windows[1:])
-    with pytest.raises(ConfigError, match="--stride 9"):
+    with pytest.raises(ConfigError, match="--stride is 9; allowed: 1 to"):
         strided_windows(text, 4, 9)
 
 

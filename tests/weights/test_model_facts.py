@@ -77,7 +77,11 @@ def test_packed_matrices_count_as_the_values_they_hold() -> None:
     ]
     tensors = {one.name: one for one in infos}
     config = CONFIG | {"quantization_config": {"quant_method": "mxfp4"}}
-    assert model_facts(Headers(config, tensors)).parameters == 2 * 8 * 3 * 32 + 768
+    facts = model_facts(Headers(config, tensors))
+    assert facts.parameters == 2 * 8 * 3 * 32 + 768
+    assert (facts.float_values, facts.float_bytes, facts.decoded) == (0, 0, False)
+    facts = model_facts(Headers(config, tensors | {"v": info("v", (3, 256), "bf16", 1536)}))
+    assert (facts.float_values, facts.float_bytes) == (768, 1536)
     unknown = CONFIG | {"quantization_config": {"quant_method": "sixbit"}}
     with pytest.raises(CheckpointError, match=r"'sixbit'; supported: .*gptq"):
         model_facts(Headers(unknown, tensors))

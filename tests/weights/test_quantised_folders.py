@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -305,3 +306,34 @@ def test_missing_and_left_over_tensors_are_named(tmp_path: Path) -> None:
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"1 missing: model\.layers\.1\.self_attn\.q_proj\.weight; 3 unknown"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"num_bits": "x"}, "num_bits 'x' cannot be read; allowed: 1, 2, 3"),
+        ({"num_bits": 4, "group_size": "all"}, "group_size 'all' cannot be read"),
+        ("W4", "config_groups 'W4' cannot be read"),
+    ],
+)
+def test_settings_of_compressed_tensors_are_checked(weights: Any, message: str) -> None:
+    groups = {"group_0": {"weights": weights}} if isinstance(weights, dict) else weights
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        method_of({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}, {})
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"num_bits": 5, "group_size": 32}, "has 4 bits a weight where num_bits is 5"),
+        ({"num_bits": 4, "group_size": 16}, "has groups of 32 inputs where group_size is 16"),
+    ],
+)
+def test_settings_that_contradict_the_tensors_are_refused(weights: dict[str, int], message: str) -> None:
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    tensors = {
+        ".weight_packed": stored(".weight_packed", np.zeros((8, 8), np.int32)),
+        ".weight_scale": stored(".weight_scale", np.ones((8, 2), np.float32)),
+    }
+    with pytest.raises(CheckpointError, match=message):
+        method_of(config, {}).canonical("w.weight", tensors, (8, 64))

@@ -27,6 +27,11 @@ FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mixed-precision",
 )  # fmt: skip
+_WIDTHS = tuple(range(1, 9))
+
+
+def _either(numbers: frozenset[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))
 
 
 def _row_scales(matrix: Matrix) -> tuple[Floats, int]:
@@ -39,7 +44,7 @@ def _row_scales(matrix: Matrix) -> tuple[Floats, int]:
     return matrix.floats(scale, (rows, groups)), matrix.group_size(scale, groups)
 
 
-def _packed(matrix: Matrix) -> Affine | Blocks:
+def _packed(matrix: Matrix, *, widths: frozenset[int], sizes: frozenset[int]) -> Affine | Blocks:
     if matrix.tensors[".weight_packed"].info.format == "u8":
         return mxfp4_matrix(matrix, ".weight_packed", ".weight_scale")
     matrix.check_noted_shape(".weight_shape")
@@ -48,9 +53,13 @@ def _packed(matrix: Matrix) -> Affine | Blocks:
     bits = next((bits for bits in range(1, 9) if math.ceil(inputs * bits / 32) == words), None)
     if bits is None:
         raise matrix.error(".weight_packed", f"has {words} words a row of {inputs} inputs: no width of 1 to 8 bits")
+    if widths and bits not in widths:
+        raise matrix.error(".weight_packed", f"has {bits} bits a weight where num_bits is {_either(widths)}")
     packed = matrix.array(".weight_packed", "i32", (rows, words))
     codes = np.ascontiguousarray(unpack_words(packed, bits)[:, :inputs])
     scales, group = _row_scales(matrix)
+    if sizes and scales.shape[1] > 1 and group not in sizes:
+        raise matrix.error(".weight_scale", f"has groups of {group} inputs where group_size is {_either(sizes)}")
     order = group_order(matrix, ".weight_g_idx", group)
     if order is not None:
         codes = np.take(codes, order, axis=1)
@@ -99,8 +108,17 @@ def compressed_tensors(config: Mapping[str, Any]) -> Method:
         if isinstance(extra, Mapping) and extra.get(what, "dense") not in ("dense", {}):
             raise unsupported(f"weights under a {name}", ("whole, untransformed weights",))
     groups = config.get("config_groups")
+    if groups is not None and not isinstance(groups, Mapping):
+        raise unsupported(f"config_groups {groups!r}", ("groups by name",))
     schemes = [one["weights"] for one in _mappings(groups) if isinstance(one.get("weights"), Mapping)]
+    for one in schemes:
+        if one.get("num_bits", 4) not in _WIDTHS:
+            raise unsupported(f"num_bits {one['num_bits']!r}", _WIDTHS)
+        if type(one.get("group_size", -1)) is not int and one["group_size"] is not None:
+            raise unsupported(f"group_size {one['group_size']!r}", ("a number of inputs", "null"))
     weights = schemes[0] if schemes else {}
+    widths = frozenset(one["num_bits"] for one in schemes if "num_bits" in one)
+    sizes = frozenset(one["group_size"] for one in schemes if (one.get("group_size") or 0) > 0)
     size, bits, tile = weights.get("group_size"), weights.get("num_bits"), weights.get("block_structure")
     block = (int(tile[0]), int(tile[1])) if isinstance(tile, (list, tuple)) and len(tile) == 2 else None
     whole = partial(_whole, block=block)
@@ -109,7 +127,7 @@ def compressed_tensors(config: Mapping[str, Any]) -> Method:
     more = (".weight_zero_point", ".weight_g_idx", ".weight_shape")
     layouts = (
         Layout((".weight_packed", ".weight_scale", ".weight_global_scale"), nvfp4, count),
-        Layout((".weight_packed", ".weight_scale"), _packed, count, more),
+        Layout((".weight_packed", ".weight_scale"), partial(_packed, widths=widths, sizes=sizes), count, more),
         Layout((".weight", ".weight_scale"), whole, lambda infos: math.prod(infos[".weight"].shape), more),
     )
     return Method("compressed-tensors", layouts, ACTIVATION_SCALES)

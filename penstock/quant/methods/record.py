@@ -178,13 +178,17 @@ class Method:
 
     def values(self, tensors: Mapping[str, TensorInfo]) -> int:
         """Weights that a checkpoint's tensors stand for: packed ones counted one by one, their scales not at all."""
-        used: set[str] = set()
-        total = 0
-        for found, layout in self._packed(tensors):
-            total += layout.values({suffix: tensors[name] for suffix, name in found.items()})
-            used.update(found.values())
+        packed = sum(
+            layout.values({suffix: tensors[name] for suffix, name in found.items()})
+            for found, layout in self._packed(tensors)
+        )
+        return packed + sum(math.prod(info.shape) for info in self.plain(tensors))
+
+    def plain(self, tensors: Mapping[str, TensorInfo]) -> list[TensorInfo]:
+        """The tensors that hold weights as they are: neither packed ones and their scales, nor ignorable ones."""
+        used = {name for found, _ in self._packed(tensors) for name in found.values()}
         used.update(name for name in tensors if any(re.fullmatch(pattern, name) for pattern in self.ignorable))
-        return total + sum(math.prod(info.shape) for name, info in tensors.items() if name not in used)
+        return [info for name, info in tensors.items() if name not in used]
 
     def _packed(self, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[dict[str, str], Layout]]:
         for name in tensors:

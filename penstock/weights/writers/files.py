@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written: {error.strerror or error}. Free some space there, or choose another --output."
+            f"{path} cannot be written: {error.strerror or error}. Make room there, or choose another --output."
         ) from error
     finally:
         _remove(partial)
