@@ -25,6 +25,7 @@ from penstock.layers.step import Step
 from penstock.layers.weight import Weight
 from penstock.models.blueprint import UNTURNED, Blueprint
 from penstock.models.fallback_check import TOLERANCE, disagreement
+from penstock.models.fallback_trace import FAILURES, traced
 from penstock.models.fields import Fields
 
 log = logging.getLogger(__name__)
@@ -61,18 +62,35 @@ def build(
         CheckpointError: the architecture cannot be run this way; the message says why.
     """
     name = made.__name__
-    stated = {key: value for key, value in config.items() if key != "auto_map"}
-    settings = made.config_class.from_dict(stated)
+    own = {key: value for key, value in config.items() if key != "auto_map"}
+    settings = made.config_class.from_dict(own)
     text = settings.get_text_config()
     fields = Fields(with_defaults(text.model_type, text.to_dict()))
     _check(name, made, fields)
     blueprint = Blueprint.read(fields, kernels, dtype, max_model_len)
+    stated = _stated(blueprint)
+    specs = traced(made, settings, _registered(), blueprint.num_layers) or stated
+    windows = [[spec.window for spec in every] for every in (specs, stated)]
+    if windows[0] != windows[1]:  # masked in a way that attention is not told, and no short trial would show
+        raise fields.error("layer_types", f"ask for windows {windows[1]}, where the code of {name} has {windows[0]}")
+    log.warning("%s has no implementation of its own here: transformers %s computes it, slowly.", name, version())
+    return FallbackModel(blueprint, made, settings, specs)
+
+
+def _stated(blueprint: Blueprint) -> tuple[CacheSpec, ...]:
+    """What layers keep by the configuration, where their code cannot tell."""
     windows = blueprint.windows(lambda _: blueprint.sliding_window() is not None)
     sizes = (blueprint.num_kv_heads, blueprint.head_dim, blueprint.head_dim)
     full = CacheSpec(CacheKind.FULL, *sizes)
-    specs = tuple(full if width is None else CacheSpec(CacheKind.SLIDING, *sizes, width) for width in windows)
-    log.warning("%s has no implementation of its own here: transformers %s computes it, slowly.", name, version())
-    return FallbackModel(blueprint, made, settings, specs)
+    return tuple(full if width is None else CacheSpec(CacheKind.SLIDING, *sizes, width) for width in windows)
+
+
+def _registered() -> str:
+    """The name under which transformers has the attention below."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, _attend)
+    return ATTENTION
 
 
 def _check(name: str, made: Any, fields: Fields) -> None:
@@ -82,6 +100,7 @@ def _check(name: str, made: Any, fields: Fields) -> None:
         "its attention cannot be replaced in transformers": not getattr(made, "_supports_attention_backend", False),
         "it keeps a state besides keys and values": getattr(made, "_is_stateful", False),
         "transformers has no positions for it": "position_ids" not in inspect.signature(made.forward).parameters,
+        "it attends in chunks": fields.has("attention_chunk_size"),
         f"rope_type {kind!r} turns tokens by the length of the longest row there": kind in CHANGING,
     }
     for reason, applies in reasons.items():
@@ -119,15 +138,12 @@ class FallbackModel(DecoderModel):
         Raises:
             CheckpointError: it cannot, or the results differ.
         """
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(ATTENTION, _attend)
         try:
             module, found = self._made.from_pretrained(
                 folder,
                 config=self._settings,
                 dtype=self.dtype,
-                attn_implementation=ATTENTION,
+                attn_implementation=_registered(),
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
@@ -145,7 +161,7 @@ class FallbackModel(DecoderModel):
         module.base_model.register_forward_hook(self._keep_hidden)
         try:
             off = disagreement(self, self._alone)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except FAILURES as error:
             raise CheckpointError(
                 f"{self._made.__name__} cannot run through transformers on our caches: {error}"
             ) from error

@@ -10,10 +10,8 @@ from tests.models import document
 from tests.models.outcomes import COLUMNS
 
 LARGE = {"deepseek.py", "qwen3_next.py", "mamba.py", "granite.py", "falcon_h1.py", "jamba.py", "lfm2.py"}  # ≤ 250
-SHARED = {"__init__.py", "alibi.py", "blueprint.py", "fallback.py", "fallback_check.py", "fields.py", "mixture.py"} | {
-    "registry.py",
-    "rope.py",
-}
+FALLBACK = {"fallback.py", "fallback_check.py", "fallback_trace.py"}
+SHARED = {"__init__.py", "alibi.py", "blueprint.py", "fields.py", "mixture.py", "registry.py", "rope.py"} | FALLBACK
 
 
 def test_it_is_current() -> None:

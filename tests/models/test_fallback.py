@@ -27,13 +27,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "Apertus": {"hidden_act": "xielu"},
     "BitNet": {},
     "Vaultgemma": {"sliding_window": 7, "num_hidden_layers": 4},
+    "Gemma4": {"sliding_window": 7, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
 }
 
 
 def save(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
     settings = {**tiny.SIZES, "head_dim": 6, **SPECIAL.get(name, {}), **fields}
     prefix = {"Vaultgemma": "VaultGemma"}.get(name, name)
-    config = getattr(transformers, f"{prefix}Config")(**settings)
+    config = getattr(transformers, f"{prefix}{'Text' if name == 'Gemma4' else ''}Config")(**settings)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
@@ -101,6 +102,11 @@ def test_what_masks_in_its_own_way_is_refused(tmp_path: Path, monkeypatch: pytes
             "'dynamic' turns tokens by the length",
         ),
         ({"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"] * 2, "num_hidden_layers": 4, "sliding_window": 7},
+            "ask for",
+        ),
+        ({"attention_chunk_size": 8}, "attends in chunks"),
         ({"num_key_value_heads": 5}, "num_key_value_heads is 5.*6 attention heads"),
     ],
 )
