@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.core.cache_spec import CacheKind, CacheSpec
 
-FAILURES = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Tracer:
