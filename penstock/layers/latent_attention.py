@@ -83,8 +83,8 @@ class LatentAttention(Layer):
         entry = ((f"{prefix}.kv_a_proj_with_mqa", options.latent + options.rotated),)
         self.entry = linear(entry, options.hidden_size, bias=options.bias)
         self.latent_norm = RmsNorm(kernels, f"{prefix}.kv_a_layernorm.weight", options.latent, options.norm_eps)
-        self.key_up = self._part(kernels, prefix, (options.latent, options.unrotated), self._keys)
-        self.value_up = self._part(kernels, prefix, (options.value_dim, options.latent), self._values)
+        self.key_up = self._part(kernels, prefix, "k_b_proj", (options.latent, options.unrotated), self._keys)
+        self.value_up = self._part(kernels, prefix, "v_b_proj", (options.value_dim, options.latent), self._values)
         self.output = linear(((f"{prefix}.o_proj", options.hidden_size),), heads * options.value_dim, bias=options.bias)
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
@@ -103,14 +103,15 @@ class LatentAttention(Layer):
         return self.output(self._per_head(attended, self.value_up.value), residual)
 
     def _part(
-        self, kernels: KernelSet, prefix: str, shape: tuple[int, int], take: Callable[[Tensor], Tensor]
+        self, kernels: KernelSet, prefix: str, name: str, shape: tuple[int, int], take: Callable[[Tensor], Tensor]
     ) -> Weight:
-        """One matrix a head out of the merged one that expands latents to keys and values."""
+        """One matrix a head, out of the merged one that expands latents to keys and values or stored under `name`."""
         options = self.options
         stored = (options.num_heads * (options.unrotated + options.value_dim), options.latent)
         return Weight(
             (options.num_heads, *shape),
             (WeightPart(f"{prefix}.kv_b_proj.weight", stored, transform=take),),
+            alternatives=((WeightPart(f"{prefix}.{name}.weight", (options.num_heads, *shape)),),),
             pack=partial(kernels.pack_heads, count=options.num_heads),
             packable=kernels.packable,
             experts=options.num_heads,

@@ -187,14 +187,16 @@ def _transpose(stack: Tensor) -> Tensor:
 
 
 def transposed_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
-    """Experts stacked as [E, in, out], gates before ups, no biases."""
+    """Experts stacked as [E, in, out], gates before ups, no biases; or one by one."""
+    separate = separate_experts((prefix,), options, "gate_proj", "up_proj", "down_proj")
     count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
 
-    def weight(name: str, rows: int, columns: int) -> Weight:
+    def weight(name: str, rows: int, columns: int, single: Weight) -> Weight:
         part = WeightPart(f"{prefix}.{name}", (count, columns, rows), transform=_transpose)
-        return Weight((count, rows, columns), (part,))
+        return Weight((count, rows, columns), (part,), alternatives=(single.parts,))
 
-    return ExpertWeights(weight("gate_up_proj", 2 * inner, outer), weight("down_proj", outer, inner))
+    gate_up = weight("gate_up_proj", 2 * inner, outer, separate.gate_up)
+    return ExpertWeights(gate_up, weight("down_proj", outer, inner, separate.down))
 
 
 def _split_pairs(stack: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import ARCHITECTURES, build_model
 from penstock.weights.readers import gguf_config
+from penstock.weights.readers.gguf_decoders import DECODERS
 from tests.models import outcomes, tiny
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -67,12 +68,11 @@ def known() -> dict[tuple[str, str], list[str]]:
 
 
 def gguf_names() -> Mapping[str, list[str]]:
-    """Architecture → the names GGUF files have for it, from the readers' sources."""
+    """Architecture → the names GGUF files have for it, from the readers' tables and sources."""
     found: dict[str, list[str]] = {}
-    builders = {**gguf_config._BUILDERS, **gguf_config.RECURRENT_BUILDERS}
-    for name, build in builders.items():
-        function = getattr(build, "func", build)
-        sources = inspect.getsource(function) + str(getattr(build, "args", ""))
+    for name, build in gguf_config.BUILDERS.items():
+        decoder = DECODERS.get(name)
+        sources = repr(decoder.architecture) + inspect.getsource(decoder.own) if decoder else inspect.getsource(build)
         for architecture in re.findall(r"""["'](\w+(?:ForCausalLM|Model|LMHeadModel))["']""", sources):
             found.setdefault(architecture.replace("LMHeadModel", "ForCausalLM"), []).append(name)
     return found

@@ -445,9 +445,19 @@ def test_bad_metadata_is_named(
         open_checkpoint(path)
 
 
-def test_unsupported_architecture_and_vocabulary_files(shared_data: Path) -> None:
-    with pytest.raises(CheckpointError, match="'command-r'; supported in GGUF files: llama, qwen2"):
-        open_checkpoint(shared_data / "tokenizers/ggml-vocab-command-r.gguf")
+@pytest.mark.parametrize(("arch", "near"), [("glm5moe", "glm4moe"), ("qwen4", "qwen3")])
+def test_unsupported_architecture_names_the_nearest(
+    tmp_path: Path, write_gguf: WriteGguf, base_metadata: Metadata, dense_tensors: Arrays, arch: str, near: str
+) -> None:
+    stored = {"token_embd.weight": dense_tensors["model.embed_tokens.weight"]}
+    path = write_gguf(tmp_path / "m.gguf", arch, base_metadata(arch), stored)
+    with pytest.raises(
+        CheckpointError, match=rf"'{arch}', which is not supported; the nearest that is: {near}. All: llama"
+    ):
+        open_checkpoint(path)
+
+
+def test_vocabulary_files(shared_data: Path) -> None:
     with pytest.raises(CheckpointError, match="it is a vocabulary, not a model"):
         open_checkpoint(shared_data / "tokenizers/ggml-vocab-llama-bpe.gguf")
 

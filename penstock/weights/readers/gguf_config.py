@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,10 +12,10 @@ import numpy as np
 from penstock.config.errors import CheckpointError
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.weights.readers.files import shown
+from penstock.weights.readers.gguf_decoders import DECODERS, layer_types
 from penstock.weights.readers.gguf_encoders import ENCODER_BUILDERS, gemma_embedding
 from penstock.weights.readers.gguf_file import GgufTensor
 from penstock.weights.readers.gguf_keys import (
-    LAYER_NORMS,
     MAX_EXPERTS,
     MAX_LAYERS,
     MAX_NUMBER,
@@ -22,7 +23,6 @@ from penstock.weights.readers.gguf_keys import (
     Keys,
     shortest,
 )
-from penstock.weights.readers.gguf_older import OLDER_BUILDERS
 from penstock.weights.readers.gguf_recurrent import RECURRENT_BUILDERS
 
 _DTYPES = {"f32": "float32", "f64": "float32", "f16": "float16"}  # everything else is kept best in bfloat16
@@ -42,6 +42,8 @@ def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | 
 
 def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str, GgufTensor]) -> dict[str, Any] | None:
     kind = keys.values.get(f"{keys.arch}.rope.scaling.type", "none")
+    if "rope_factors_long.weight" in tensors:
+        return _longrope(keys, tensors)
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
     if kind == "yarn":
@@ -54,6 +56,9 @@ def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str,
         }
         if keys.has("rope.scaling.attn_factor"):
             scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+        if keys.arch == "deepseek2" and keys.has("rope.scaling.yarn_log_multiplier"):  # a tenth of the field
+            temperature = shortest(keys.number("rope.scaling.yarn_log_multiplier") / 0.1)
+            scaling |= {"mscale": temperature, "mscale_all_dim": temperature}
         return scaling
     if kind != "none":
         raise CheckpointError(
@@ -62,6 +67,23 @@ def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str,
     if keys.has("rope.scale_linear") and keys.number("rope.scale_linear") != 1.0:  # written before 2023-10
         return {"rope_type": "linear", "factor": keys.number("rope.scale_linear")}
     return _llama3_scaling(tensors.get("rope_freqs.weight"), head_dim, theta)
+
+
+def _longrope(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+    """LongRoPE's divisors, which files keep as tensors."""
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+    }
+    for length in ("long", "short"):
+        name = f"rope_factors_{length}.weight"
+        stored = tensors.get(name)
+        if stored is None or stored.format != "f32":
+            raise CheckpointError(f"the file has no {name} in float32 beside the others; download it again.")
+        scaling[f"{length}_factor"] = [shortest(value) for value in decode_to_float32("f32", stored.data).tolist()]
+    if keys.has("rope.scaling.attn_factor"):
+        scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return scaling
 
 
 def _llama3_factors(head_dim: int, theta: float, factor: float, original: int) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -140,7 +162,7 @@ def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
 
 
 def _norm_eps(keys: Keys) -> dict[str, float]:
-    if keys.arch in LAYER_NORMS:
+    if keys.has("attention.layer_norm_epsilon"):
         return {"layer_norm_eps": keys.number("attention.layer_norm_epsilon")}
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
@@ -202,11 +224,6 @@ def _qwen3moe(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _layer_types(count: int, period: int) -> list[str]:
-    """Every period-th layer attends to everything, the others to a window."""
-    return ["sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(count)]
-
-
 def _gemma3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     layers = keys.integer("block_count", most=MAX_LAYERS)
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count", most=2**16)
@@ -225,7 +242,7 @@ def _gemma3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         "query_pre_attn_scalar": scale,
         "sliding_window": keys.integer("attention.sliding_window"),
         "sliding_window_pattern": period,
-        "layer_types": _layer_types(layers, period),
+        "layer_types": layer_types(layers, period),
         "attention_bias": False,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": (
@@ -248,7 +265,7 @@ def _gpt_oss(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         "num_local_experts": experts,
         "num_experts_per_tok": keys.integer("expert_used_count", most=experts),
         "sliding_window": keys.integer("attention.sliding_window"),
-        "layer_types": _layer_types(layers, 2),
+        "layer_types": layer_types(layers, 2),
         "attention_bias": True,
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
@@ -259,7 +276,7 @@ def _gpt_oss(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     return own
 
 
-_BUILDERS: dict[str, Callable[[Keys, Mapping[str, GgufTensor]], dict[str, Any]]] = {
+BUILDERS: dict[str, Callable[[Keys, Mapping[str, GgufTensor]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
@@ -267,8 +284,9 @@ _BUILDERS: dict[str, Callable[[Keys, Mapping[str, GgufTensor]], dict[str, Any]]]
     "gemma3": _gemma3,
     "gpt-oss": _gpt_oss,
     **ENCODER_BUILDERS,
-    **OLDER_BUILDERS,
     "gemma-embedding": _gemma_embedding,
+    **RECURRENT_BUILDERS,
+    **{name: decoder.fields for name, decoder in DECODERS.items()},
 }
 
 
@@ -279,7 +297,13 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
         CheckpointError: an unsupported architecture, or a key that is missing or out of range.
     """
     keys = Keys(metadata)
-    config = _base(keys, tensors) | {**_BUILDERS, **RECURRENT_BUILDERS}[keys.arch](keys, tensors)
+    if keys.arch not in BUILDERS:
+        near = difflib.get_close_matches(keys.arch, BUILDERS, 1, cutoff=0.0)[0]
+        raise CheckpointError(
+            f"general.architecture is {shown(keys.arch)}, which is not supported; the nearest that is: {near}. "
+            f"All: {', '.join(BUILDERS)}."
+        )
+    config = _base(keys, tensors) | BUILDERS[keys.arch](keys, tensors)
     if keys.arch == "gpt-oss" and config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
     return config

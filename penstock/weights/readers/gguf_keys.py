@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,9 +27,6 @@ RECURRENT = (
     "falcon-h1",
     "jamba",
 )
-ENCODERS = ("bert", "eurobert", "nomic-bert", "modern-bert", "gemma-embedding")
-OLDER = ("gpt2", "starcoder", "bloom", "mpt", "falcon")
-LAYER_NORMS = (*OLDER, "bert", "nomic-bert", "modern-bert")  # of these, not RMS norms
 
 
 class Keys:
@@ -40,15 +36,7 @@ class Keys:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.values = metadata
-        arch = metadata.get("general.architecture")
-        known = (*ARCHITECTURES, *RECURRENT, *ENCODERS, *OLDER)
-        if arch not in known:
-            near = difflib.get_close_matches(str(arch)[:80], known, 1, cutoff=0.0)[0]
-            raise CheckpointError(
-                f"general.architecture is {shown(str(arch))}; supported in GGUF files: {', '.join(known)}; "
-                f"nearest: {near}."
-            )
-        self.arch: str = arch
+        self.arch = str(metadata.get("general.architecture"))
 
     def _find(self, key: str) -> tuple[str, Any]:
         full = f"{self.arch}.{key}"
@@ -83,6 +71,13 @@ class Keys:
             state = "missing" if value is None else shown(str(value), 40)
             raise CheckpointError(f"metadata key {full} is {state}; a number above 0 is needed.")
         return shortest(value)
+
+    def flag(self, key: str) -> bool | None:
+        """None where the file does not say."""
+        full, value = self._find(key)
+        if value is not None and type(value) is not bool:
+            raise CheckpointError(f"metadata key {full} is {shown(str(value), 40)}; true or false is needed.")
+        return value
 
     def has(self, key: str) -> bool:
         return self._find(key)[1] is not None

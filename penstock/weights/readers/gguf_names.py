@@ -22,9 +22,9 @@ from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.readers.files import shown
 from penstock.weights.readers.gguf_config import undecodable_reason
+from penstock.weights.readers.gguf_decoders import DECODERS, GATED, NUMBERED
+from penstock.weights.readers.gguf_decoders import TOP_NAMES as DECODER_TOP_NAMES
 from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_keys import OLDER
-from penstock.weights.readers.gguf_older import FALCON_TWO_NORMS, OLDER_TOP_NAMES, split_projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,6 @@ OWN_TOP_NAMES: Mapping[str, Mapping[str, str]] = {  # without the ending
         "cls.output": "classifier",
     },
     "gemma-embedding": {"dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"},
-    **OLDER_TOP_NAMES,
 }
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -128,7 +127,6 @@ OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "ffn_norm": "pre_ff_layernorm",
         "ffn_gate_inp": "feed_forward.router",
     },
-    "falcon-two-norms": FALCON_TWO_NORMS,
     "gemma3": _GEMMA3,
     "gemma-embedding": _GEMMA3,
     "bert": _BERT,
@@ -141,18 +139,28 @@ OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "mixtral": {"ffn_gate_inp": "block_sparse_moe.gate"},
     "qwen3moe": {"ffn_gate_inp": "mlp.gate"},
-    "gpt-oss": {"ffn_gate_inp": "mlp.router", "post_attention_norm": "post_attention_layernorm"},
+    "gpt-oss": {
+        "ffn_gate_inp": "mlp.router",
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks.weight": "self_attn.sinks",
+    },
 }
-_GATED = {"gate": "gate_proj", "down": "down_proj", "up": "up_proj"}
 EXPERT_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
-    "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "down": "w2", "up": "w3"}),
-    "qwen3moe": ("mlp.experts", _GATED),
-    "qwen3next": ("mlp.experts", _GATED),
-    "qwen35moe": ("mlp.experts", _GATED),
-    "lfm2moe": ("mlp.experts", _GATED),
-    "granitehybrid": ("block_sparse_moe.experts", _GATED),
-    "jamba": ("feed_forward.experts", _GATED),
+    "mixtral": ("block_sparse_moe.experts", NUMBERED),
+    "qwen3moe": ("mlp.experts", GATED),
+    "qwen3next": ("mlp.experts", GATED),
+    "qwen35moe": ("mlp.experts", GATED),
+    "lfm2moe": ("mlp.experts", GATED),
+    "granitehybrid": ("block_sparse_moe.experts", GATED),
+    "jamba": ("feed_forward.experts", GATED),
+    **{arch: decoder.experts for arch, decoder in DECODERS.items()},
 }
+_PERMUTED = ("llama", "mixtral", "granitehybrid", *(arch for arch, decoder in DECODERS.items() if decoder.permuted))
+_AROUND_ONE = (
+    *("gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe"),
+    *(arch for arch, decoder in DECODERS.items() if decoder.around_one),
+)
+_ONE_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")  # [1, N], stored as [N]
 # Where recurrent families keep their mixers' constants.
 MIXERS = {
     "lfm2": "conv",
@@ -168,12 +176,13 @@ MIXERS = {
 }
 _MAX_TENSORS = 2**18  # each costs some memory, and a small file can claim many experts
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+(?:1d|_2|\.[a-z_]+)?)\.(weight|bias)")
-_FUSED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.attn_qkv\.(weight|bias)")
 _CONSTANT = re.compile(
     r"blk\.(0|[1-9]\d{0,3})\.(ffn_norm|ssm_a|ssm_d|ssm_dt\.bias|ssm_norm\.weight|ssm_conv1d\.weight|ssm_ba\.weight"
     r"|shortconv\.conv\.weight|exp_probs_b\.bias|ffn_gate_inp_shexp\.weight)"
 )
 _STACKED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)_exps\.(weight|bias)")
+_FUSED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.attn_qkv\.(weight|bias)")
+_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)\.(0|[1-9]\d{0,4})\.weight")
 
 
@@ -366,28 +375,56 @@ def _constants(
         yield _shaped(name, tensor, *tensor.shape[:1], 1, *tensor.shape[1:])
 
 
-def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any]) -> VirtualTensor:
+def _simple(arch: str, tensor: GgufTensor, config: Mapping[str, Any], layer_names: Mapping[str, str]) -> VirtualTensor:
     """Everything that is one tensor on both sides. A name nobody knows is kept, so that the loader reports it."""
     name, stem = TOP_NAMES.get(tensor.name, tensor.name), ""
     if tensor.name == "token_embd_norm.weight" and arch in ("lfm2", "lfm2moe"):
         name = "model.norm.weight"
     whole, _, ending = tensor.name.rpartition(".")
-    if own := OWN_TOP_NAMES.get(arch, {}).get(whole):
+    if own := (DECODER_TOP_NAMES if arch in DECODERS else OWN_TOP_NAMES.get(arch, {})).get(whole):
         name = f"{own}.{ending}"
     if match := _BLOCK.fullmatch(tensor.name):
         layer, stem, suffix = match.groups()
-        two = arch == "falcon" and config["num_ln_in_parallel_attn"] == 2
-        known = OWN_NAMES.get("falcon-two-norms" if two else arch, {}).get(stem) or LAYER_NAMES.get(stem)
+        known = layer_names.get(stem)
         if known is not None:
             name = f"model.layers.{layer}.{known}.{suffix}"
-        if (arch, stem, suffix) == ("gpt-oss", "attn_sinks", "weight"):
-            name = f"model.layers.{layer}.self_attn.sinks"
-    if arch in ("llama", "mixtral", "granitehybrid") and stem in ("attn_q", "attn_k"):
+        if exact := layer_names.get(f"{stem}.{suffix}"):
+            name = f"model.layers.{layer}.{exact}"
+    if arch in _PERMUTED and stem in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if stem == "attn_q" else "num_key_value_heads"]
         return _unpermuted(name, tensor, heads)
-    if arch in ("gemma3", "gemma-embedding", "qwen3next", "qwen35", "qwen35moe") and name.endswith("norm.weight"):
+    if arch in _AROUND_ONE and name.endswith("norm.weight"):
         return _minus_one(name, tensor)
+    if name.endswith(_ONE_ROW) and len(tensor.shape) == 1:
+        return _shaped(name, tensor, 1, *tensor.shape)
     return _plain(name, tensor)
+
+
+def _split(tensor: GgufTensor, config: Mapping[str, Any]) -> Iterator[VirtualTensor]:
+    """All queries, all keys, all values of a fused projection, each on its own. Rows are whole blocks."""
+    _, layer, _, suffix = tensor.name.split(".")
+    kv_heads = config["num_key_value_heads"]
+    counts = {"q": config["num_attention_heads"], "k": kv_heads, "v": kv_heads}
+    rows, dim, start = tensor.shape[0], config["head_dim"], 0
+    if rows != dim * sum(counts.values()):
+        raise CheckpointError(f"tensor {shown(tensor.name)} has {rows} rows; {dim * sum(counts.values())} are needed.")
+    size = tensor.data.size // rows
+    for part, heads in counts.items():
+        taken = slice(start, start + size * dim * heads)
+        info = TensorInfo(
+            f"model.layers.{layer}.self_attn.{part}_proj.{suffix}",
+            (dim * heads, *tensor.shape[1:]),
+            tensor.format,
+            size * dim * heads,
+        )
+        yield VirtualTensor(info, lambda taken=taken: load_raw(tensor)[taken])  # type: ignore[misc]
+        start = taken.stop
+
+
+def _layer_names(arch: str, tensors: Mapping[str, GgufTensor]) -> Mapping[str, str]:
+    """A family's names of what its layers have; a key with an ending stands for the whole name."""
+    own = DECODERS[arch].layer_names(tensors) if arch in DECODERS else OWN_NAMES.get(arch, {})
+    return {**LAYER_NAMES, **own}
 
 
 def hugging_face_tensors(
@@ -406,31 +443,33 @@ def hugging_face_tensors(
     arch = "mixtral" if config["model_type"] == "mixtral" else arch
     found: list[VirtualTensor] = []
     stacks: dict[str, dict[tuple[str, str], GgufTensor]] = {}
+    layer_names, further = _layer_names(arch, tensors), config.get("num_nextn_predict_layers")
     for tensor in tensors.values():
         if len(found) > _MAX_TENSORS:
             raise CheckpointError(f"with each expert on its own the file holds more than {_MAX_TENSORS} tensors.")
         stacked, single = _STACKED.fullmatch(tensor.name), _SINGLE_EXPERT.fullmatch(tensor.name)
         constant = _CONSTANT.fullmatch(tensor.name) if arch in MIXERS else None
-        if tensor.name == "rope_freqs.weight" and _explained(tensor, config):
+        if tensor.name in _ROPE and _explained(tensor, config):
             continue
+        if further and (block := _BLOCK.match(tensor.name)) and int(block[1]) >= config["num_hidden_layers"]:
+            continue  # predicts further tokens
         if tensor.name == "cls.output.weight" and "classifier_from_token" in config:
             continue  # two rows of the embedding
         if constant:
             grouped = f"blk.{constant[1]}.ssm_in.weight" in tensors
             found.extend(_constants(arch, constant[1], constant[2], tensor, config, grouped=grouped))
             continue
-        if arch in OLDER and (fused := _FUSED.fullmatch(tensor.name)):
-            parts = split_projection(fused[1], fused[2], tensor, config, load_raw)
-            found.extend(VirtualTensor(info, load) for info, load in parts)
-        elif stacked and arch == "gpt-oss":
+        if stacked and arch == "gpt-oss":
             stacks.setdefault(stacked[1], {})[stacked[2], stacked[3]] = tensor
         elif stacked and arch in EXPERT_NAMES and stacked[3] == "weight":
             found.extend(_experts(arch, stacked[1], stacked[2], tensor, config))
         elif single and arch in EXPERT_NAMES:
             prefix, names = EXPERT_NAMES[arch]
             found.append(_plain(f"model.layers.{single[1]}.{prefix}.{single[3]}.{names[single[2]]}.weight", tensor))
+        elif arch in DECODERS and _FUSED.fullmatch(tensor.name):
+            found.extend(_split(tensor, config))
         else:
-            found.append(_simple(arch, tensor, config))
+            found.append(_simple(arch, tensor, config, layer_names))
     for layer, members in stacks.items():
         found.extend(_gpt_oss_experts(layer, members))
     by_name = {virtual.info.name: virtual for virtual in found}
@@ -443,5 +482,5 @@ def _explained(freqs: GgufTensor, config: Mapping[str, Any]) -> bool:
     """Whether the config already says what the stored rotary divisors do (nothing, or Llama 3.1's scaling)."""
     scaling = config["rope_scaling"]
     if scaling is not None:
-        return bool(scaling["rope_type"] == "llama3")
+        return bool(scaling["rope_type"] == ("llama3" if freqs.name == "rope_freqs.weight" else "longrope"))
     return freqs.format == "f32" and bool((decode_to_float32("f32", freqs.data) == 1).all())
