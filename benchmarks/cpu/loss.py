@@ -181,8 +181,8 @@ def kv_loss(subject: Subject, kind: str, original: Recorded) -> dict[str, Any]:
     """The loss of a KV cache type under unquantised weights; layers the start-up probe kept finer are counted."""
     with closing(load(subject, subject.model, kind)) as scorer:
         loss = _loss(*compare(scorer, original, subject.windows))
-        finer = sum(layer != kind for layer in scorer.kv_types.of_layer)
-        probe = scorer.kv_types.reason
+        finer = sum(layer != kind for layer in scorer.kv_types)
+        probe = next((note.reason for note in scorer.notes if note.name == "KV cache types"), "")
     return loss | {"model": subject.name, "kv": kind, "finer_layers": finer, "probe": probe}
 
 

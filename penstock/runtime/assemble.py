@@ -56,13 +56,16 @@ def load(
     return prepared, kv.of_layer, notes
 
 
-def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
-    """The runner of a model that is prepared and loaded, and what runs its steps.
+def make_parts(
+    prepared: Prepared, kv_types: Sequence[str], rows: int, logit_rows: int
+) -> tuple[KVMemory, BatchBuilder, Executor]:
+    """What a loaded model's steps need.
 
     Args:
         prepared: with the plan that is to be followed.
         kv_types: of every layer's cache.
         rows: most branches in a step.
+        logit_rows: most rows whose logits are made at once.
     """
     options, plan, model, groups = prepared.options, prepared.plan, prepared.model, prepared.groups
     memory = KVMemory(
@@ -86,8 +89,14 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
         types=0 if model.embedding.types is None else model.embedding.types.shape[0],
     )
     assert options.max_num_batched_tokens
-    sizes = options.max_num_batched_tokens, max(rows, PROMPT_LOGIT_ROWS)
-    executor = make_executor(model, memory.caches, *sizes, options.arithmetic == "fast")
+    sizes = options.max_num_batched_tokens, logit_rows
+    return memory, builder, make_executor(model, memory.caches, *sizes, options.arithmetic == "fast")
+
+
+def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
+    """The runner of a model that is prepared and loaded, for so many branches a step, and what runs its steps."""
+    memory, builder, executor = make_parts(prepared, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
+    model = prepared.model
     sampler = Sampler(model.vocab_size, rows, prepared.kernels.sampling())
     return ModelRunner(executor, memory, sampler, builder, model.classifier, model.projection), executor
 

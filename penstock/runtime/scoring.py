@@ -17,12 +17,8 @@ from penstock.core.protocol import NewRow, RowSpan
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import KernelSet
 from penstock.models.registry import Model, build_model
-from penstock.runtime.batch_builder import BatchBuilder
-from penstock.runtime.executor import make_executor
-from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.kv_probe import choose_kv_types
+from penstock.runtime.assemble import load, make_parts
 from penstock.runtime.prepare import Prepared, prepare, settle_compute
-from penstock.weights.loader import load_weights
 
 Progress = Callable[[int, int], None]
 _LOGIT_ROWS = 128  # logits are made for that many positions at a time: [128, vocab] float32
@@ -121,35 +117,28 @@ class Scorer:
             PenstockError: as for an engine; also if the model predicts no tokens.
         """
         size = options.block_size
-        blocks = -(-context // size) + 2
+        blocks = -(-context // size) + 1
         single: dict[str, Any] = {
             "max_num_seqs": 1,
             "max_num_batched_tokens": context,
             "max_model_len": context,
             "kv_blocks": blocks,
+            "pack_cache": "off",
         }
         prepared = prepare(replace(options, **single, enable_prefix_caching=False))
         if prepared.model.head is None:
             raise ConfigError(
                 f"{prepared.facts.name} embeds or classifies; only models that predict tokens can be scored."
             )
-        concrete = prepared.options
-        settle_compute(concrete)
-        used = prepared.kernels if kernels is None else kernels(prepared)
-        self.model: Model = prepared.model
+        settle_compute(prepared.options)
         if kernels is not None:
-            dtype = prepared.model.dtype
-            self.model = build_model(prepared.checkpoint.config, used, dtype=dtype, max_model_len=context)
-        loading: dict[str, Any] = {"progress": progress, "device": concrete.device, "quantize": concrete.quantize}
-        load_weights(self.model, prepared.checkpoint, dtype=self.model.dtype, **loading)
-        self.prepared = prepared
-        counts = [blocks] * len(prepared.groups)
-        self.kv_types = choose_kv_types(self.model, prepared.groups, concrete.kv_cache_dtype, size)
-        layout: dict[str, Any] = {"kv_types": self.kv_types.of_layer, "device": concrete.device}
-        self._memory = KVMemory(used, self.model.cache_specs, prepared.groups, counts, size, **layout)
-        self._blocks = tuple(tuple(range(1, blocks)) for _ in counts)
-        self._builder = BatchBuilder(len(counts), 1, blocks, size, torch.device(concrete.device))
-        self._executor = make_executor(self.model, self._memory.caches, context, _LOGIT_ROWS)
+            used, dtype = kernels(prepared), prepared.model.dtype
+            model = build_model(prepared.checkpoint.config, used, dtype=dtype, max_model_len=context)
+            prepared = replace(prepared, kernels=used, model=model)
+        self.prepared, self.kv_types, self.notes = load(prepared, progress)
+        self.model: Model = prepared.model
+        self._memory, self._builder, self._executor = make_parts(self.prepared, self.kv_types, 1, _LOGIT_ROWS)
+        self._blocks = tuple(tuple(range(1, blocks)) for _ in prepared.groups)
 
     @property
     def vocab_size(self) -> int:

@@ -313,7 +313,8 @@ def test_two_processes_write_at_once(model_folder: Path, path: Path) -> None:
         writer.join(30)
         assert writer.exitcode == 0
     assert results[0][1] == results[1][1]
-    assert all(describe.startswith((f"packed and written to {path}", f"mapped from {path}")) for describe, _ in results)
+    for describe, _ in results:
+        assert describe.startswith((f"packed and written to {path}", f"mapped from {path}"))
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     found = load(model_folder, path)
     assert found.describe == f"mapped from {path}"
