@@ -13,7 +13,7 @@ namespace penstock {
 namespace {
 
 constexpr std::int64_t alignment = 64;
-constexpr std::int64_t max_ops = 4096;  // each shares its work a few times; a team counts at most 16,384 of them
+constexpr std::int64_t max_ops = 2048;  // each shares its work at most eight times; a team counts 16,384 of them
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
