@@ -210,6 +210,7 @@ class EngineLife(RuleBasedStateMachine):
             self.counts["whole answers"] += 1
 
 
+@pytest.mark.timeout(600)
 def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "penstock.engine.loop")  # the failures are meant
     EngineLife.counts.clear()
