@@ -8,6 +8,7 @@
 #include <span>
 
 #include "attention_blocks.h"
+#include "attention_digits.h"
 #include "attention_dots.h"
 #include "attention_plan.h"
 #include "kv_tiles.h"
@@ -127,7 +128,8 @@ public:
           layout_(args.layout),
           item_(*piece.item),
           next_(next),
-          kv_head_(piece.kv_head) {
+          kv_head_(piece.kv_head),
+          digits_(in_fours(args.layout)) {
         const std::int64_t end = first_query_head(kv_head_ + 1, args.heads, layout_.heads);
         first_head_ = first_query_head(kv_head_, args.heads, layout_.heads) + piece.chunk * plan_.head_chunk;
         heads_ = std::max<std::int64_t>(0, std::min(first_head_ + plan_.head_chunk, end) - first_head_);
@@ -158,6 +160,7 @@ public:
 private:
     static constexpr bool scaled = type == KvType::f8_e4m3 || type == KvType::i8;
     static constexpr bool dots = bf16_dots && type == KvType::bf16;  // queries and weights are bfloat16 as well
+    static constexpr bool integers = type == KvType::i8;  // exact sums of them, unless the cache is latent
     using Stored = Codes<type == KvType::i4 ? KvType::f32 : type>;
     using Converted = Codes<KvType::f32>;
 
@@ -185,7 +188,7 @@ private:
         const std::int64_t sizes[] = {most * round_up(dim, 16),
                                       most * partition_lanes,
                                       most * columns_,
-                                      4 * round_up(most, 16),
+                                      8 * round_up(most, 16),
                                       vec::vector_block * kv_tile * round_up(dim, 2),
                                       partition_lanes * value_columns};
         std::int64_t total = 0;
@@ -199,12 +202,18 @@ private:
         total_ = greatest_ + round_up(most, 16);
         before_ = total_ + round_up(most, 16);
         now_ = before_ + round_up(most, 16);
+        query_step_ = now_ + round_up(most, 16);
+        weight_step_ = query_step_ + round_up(most, 16);
+        query_sum_ = reinterpret_cast<std::int32_t*>(weight_step_ + round_up(most, 16));
+        weight_sum_ = query_sum_ + round_up(most, 16);
         for (std::int64_t r = 0; r < rows_; ++r) {
             const float* const from = args_.query + (query_of(r).token * args_.heads + head_of(r)) * dim;
             if (next_ && next_->item == &item_)  // and reads those beside it
                 prefetch(reinterpret_cast<const std::byte*>(from + heads_ * dim), dim * 4);
             if constexpr (dots)
                 take_pairs(from, r);
+            else if (integers && digits_)
+                take_digits(from, r);
             else
                 for (std::int64_t d = 0; d < dim; ++d) query_[r * dim + d] = from[d] * args_.scale;
             reset(r);
@@ -222,6 +231,30 @@ private:
         std::uint16_t bits[16];
         store_bf16(bits, vec::load_some(from + whole, dim - whole) * scale);
         std::copy_n(bits, padded - whole, to + whole);
+    }
+    // A query as whole numbers, and zeros up to a multiple of 16.
+    void take_digits(const float* from, std::int64_t row) {
+        const std::int64_t dim = layout_.key_dim;
+        const auto part = [&](std::int64_t d) {
+            return vec::load_some(from + d, std::min<std::int64_t>(16, dim - d)) * vec::splat16(args_.scale);
+        };
+        vec::F32x16 most = vec::splat16(0.0f), odd = most;
+        for (std::int64_t d = 0; d < dim; d += 16) {
+            most = vec::max(vec::abs(part(d)), most);
+            odd = odd + (part(d) - part(d));
+        }
+        Digits digits(vec::most(most), vec::sum(odd), most_digits(padded_key_dim(layout_)));
+        std::int8_t* const to = query_digits(row);
+        for (std::int64_t d = 0; d < dim; d += 16) digits.store(to + 2 * d, part(d));
+        query_step_[row] = digits.step;
+        query_sum_[row] = digits.sum();
+    }
+    std::int8_t* query_digits(std::int64_t row) const {
+        return reinterpret_cast<std::int8_t*>(query_) + row * 2 * padded_key_dim(layout_);
+    }
+    // A row's weights as whole numbers, too, take the place of the first half of its scores.
+    std::int8_t* weight_digits(std::int64_t row) const {
+        return reinterpret_cast<std::int8_t*>(scores_ + row * partition_lanes);
     }
     std::uint16_t* query_pairs() const { return reinterpret_cast<std::uint16_t*>(query_); }
     // A row's weights as bfloat16 take the place of the first half of its scores.
@@ -247,7 +280,8 @@ private:
             const std::int64_t row = rows_ * b / num_blocks_;
             blocks_[static_cast<std::size_t>(b)] = {row, rows_ * (b + 1) / num_blocks_ - row, 0, 0};
         }
-        converts_ = !dots && (type == KvType::i4 || (type != KvType::f32 && (num_blocks_ > 1 || layout_.latent)));
+        converts_ = !dots && !digits_ &&
+                    (type == KvType::i4 || (type != KvType::f32 && (num_blocks_ > 1 || layout_.latent)));
     }
 
     // Which of a partition's lanes each query and block sees, and its tiles.
@@ -329,7 +363,7 @@ private:
 
     void score() {
         constexpr std::int64_t step = vec::vector_block;
-        const auto keys = stored(key_tile_);
+        const auto keys = stored<typename Stored::Code>(key_tile_);
         for (std::int64_t group = tile_from_ / step * step; group < tile_to_; group += step) {
             const std::int64_t begin = std::max(group, tile_from_), end = std::min(group + step, tile_to_);
             const float* converted[step];
@@ -339,7 +373,7 @@ private:
                     float* const to = keys_ + (t - group) * kv_tile * round_up(layout_.key_dim, 2);
                     if (layout_.latent)
                         convert_latent_keys<type>(key_tile_[t], layout_, to);
-                    else
+                    else if constexpr (!integers)
                         convert_keys<type>(key_tile_[t], layout_, to);
                     converted[t - group] = to;
                 }
@@ -356,6 +390,12 @@ private:
                 } else if (converts_)
                     score_tiles<Converted>(query_block(block), layout_.key_dim, {converted + (from - group), nullptr},
                                            to - from, out, partition_lanes);
+                else if constexpr (integers)
+                    score_digits({query_digits(block.row), 2 * padded_key_dim(layout_), block.count,
+                                  query_step_ + block.row, query_sum_ + block.row},
+                                 padded_key_dim(layout_) / kv_tile, stored<std::uint8_t>(key_tile_).data() + from,
+                                 deep_ && &block == blocks_.data() ? value_tile_ + from : nullptr,
+                                 value_tile_bytes(layout_), to - from, out, partition_lanes);
                 else
                     score_tiles<Stored>(query_block(block), layout_.key_dim,
                                         {keys.data() + from, deep_ ? value_tile_ + from : nullptr}, to - from, out,
@@ -365,10 +405,10 @@ private:
     }
 
     // A partition's tiles, as the codes they hold.
-    static std::array<const typename Stored::Code*, partition_tiles> stored(const std::byte* const* tiles) {
-        std::array<const typename Stored::Code*, partition_tiles> out;
-        for (std::size_t t = 0; t < partition_tiles; ++t)
-            out[t] = reinterpret_cast<const typename Stored::Code*>(tiles[t]);
+    template <class Code>
+    static std::array<const Code*, partition_tiles> stored(const std::byte* const* tiles) {
+        std::array<const Code*, partition_tiles> out;
+        for (std::size_t t = 0; t < partition_tiles; ++t) out[t] = reinterpret_cast<const Code*>(tiles[t]);
         return out;
     }
 
@@ -386,16 +426,18 @@ private:
         const std::int64_t begin = query.from / kv_tile, end = (query.to + kv_tile - 1) / kv_tile;
         before_[row] = no_score;
         now_[row] = 0.0f;
+        weight_step_[row] = 0.0f;
+        weight_sum_[row] = 0;
         const bool sees = query.from < query.to;
         const auto blank = [&] {
             for (std::int64_t t = block.from / kv_tile; t * kv_tile < block.to; ++t)
-                if (!sees || t < begin || t >= end) store_weight(row, t, vec::splat16(0.0f));
+                if (!sees || t < begin || t >= end) blank_weight(row, t);
         };
         if (!sees) return blank();
         const float slope = args_.slopes ? args_.slopes[head_of(row)] : 0.0f;
         const float greatest = finish_scores(scores, begin, end, query, slope);
         const vec::F32x16 top = vec::splat16(greatest);
-        vec::F32x16 total = vec::splat16(0.0f);
+        vec::F32x16 total = vec::splat16(0.0f), most = total, odd = total;
         for (std::int64_t t = begin; t < end; ++t) {
             vec::F32x16 weight = vec::exp(vec::load16(scores + t * kv_tile) - top);
             if constexpr (dots) {
@@ -406,10 +448,19 @@ private:
             if (scaled && !layout_.latent) {
                 const float* const scales = token_scales(value_tile_[t], value_codes_);
                 weight = masked(weight * vec::load16(scales), t, query, 0.0f);
+                most = vec::max(weight, most);
+                odd = odd + (weight - weight);
             }
             store_weight(row, t, weight);
         }
-        blank();  // at last, because weights of bfloat16 lie where other tiles' scores lay
+        if (integers && digits_) {
+            Digits digits(vec::most(most), vec::sum(odd), most_digits(partition_lanes));
+            for (std::int64_t t = begin; t < end; ++t)
+                digits.store(weight_digits(row) + t * digit_bytes, vec::load16(scores + t * kv_tile));
+            weight_step_[row] = digits.step;
+            weight_sum_[row] = digits.sum();
+        }
+        blank();  // at last, because weights that are no floats lie where other tiles' scores lay
         before_[row] = greatest;
         now_[row] = vec::sum(total);
     }
@@ -460,6 +511,13 @@ private:
         return weight;
     }
 
+    void blank_weight(std::int64_t row, std::int64_t tile) {
+        if (integers && digits_)
+            std::memset(weight_digits(row) + tile * digit_bytes, 0, digit_bytes);
+        else
+            store_weight(row, tile, vec::splat16(0.0f));
+    }
+
     vec::F32x16 final_score(vec::F32x16 score, std::int64_t tile, const ItemQuery& query, float slope) const {
         if (scaled && !layout_.latent) score = score * vec::load16(token_scales(key_tile_[tile], key_codes_));
         if (args_.soft_cap > 0.0f) {
@@ -486,9 +544,11 @@ private:
     }
 
     void sum() {
-        if constexpr (dots) return sum_dots();
-        if (!converts_ && !layout_.latent) {
-            const auto tiles = stored(value_tile_);
+        if constexpr (dots) return layout_.latent ? sum_latent_dots() : sum_products();
+        if constexpr (integers) {
+            if (digits_) return sum_products();
+        } else if (!converts_ && !layout_.latent) {
+            const auto tiles = stored<typename Stored::Code>(value_tile_);
             return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_, {ahead_end_}}, 0, columns_);
         }
         for (std::int64_t column = 0; column < columns_; column += value_columns) {
@@ -499,7 +559,7 @@ private:
                 float* const to = values_ + t * kv_tile * value_columns;
                 if (layout_.latent)
                     convert_latent_values<type>(value_tile_[t], layout_, column, count, to, value_columns);
-                else
+                else if constexpr (!integers)
                     convert_values<type>(value_tile_[t], layout_, width_[t], column, count, to, value_columns);
                 converted[t] = to;
             }
@@ -508,18 +568,25 @@ private:
     }
 
     // All blocks take some columns before any takes the next, so that those are read from the nearest cache.
-    void sum_dots() {
-        if (layout_.latent) return sum_latent_dots();
-        const auto tiles = stored(value_tile_);
+    void sum_products() {
         const std::int64_t each = num_blocks_ == 1 && !deep_ ? columns_ : value_columns;
         for (std::int64_t column = 0; column < columns_; column += each)
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
                 if (block.from >= block.to) continue;
                 const Ahead ahead{&block == blocks_.data() && column == 0 ? ahead_end_ : nullptr};
-                sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                          {tiles.data(), columns_, width_, ahead}, column,
-                          std::min(each, columns_ - column) / 16, sums_ + block.row * columns_ + column,
-                          columns_, {before_ + block.row, now_ + block.row});
+                const std::int64_t vectors = std::min(each, columns_ - column) / 16;
+                float* const out = sums_ + block.row * columns_ + column;
+                const Merging merging{before_ + block.row, now_ + block.row};
+                if constexpr (dots)
+                    sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
+                              {stored<std::uint16_t>(value_tile_).data(), columns_, width_, ahead}, column, vectors, out,
+                              columns_, merging);
+                else
+                    sum_digits({weight_digits(block.row), 4 * partition_lanes, block.count, weight_step_ + block.row,
+                                weight_sum_ + block.row},
+                               block.from / kv_tile, (block.to + kv_tile - 1) / kv_tile,
+                               stored<std::uint8_t>(value_tile_).data(), columns_, ahead, column, vectors, out, columns_,
+                               merging);
             }
     }
 
@@ -590,6 +657,7 @@ private:
     const std::int32_t* table_ = nullptr;
     std::int64_t kv_head_, first_head_, heads_, columns_;
     std::int64_t key_codes_, value_codes_;  // bytes before a tile's scales
+    const bool digits_;  // queries and weights are whole numbers
     std::int64_t num_queries_ = 0, rows_ = 0, num_blocks_ = 0;
     std::int64_t end_tile_ = 0;  // none from here on is read by the item
     bool converts_ = false;
@@ -608,6 +676,8 @@ private:
     float *query_ = nullptr, *scores_ = nullptr, *sums_ = nullptr;
     float *greatest_ = nullptr, *total_ = nullptr, *before_ = nullptr, *now_ = nullptr;
     float *keys_ = nullptr, *values_ = nullptr;
+    float *query_step_ = nullptr, *weight_step_ = nullptr;  // [rows], of whole numbers, and the sums of those
+    std::int32_t *query_sum_ = nullptr, *weight_sum_ = nullptr;
 };
 
 template <KvType type>

@@ -145,6 +145,10 @@ struct Merging {
     const float* now;
 };
 
+inline void merge_sum(vec::F32x16 sum, vec::F32x16 before, vec::F32x16 now, float* out) {
+    vec::store(out, vec::fma(vec::load16(out), before, sum * now));
+}
+
 // Sums of weight times value over lanes [from, to) of a partition, merged into `vectors` vectors of each query's `out`.
 template <class Codes, int queries, int vectors>
 inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Codes>& values,
@@ -178,10 +182,7 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
     for (int i = 0; i < queries; ++i) {
         const vec::F32x16 before = vec::splat16(merging.before[i]), now = vec::splat16(merging.now[i]);
 #pragma GCC unroll 8
-        for (int x = 0; x < vectors; ++x) {
-            float* const at = out + i * out_stride + 16 * x;
-            vec::store(at, vec::fma(vec::load16(at), before, sum[i][x] * now));
-        }
+        for (int x = 0; x < vectors; ++x) merge_sum(sum[i][x], before, now, out + i * out_stride + 16 * x);
     }
 }
 
@@ -194,35 +195,47 @@ inline void with_constant(std::int64_t count, F&& function) {
     function(std::integral_constant<int, most>{});
 }
 
+// Cuts the tiles that a block of `count` queries meets: calls block(queries, how many, first), the first two constants.
+template <class F>
+inline void in_tile_runs(std::int64_t count, std::int64_t tiles, F&& block) {
+    with_constant(count, [&](auto queries) {
+        std::int64_t t = 0;
+        for (; t + vec::vector_block <= tiles; t += vec::vector_block)
+            block(queries, std::integral_constant<int, vec::vector_block>{}, t);
+        for (; t < tiles; ++t) block(queries, std::integral_constant<int, 1>{}, t);
+    });
+}
+
+// The same of vectors of values.
+template <class F>
+inline void in_vector_runs(std::int64_t count, std::int64_t vectors, F&& block) {
+    with_constant(count, [&](auto queries) {
+        std::int64_t x = 0;
+        const auto take = [&](auto each) {
+            for (; x + each.value <= vectors; x += each.value) block(queries, each, x);
+        };
+        // Few queries leave room for a longer stretch of each value, which is then read from memory in order.
+        if constexpr (2 * queries.value <= vec::query_block) take(std::integral_constant<int, 2 * vec::vector_block>{});
+        take(std::integral_constant<int, vec::vector_block>{});
+        take(std::integral_constant<int, 1>{});
+    });
+}
+
 template <class Codes>
 inline void score_tiles(const QueryBlock& q, std::int64_t dim, const KeyTiles<Codes>& keys, std::int64_t tiles,
                         float* out, std::int64_t out_stride) {
-    const auto from = [&](std::int64_t t) {
-        return KeyTiles<Codes>{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr};
-    };
-    with_constant(q.count, [&](auto queries) {
-        std::int64_t t = 0;
-        for (; t + vec::vector_block <= tiles; t += vec::vector_block)
-            score_block<Codes, queries.value, vec::vector_block>(q, dim, from(t), out + t * kv_tile, out_stride);
-        for (; t < tiles; ++t) score_block<Codes, queries.value, 1>(q, dim, from(t), out + t * kv_tile, out_stride);
+    in_tile_runs(q.count, tiles, [&](auto queries, auto each, std::int64_t t) {
+        const KeyTiles<Codes> from{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr};
+        score_block<Codes, queries.value, each.value>(q, dim, from, out + t * kv_tile, out_stride);
     });
 }
 
 template <class Codes>
 inline void sum_values(const QueryBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Codes>& values,
                        std::int64_t vectors, float* out, std::int64_t out_stride, const Merging& merging) {
-    with_constant(weights.count, [&](auto queries) {
-        const auto take = [&](auto each, std::int64_t& x) {
-            for (; x + each.value <= vectors; x += each.value)
-                value_block<Codes, queries.value, each.value>(weights, from, to, values, x * 16, out + x * 16,
-                                                              out_stride, merging);
-        };
-        std::int64_t x = 0;
-        // Few queries leave room for a longer stretch of each value, which is then read from memory in order.
-        if constexpr (2 * queries.value <= vec::query_block)
-            take(std::integral_constant<int, 2 * vec::vector_block>{}, x);
-        take(std::integral_constant<int, vec::vector_block>{}, x);
-        take(std::integral_constant<int, 1>{}, x);
+    in_vector_runs(weights.count, vectors, [&](auto queries, auto each, std::int64_t x) {
+        value_block<Codes, queries.value, each.value>(weights, from, to, values, x * 16, out + x * 16, out_stride,
+                                                      merging);
     });
 }
 

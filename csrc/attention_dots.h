@@ -98,40 +98,24 @@ inline void value_pair_block(const PairBlock& weights, std::int64_t from, std::i
     for (int i = 0; i < queries; ++i) {
         const vec::F32x16 before = vec::splat16(merging.before[i]), now = vec::splat16(merging.now[i]);
 #pragma GCC unroll 8
-        for (int x = 0; x < vectors; ++x) {
-            float* const at = out + i * out_stride + 16 * x;
-            vec::store(at, vec::fma(vec::load16(at), before, sum[i][x] * now));
-        }
+        for (int x = 0; x < vectors; ++x) merge_sum(sum[i][x], before, now, out + i * out_stride + 16 * x);
     }
 }
 
 inline void score_pairs(const PairBlock& q, std::int64_t dim, const KeyTiles<Bf16>& keys, std::int64_t tiles,
                         float* out, std::int64_t out_stride) {
-    const auto from = [&](std::int64_t t) {
-        return KeyTiles<Bf16>{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr};
-    };
-    with_constant(q.count, [&](auto queries) {
-        std::int64_t t = 0;
-        for (; t + vec::vector_block <= tiles; t += vec::vector_block)
-            score_pair_block<queries.value, vec::vector_block>(q, dim, from(t), out + t * kv_tile, out_stride);
-        for (; t < tiles; ++t) score_pair_block<queries.value, 1>(q, dim, from(t), out + t * kv_tile, out_stride);
+    in_tile_runs(q.count, tiles, [&](auto queries, auto each, std::int64_t t) {
+        const KeyTiles<Bf16> from{keys.tile + t, keys.ahead ? keys.ahead + t : nullptr};
+        score_pair_block<queries.value, each.value>(q, dim, from, out + t * kv_tile, out_stride);
     });
 }
 
 inline void sum_pairs(const PairBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Bf16>& values,
                       std::int64_t column, std::int64_t vectors, float* out, std::int64_t out_stride,
                       const Merging& merging) {
-    with_constant(weights.count, [&](auto queries) {
-        const auto take = [&](auto each, std::int64_t& x) {
-            for (; x + each.value <= vectors; x += each.value)
-                value_pair_block<queries.value, each.value>(weights, from, to, values, column + x * 16, out + x * 16,
-                                                            out_stride, merging);
-        };
-        std::int64_t x = 0;
-        if constexpr (2 * queries.value <= vec::query_block)
-            take(std::integral_constant<int, 2 * vec::vector_block>{}, x);
-        take(std::integral_constant<int, vec::vector_block>{}, x);
-        take(std::integral_constant<int, 1>{}, x);
+    in_vector_runs(weights.count, vectors, [&](auto queries, auto each, std::int64_t x) {
+        value_pair_block<queries.value, each.value>(weights, from, to, values, column + x * 16, out + x * 16,
+                                                    out_stride, merging);
     });
 }
 #endif

@@ -6,11 +6,14 @@
 // (i4, whose codes 0 to 15 stand for minimum + scale · code). Two 4-bit keys share a byte as elements 2 i and 2 i + 1
 // of one token, two values as elements i and i + 16 of 32.
 //
+// Four 8-bit integers that a dot product takes together lie side by side, each plus 128: keys are
+// [key_dim / 4][16 tokens][4], the dimension padded to a multiple of 16, and values [4 fours of tokens][value_dim][4].
+//
 // Two bfloat16 that a dot product takes together lie side by side: keys are [key_dim / 2][16 tokens][2], an odd
 // dimension padded by zeros, and values [8 pairs of tokens][value_dim][2]. A tile always has room for 16 tokens.
 //
 // A latent cache keeps keys only, whose first value_dim elements are the values; where codes have a float32 scale, those
-// elements have one a token and the other elements another.
+// elements have one a token and the other elements another. Its 8-bit integers lie like floats, as they are.
 #pragma once
 
 #include "model_ops.h"
@@ -53,9 +56,11 @@ inline std::int64_t scale_bytes(KvType type, std::int64_t dim) {
 }
 
 inline bool has_token_scale(KvType type) { return type == KvType::f8_e4m3 || type == KvType::i8; }
+inline bool in_fours(const KvLayout& l) { return l.type == KvType::i8 && !l.latent; }
 
 // Elements a token's key, or value, takes up in its tile.
 inline std::int64_t padded_key_dim(const KvLayout& l) {
+    if (in_fours(l)) return round_up(l.key_dim, kv_tile);
     return l.type == KvType::i4 || l.type == KvType::bf16 ? round_up(l.key_dim, 2) : l.key_dim;
 }
 inline std::int64_t padded_value_dim(const KvLayout& l) {

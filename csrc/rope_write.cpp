@@ -77,6 +77,16 @@ void place_value(const std::uint32_t* code, std::int64_t dim, std::int64_t lane,
     for (std::int64_t d = 0; d < dim; ++d) to[d] = static_cast<T>(code[d]);
 }
 
+// 8-bit integers in fours of elements, and of tokens.
+void place_key_fours(const std::uint32_t* code, std::int64_t dim, std::int64_t lane, std::byte* tile) {
+    for (std::int64_t d = 0; d < dim; ++d)
+        tile[(d / 4 * kv_tile + lane) * 4 + d % 4] = static_cast<std::byte>(code[d] ^ 0x80);
+}
+void place_value_fours(const std::uint32_t* code, std::int64_t dim, std::int64_t lane, std::byte* tile) {
+    std::byte* const to = tile + lane / 4 * 4 * dim + lane % 4;
+    for (std::int64_t d = 0; d < dim; ++d) to[4 * d] = static_cast<std::byte>(code[d] ^ 0x80);
+}
+
 // Keys and values of bfloat16 of up to 16 tokens that lie side by side in a tile from `lane` on.
 struct HalfRun {
     const std::uint16_t* code;  // [count][stride], zeros beyond the head
@@ -165,8 +175,13 @@ void write_key(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std::b
         case KvType::f16:
             place_key<std::uint16_t>(entry.code, dim, lane, tile);
             break;
-        case KvType::f8_e4m3:
         case KvType::i8:
+            if (in_fours(layout)) {
+                place_key_fours(entry.code, dim, lane, tile);
+                break;
+            }
+            [[fallthrough]];
+        case KvType::f8_e4m3:
             place_key<std::uint8_t>(entry.code, dim, lane, tile);
             break;
         case KvType::i4:
@@ -190,8 +205,10 @@ void write_value(const KvLayout& layout, KvEntry& entry, std::int64_t lane, std:
             place_value<std::uint16_t>(entry.code, room, lane, tile);
             break;
         case KvType::f8_e4m3:
-        case KvType::i8:
             place_value<std::uint8_t>(entry.code, room, lane, tile);
+            break;
+        case KvType::i8:
+            place_value_fours(entry.code, room, lane, tile);
             break;
         case KvType::i4:
             for (std::int64_t i = 0; i < room / 2; ++i) {

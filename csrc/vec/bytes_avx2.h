@@ -161,6 +161,18 @@ static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) 
     };
     return {half(sum.low, weights.low), half(sum.high, weights.high)};
 }
+// 256 a + b
+static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
+    const auto half = [=](__m256i x) { return _mm256_add_epi32(_mm256_slli_epi32(x, 8), _mm256_set1_epi32(b)); };
+    return {half(a.low), half(a.high)};
+}
+// Whole numbers of -128 to 127.
+static inline void store16_i8(std::int8_t* to, F32x16 a) {
+    const __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
+    const __m256i words = _mm256_permute4x64_epi64(both, 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                     _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
 static inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 
 static inline F32x16 load16_u8(const std::uint8_t* from) {

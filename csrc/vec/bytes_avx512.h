@@ -127,6 +127,14 @@ static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) 
     asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(weights.v), "v"(_mm512_set1_epi32(word)));
     return sum;
 }
+// 256 a + b
+static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
+    return {_mm512_add_epi32(_mm512_slli_epi32(a.v, 8), _mm512_set1_epi32(b))};
+}
+// Whole numbers of -128 to 127.
+static inline void store16_i8(std::int8_t* to, F32x16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
 static inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 static inline F32x16 load16_u8(const std::uint8_t* from) {

@@ -122,6 +122,16 @@ static inline I32x16 dot4(I32x16 sum, const Bytes64& weights, const std::int8_t*
         for (int j = 0; j < 4; ++j) sum.lane[i] += weights.lane[4 * i + j] * four[j];
     return sum;
 }
+// 256 a + b, modulo 2^32
+static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
+    for (auto& lane : a.lane)
+        lane = static_cast<std::int32_t>(static_cast<std::uint32_t>(lane) * 256u + static_cast<std::uint32_t>(b));
+    return a;
+}
+// Whole numbers of -128 to 127.
+static inline void store16_i8(std::int8_t* to, F32x16 a) {
+    for (int i = 0; i < 16; ++i) to[i] = static_cast<std::int8_t>(a.lane[i]);
+}
 static inline F32x16 to_float(I32x16 a) {
     return map16([&](int i) { return static_cast<float>(a.lane[i]); });
 }
