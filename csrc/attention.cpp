@@ -395,7 +395,7 @@ private:
                                   query_step_ + block.row, query_sum_ + block.row},
                                  padded_key_dim(layout_) / kv_tile, stored<std::uint8_t>(key_tile_).data() + from,
                                  deep_ && &block == blocks_.data() ? value_tile_ + from : nullptr,
-                                 value_tile_bytes(layout_), to - from, out, partition_lanes);
+                                 asked_with_keys(), to - from, out, partition_lanes);
                 else
                     score_tiles<Stored>(query_block(block), layout_.key_dim,
                                         {keys.data() + from, deep_ ? value_tile_ + from : nullptr}, to - from, out,
@@ -403,6 +403,10 @@ private:
             }
         }
     }
+
+    // Bytes of a tile of values that are asked for while keys are read as integers; the rest while rows are weighed, so
+    // that memory does not rest then.
+    std::int64_t asked_with_keys() const { return value_tile_bytes(layout_) / 128 * 64; }
 
     // A partition's tiles, as the codes they hold.
     template <class Code>
@@ -438,7 +442,10 @@ private:
         const float greatest = finish_scores(scores, begin, end, query, slope);
         const vec::F32x16 top = vec::splat16(greatest);
         vec::F32x16 total = vec::splat16(0.0f), most = total, odd = total;
+        const std::int64_t asked = asked_with_keys(), rest = value_tile_bytes(layout_) - asked;
+        const bool ask = digits_ && deep_ && &block == blocks_.data();
         for (std::int64_t t = begin; t < end; ++t) {
+            if (ask) prefetch_part(value_tile_[t] + asked, rest, row - block.row, block.count);
             vec::F32x16 weight = vec::exp(vec::load16(scores + t * kv_tile) - top);
             if constexpr (dots) {
                 total = total + store_weight(row, t, weight);
@@ -579,14 +586,14 @@ private:
                 const Merging merging{before_ + block.row, now_ + block.row};
                 if constexpr (dots)
                     sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                              {stored<std::uint16_t>(value_tile_).data(), columns_, width_, ahead}, column, vectors, out,
-                              columns_, merging);
+                              {stored<std::uint16_t>(value_tile_).data(), columns_, width_, ahead}, column, vectors,
+                              out, columns_, merging);
                 else
                     sum_digits({weight_digits(block.row), 4 * partition_lanes, block.count, weight_step_ + block.row,
                                 weight_sum_ + block.row},
                                block.from / kv_tile, (block.to + kv_tile - 1) / kv_tile,
-                               stored<std::uint8_t>(value_tile_).data(), columns_, ahead, column, vectors, out, columns_,
-                               merging);
+                               stored<std::uint8_t>(value_tile_).data(), columns_, ahead, column, vectors, out,
+                               columns_, merging);
             }
     }
 

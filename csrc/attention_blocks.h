@@ -55,6 +55,11 @@ static inline void prefetch(const void* address) { __builtin_prefetch(address, 0
 static inline void prefetch(const std::byte* from, std::int64_t bytes) {
     for (std::int64_t i = 0; i < bytes; i += 64) prefetch(from + i);
 }
+// Part i of `count` of a stretch of whole lines.
+static inline void prefetch_part(const std::byte* from, std::int64_t bytes, std::int64_t i, std::int64_t count) {
+    const std::int64_t lines = bytes / 64, begin = lines * i / count, end = lines * (i + 1) / count;
+    prefetch(from + begin * 64, (end - begin) * 64);
+}
 
 // Calls step(i, whether i is the second of a pair) for [from, to) in ascending order.
 template <class Codes, class F>

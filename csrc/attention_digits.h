@@ -1,6 +1,6 @@
-// The products of attention over 8-bit integers, as exact sums of integers: queries, and weights times the values' scales,
-// become whole numbers of 15 bits, two signed bytes each. Codes are taken plus 128, which makes them unsigned; what that
-// adds is known from the sum of the other factor.
+// The products of attention over 8-bit integers, as exact sums of integers: queries, and weights times the values'
+// scales, become whole numbers of 15 bits, two signed bytes each. Codes are taken plus 128, which makes them unsigned;
+// what that adds is known from the sum of the other factor.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,8 @@ struct Digits {
           low(vec::splat16(-most)),
           high(vec::splat16(most)) {}
     void store(std::int8_t* to, vec::F32x16 value) {
-        const vec::F32x16 number = vec::min(vec::max(vec::round(value * inverse), low), high);  // NaN becomes low
+        // NaN becomes low
+        const vec::F32x16 number = vec::min(vec::max(vec::round(value * inverse), low), high);
         const vec::F32x16 upper = vec::round(vec::fma(number, vec::splat16(0x1p-8f), vec::splat16(0x1p-10f)));
         vec::store16_i8(to, upper);
         vec::store16_i8(to + kv_tile, vec::fma(upper, vec::splat16(-256.0f), number));
@@ -90,8 +91,7 @@ inline void score_digits(const DigitBlock& q, std::int64_t groups, const std::ui
         const auto line = [&](std::int64_t g, int j, int x) { return keys[t + x] + (4 * g + j) * 64; };
         const auto ask = [&](std::int64_t g) {
             if (!ahead) return;
-            const std::int64_t begin = ahead_bytes * g / groups / 64 * 64, end = ahead_bytes * (g + 1) / groups / 64 * 64;
-            for (int x = 0; x < each.value; ++x) prefetch(ahead[t + x] + begin, end - begin);
+            for (int x = 0; x < each.value; ++x) prefetch_part(ahead[t + x], ahead_bytes, g, groups);
         };
         digit_block<queries.value, each.value>(q, 0, groups, line, ask, [&](int i, int x, vec::F32x16 sum) {
             vec::store(out + i * out_stride + (t + x) * kv_tile, sum * vec::splat16(q.step[i]));
@@ -100,9 +100,9 @@ inline void score_digits(const DigitBlock& q, std::int64_t groups, const std::ui
 }
 
 // As sum_values(), of tiles [from, to), rows of `columns` values.
-inline void sum_digits(const DigitBlock& weights, std::int64_t from, std::int64_t to, const std::uint8_t* const* values,
-                       std::int64_t columns, const Ahead& ahead, std::int64_t column, std::int64_t vectors, float* out,
-                       std::int64_t out_stride, const Merging& merging) {
+inline void sum_digits(const DigitBlock& weights, std::int64_t from, std::int64_t to,
+                       const std::uint8_t* const* values, std::int64_t columns, const Ahead& ahead, std::int64_t column,
+                       std::int64_t vectors, float* out, std::int64_t out_stride, const Merging& merging) {
     in_vector_runs(weights.count, vectors, [&](auto queries, auto each, std::int64_t first) {
         const auto line = [&](std::int64_t t, int j, int x) {
             return values[t] + (j * columns + column + (first + x) * 16) * 4;
