@@ -77,7 +77,9 @@ def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
 def _llama3(rope: RopeParameters, frequencies: Tensor) -> Tensor:
     """Llama 3.1's blend: slow pairs are interpolated, fast ones kept (Llama 3 report, arXiv:2407.21783)."""
     turns = rope.original_length * frequencies / (2 * math.pi)
-    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    width = rope.high_freq_factor - rope.low_freq_factor
+    kept = (turns - rope.low_freq_factor) / width if width else (turns >= rope.low_freq_factor).float()
+    keep = kept.clamp(0.0, 1.0)
     return frequencies * (keep + (1.0 - keep) / rope.factor)
 
 

@@ -54,8 +54,8 @@ def read_rope(
     factor = found.number("factor")
     if kind == "llama3":
         low, high = found.number("low_freq_factor"), found.number("high_freq_factor")
-        if low >= high:
-            raise found.error("low_freq_factor", f"is {low}; allowed: below high_freq_factor, {high}")
+        if low > high:
+            raise found.error("low_freq_factor", f"is {low}; allowed: at most high_freq_factor, {high}")
         return RopeParameters(kind, base, rotary_dim, length, factor, low_freq_factor=low, high_freq_factor=high)
     if kind == "yarn":
         return _yarn(found, base, rotary_dim, length, factor)

@@ -22,7 +22,9 @@ from tests.models.harness import Harness, load
 
 Arrays = dict[str, np.ndarray]
 A = gguf.MODEL_ARCH
-NO_SLIDING = {"sliding_window": None}
+LATENT = (A.DEEPSEEK2, A.MISTRAL4)
+LLAMA3 = {**tiny.LLAMA3, "original_max_position_embeddings": 64}
+LLAMA4 = {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192}
 # family of tiny.py → (architecture of GGUF, fields that a GGUF file cannot say otherwise)
 CASES: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
     "deepseek-v2": (A.DEEPSEEK2, {}),
@@ -40,7 +42,12 @@ CASES: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
     "glm4-moe": (A.GLM4_MOE, {}),
     "glm4-moe-normed": (A.GLM4_MOE, {}),
     "dots1": (A.DOTS1, {}),
-    "llama4": (A.LLAMA4, {"no_rope_layer_interval": 4, "attention_chunk_size": 8192, "floor_scale": 8192}),
+    "llama4": (A.LLAMA4, {**LLAMA4, "rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}),
+    "llama4-plain": (A.LLAMA4, {**LLAMA4, "use_qk_norm": True, "rope_parameters": LLAMA3}),
+    "ministral3": (A.MISTRAL3, {}),
+    "mistral4": (A.MISTRAL4, {}),
+    "llama": (A.INTERNLM2, {}),
+    "llama-plain-heads": (A.BAICHUAN, {}),
     "cohere": (A.COMMAND_R, {}),
     "cohere-norms": (A.COMMAND_R, {"attention_bias": False}),
     "cohere2": (A.COHERE2, {}),
@@ -53,7 +60,7 @@ CASES: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
     "olmoe": (A.OLMOE, {}),
     "stablelm": (A.STABLELM, {}),
     "stablelm-parallel": (A.STABLELM, {}),
-    "starcoder2": (A.STARCODER2, NO_SLIDING),
+    "starcoder2": (A.STARCODER2, {"sliding_window": None}),
     "gpt-neox": (A.GPTNEOX, {}),
     "gpt-neox-serial": (A.GPTNEOX, {}),
     "exaone4": (A.EXAONE4, {}),
@@ -123,8 +130,8 @@ def metadata(arch: gguf.MODEL_ARCH, config: Any) -> dict[str, Any]:
         pairs["attention.sliding_window_pattern"] = slides
     if arch == A.LLAMA4:
         pairs["expert_feed_forward_length"] = config.intermediate_size
-    if arch == A.DEEPSEEK2:
-        sigmoid = type(config).__name__ != "DeepseekV2Config"
+    if arch in LATENT:
+        sigmoid = type(config).__name__ not in ("DeepseekV2Config", "Mistral4Config")
         pairs |= {
             "expert_gating_func": 2 if sigmoid else 1,
             "attention.head_count_kv": 1,
@@ -133,23 +140,27 @@ def metadata(arch: gguf.MODEL_ARCH, config: Any) -> dict[str, Any]:
             "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
             "attention.value_length_mla": config.v_head_dim,
         }
-    pairs |= rope(config, config.qk_rope_head_dim if arch == A.DEEPSEEK2 else dim)
+    if getattr(config, "norm_topk_prob", True) is False:
+        del pairs["expert_weights_norm"]
+    pairs |= rope(arch, config, config.qk_rope_head_dim if arch in LATENT else dim)
     name = gguf.MODEL_ARCH_NAMES[arch]
     return {f"{name}.{key}": value for key, value in pairs.items() if value is not None}
 
 
-def rope(config: Any, dim: int) -> dict[str, Any]:
+def rope(arch: gguf.MODEL_ARCH, config: Any, dim: int) -> dict[str, Any]:
     parameters = getattr(config, "rope_parameters", None) or {}
     parameters = parameters.get("full_attention", parameters)
     theta, kind = parameters.get("rope_theta", 10000.0), parameters.get("rope_type", "default")
     rotated = int(dim * parameters.get("partial_rotary_factor", 1.0))
     if parameters.get("alpha"):
         theta *= parameters["alpha"] ** (dim / (dim - 2))
-    found: dict[str, Any] = {"rope.freq_base": float(theta), "rope.dimension_count": rotated}
+    found: dict[str, Any] = {"rope.freq_base": float(theta), "rope.dimension_count": dim if arch in LATENT else rotated}
     if kind == "yarn":
         found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": parameters["factor"]}
         if parameters.get("mscale_all_dim"):
-            found["rope.scaling.yarn_log_multiplier"] = 0.1 * parameters["mscale_all_dim"]
+            factor = 0.1 if arch in LATENT else 1.0
+            found["rope.scaling.yarn_log_multiplier"] = factor * parameters["mscale_all_dim"]
+        found["attention.temperature_scale"] = parameters.get("llama_4_scaling_beta")
     if kind in ("yarn", "longrope"):
         original = parameters["original_max_position_embeddings"]
         found["rope.scaling.original_context_length"] = original
@@ -182,8 +193,8 @@ def changed(arch: gguf.MODEL_ARCH, key: str, array: np.ndarray, config: Any) -> 
         each = array.reshape(heads, -1, array.shape[1])
         keys, values = np.split(each, [config.qk_nope_head_dim], axis=1)
         return {f"blk.{layer}.attn_k_b.weight": keys.swapaxes(1, 2), f"blk.{layer}.attn_v_b.weight": values}
-    if key.endswith(("experts.gate_up_proj", "experts.down_proj")):  # Llama 4's
-        array = array.swapaxes(1, 2)
+    if key.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        array = array.swapaxes(1, 2) if arch == A.LLAMA4 else array
         if "down" in key:
             return {f"blk.{layer}.ffn_down_exps.weight": array}
         return halves(array, layer, "_exps", 1)
@@ -219,6 +230,12 @@ def tensors(arch: gguf.MODEL_ARCH, arrays: Arrays, config: Any) -> Arrays:
     table = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found: Arrays = {}
     parameters = getattr(config, "rope_parameters", None) or {}
+    if parameters.get("rope_type") == "llama3":
+        turns = parameters["original_max_position_embeddings"] / 2 / np.pi
+        turns = turns * parameters["rope_theta"] ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        width = parameters["high_freq_factor"] - 1
+        smooth = np.clip((turns - 1) / width, 0, 1) if width else turns > 1
+        found["rope_freqs.weight"] = 1 / ((1 - smooth) / parameters["factor"] + smooth)
     for length in ("long", "short"):
         if f"{length}_factor" in parameters:
             found[f"rope_factors_{length}.weight"] = np.array(parameters[f"{length}_factor"])
@@ -232,16 +249,27 @@ def tensors(arch: gguf.MODEL_ARCH, arrays: Arrays, config: Any) -> Arrays:
     return found
 
 
-def twin(family: str, tmp_path: Path, write_gguf: Callable[..., Path], **fields: Any) -> tuple[Any, Path]:
-    """transformers' model, saved, and its GGUF file."""
-    arch, conventional = CASES[family]
-    theirs = tiny.save(family, tmp_path / "hf", **{**conventional, **fields})
-    source = open_checkpoint(tmp_path / "hf")
+def stored_arrays(folder: Path) -> Arrays:
+    source = open_checkpoint(folder)
     arrays = {}
     for name, info in source.tensors.items():
         stored = source.read(name)
         arrays[name] = decode_to_float32(info.format, stored.data).reshape(info.shape)
-    config = theirs.config
+    return arrays
+
+
+def check(file: Path, theirs: Any) -> None:
+    """Logits of a prompt in chunks."""
+    tokens, harness = tiny.prompt(30), Harness(load(file))
+    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, 30, 8)])
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
+
+
+def twin(family: str, tmp_path: Path, write_gguf: Callable[..., Path], **fields: Any) -> tuple[Any, Path]:
+    """transformers' model, saved, and its GGUF file."""
+    arch, conventional = CASES[family]
+    theirs = tiny.save(family, tmp_path / "hf", **{**conventional, **fields})
+    config, arrays = theirs.config, stored_arrays(tmp_path / "hf")
     name = gguf.MODEL_ARCH_NAMES[arch]
     return theirs, write_gguf(tmp_path / "m.gguf", name, metadata(arch, config), tensors(arch, arrays, config))
 
@@ -252,7 +280,87 @@ def test_logits(family: str, tmp_path: Path, write_gguf: Callable[..., Path]) ->
     ours, source = open_checkpoint(file), open_checkpoint(tmp_path / "hf")
     planned, expected = model_facts(ours), model_facts(source)
     assert (planned.layers, planned.parameters) == (expected.layers, expected.parameters)
-    tokens = tiny.prompt(30)
-    harness = Harness(load(file))
-    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, 30, 8)])
-    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
+    check(file, theirs)
+
+
+def test_projections_that_older_files_have_whole(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    """Keys and values expanded from latents by one matrix, heads counted whole, routing known by its bias."""
+    theirs = tiny.save("deepseek-v3", tmp_path / "hf", **CASES["deepseek-v3"][1])
+    config, arrays = theirs.config, stored_arrays(tmp_path / "hf")
+    found = {
+        key: part for key, part in tensors(A.DEEPSEEK2, arrays, config).items() if not re.search("attn_[kv]_b", key)
+    }
+    for layer in range(3):
+        found[f"blk.{layer}.attn_kv_b.weight"] = arrays[f"model.layers.{layer}.self_attn.kv_b_proj.weight"]
+    pairs = metadata(A.DEEPSEEK2, config)
+    for key in ("attention.key_length_mla", "attention.value_length_mla", "expert_gating_func"):
+        del pairs[f"deepseek2.{key}"]
+    whole = {"attention.key_length": 18, "attention.value_length": 7, "attention.head_count_kv": 6}
+    pairs |= {f"deepseek2.{key}": value for key, value in whole.items()}
+    file = write_gguf(tmp_path / "m.gguf", "deepseek2", pairs, found)
+    assert open_checkpoint(file).config["architectures"] == ["DeepseekV3ForCausalLM"]
+    check(file, theirs)
+
+
+def test_fused_projections(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    """Phi 2 as its first converter had it; experts whose gates and ups are one tensor."""
+    theirs = tiny.save("phi", tmp_path / "hf")
+    found = tensors(A.PHI2, stored_arrays(tmp_path / "hf"), theirs.config)
+    for layer in range(3):
+        for ending in ("weight", "bias"):
+            parts = [found.pop(f"blk.{layer}.attn_{part}.{ending}") for part in "qkv"]
+            found[f"blk.{layer}.attn_qkv.{ending}"] = np.concatenate(parts)
+    check(write_gguf(tmp_path / "m.gguf", "phi2", metadata(A.PHI2, theirs.config), found), theirs)
+    theirs = tiny.save("dots1", tmp_path / "hf2")
+    found = tensors(A.DOTS1, stored_arrays(tmp_path / "hf2"), theirs.config)
+    for layer in (1, 2):
+        parts = [found.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
+        found[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+    check(write_gguf(tmp_path / "n.gguf", "dots1", metadata(A.DOTS1, theirs.config), found), theirs)
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    theirs = tiny.save("glm4-moe", tmp_path / "hf")
+    found = tensors(A.GLM4_MOE, stored_arrays(tmp_path / "hf"), theirs.config)
+    found |= {key.replace("blk.2.", "blk.3."): part for key, part in found.items() if key.startswith("blk.2.")}
+    found["blk.3.nextn.eh_proj.weight"] = np.ones((36, 72), np.float32)
+    further = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
+    pairs = metadata(A.GLM4_MOE, theirs.config) | further
+    check(write_gguf(tmp_path / "m.gguf", "glm4moe", pairs, found), theirs)
+
+
+BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+BLOCKS |= {"num_hidden_layers": 2, "moe_intermediate_size": 32, "shared_intermediate_size": 32}
+QUANTISED: dict[str, dict[str, Any]] = {
+    "deepseek-v3": {**BLOCKS, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    "granite-moe-shared": BLOCKS,
+    "phi3": {**BLOCKS, "head_dim": None},
+    "gpt-neox": {**BLOCKS, "head_dim": None, "num_key_value_heads": None, "moe_intermediate_size": None},
+    "minimax-m2": {**BLOCKS, "head_dim": 32},
+}
+
+
+@pytest.mark.parametrize("family", QUANTISED)
+def test_quantised(family: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    """Parted, permuted and stacked matrices stay quantised: logits are those of the file's own values."""
+    arch, name = CASES[family][0], gguf.MODEL_ARCH_NAMES[CASES[family][0]]
+    theirs = tiny.save(family, tmp_path / "hf", **{**CASES[family][1], **QUANTISED[family]})
+    found = tensors(arch, stored_arrays(tmp_path / "hf"), theirs.config)
+    kinds = {key: "Q8_0" for key, array in found.items() if array.ndim > 1 and array.shape[-1] % 32 == 0}
+    assert len(kinds) > 8
+    kind = gguf.GGMLQuantizationType.Q8_0
+    plain = {
+        key: gguf.dequantize(gguf.quantize(np.ascontiguousarray(array, np.float32), kind), kind).reshape(array.shape)
+        if key in kinds
+        else array
+        for key, array in found.items()
+    }
+    pairs, tokens = metadata(arch, theirs.config), tiny.prompt(30)
+    files = (
+        write_gguf(tmp_path / "q.gguf", name, pairs, found, kinds),
+        write_gguf(tmp_path / "p.gguf", name, pairs, plain),
+    )
+    quantised, expected = (Harness(load(file)).step({"row": tokens})["row"] for file in files)
+    assert float((quantised - expected).norm() / expected.norm()) < 0.1  # activations are rounded to eight bits
+    formats = {info.format for name, info in open_checkpoint(tmp_path / "q.gguf").tensors.items() if "_proj" in name}
+    assert "q8_0" in formats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from penstock.weights.readers.gguf_recurrent import RECURRENT_BUILDERS
 _DTYPES = {"f32": "float32", "f64": "float32", "f16": "float16"}  # everything else is kept best in bfloat16
 _LLAMA3_ORIGINAL_LENGTHS = (8192, 4096, 2048, 16384, 32768, 1024, 512, 256, 128, 64)
 _GEMMA3_27B_LAYERS = 62
+_MULTIPLIED = {"deepseek2": 0.1, "mistral4": 0.1, "mistral3": 1.0}  # what converters multiply mscale_all_dim by
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
@@ -54,11 +56,12 @@ def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str,
             "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
             "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
         }
-        if keys.has("rope.scaling.attn_factor"):
-            scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
-        if keys.arch == "deepseek2" and keys.has("rope.scaling.yarn_log_multiplier"):  # a tenth of the field
-            temperature = shortest(keys.number("rope.scaling.yarn_log_multiplier") / 0.1)
-            scaling |= {"mscale": temperature, "mscale_all_dim": temperature}
+        for name in ("attn_factor", "yarn_attn_factor"):
+            if keys.has(f"rope.scaling.{name}"):
+                scaling["attention_factor"] = keys.number(f"rope.scaling.{name}")
+        if keys.arch in _MULTIPLIED and keys.has("rope.scaling.yarn_log_multiplier"):
+            multiplier = shortest(keys.number("rope.scaling.yarn_log_multiplier") / _MULTIPLIED[keys.arch])
+            scaling |= {"mscale": multiplier, "mscale_all_dim": multiplier}
         return scaling
     if kind != "none":
         raise CheckpointError(
@@ -86,10 +89,12 @@ def _longrope(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     return scaling
 
 
-def _llama3_factors(head_dim: int, theta: float, factor: float, original: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Divisors of the rotary frequencies under Llama 3.1's scaling with its low and high factors 1 and 4."""
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = np.clip((original / wavelength - 1.0) / 3.0, 0.0, 1.0)
+def _llama3_factors(
+    head_dim: int, theta: float, factor: float, original: int, high: float
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Divisors of the rotary frequencies under Llama 3.1's scaling with a low factor of 1."""
+    turns = original / (2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim))
+    smooth = np.clip((turns - 1.0) / (high - 1.0), 0.0, 1.0) if high > 1.0 else (turns >= 1.0).astype(np.float64)
     return 1.0 / ((1.0 - smooth) / factor + smooth)
 
 
@@ -107,13 +112,13 @@ def _llama3_scaling(freqs: GgufTensor | None, head_dim: int, theta: float) -> di
     factor = float(found.max())
     if found.min() < 1.0 or factor == 1.0:
         return None
-    for original in _LLAMA3_ORIGINAL_LENGTHS:
-        if np.allclose(_llama3_factors(head_dim, theta, factor, original), found, rtol=1e-4):
+    for original, high in itertools.product(_LLAMA3_ORIGINAL_LENGTHS, (4.0, 1.0)):  # Llama 3's factor and Llama 4's
+        if np.allclose(_llama3_factors(head_dim, theta, factor, original, high), found, rtol=1e-4):
             return {
                 "rope_type": "llama3",
                 "factor": shortest(factor),
                 "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
+                "high_freq_factor": high,
                 "original_max_position_embeddings": original,
             }
     return None
@@ -304,6 +309,9 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
             f"All: {', '.join(BUILDERS)}."
         )
     config = _base(keys, tensors) | BUILDERS[keys.arch](keys, tensors)
+    if keys.arch in _MULTIPLIED and keys.has("attention.temperature_scale") and config["rope_scaling"] is not None:
+        own = {"rope_theta": config["rope_theta"], "llama_4_scaling_beta": keys.number("attention.temperature_scale")}
+        config["rope_parameters"] = config["rope_scaling"] | own
     if keys.arch == "gpt-oss" and config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
     return config

@@ -161,16 +161,20 @@ def _experts(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return found
 
 
+def _stated_norm(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """Converters of these families only say that the chosen experts' weights are normalised, not that they are not."""
+    return {"norm_topk_prob": keys.flag("expert_weights_norm") is True}
+
+
 def _latent(keys: Keys, tensors: Tensors) -> dict[str, Any]:
-    """DeepSeek V2 to V3.1, Kimi K2, GLM 4.7 Flash. Files without keys for one head's sizes have whole heads."""
+    """Sizes of one head are absent where `head_count_kv` counts whole heads, as in older files."""
     rotated = keys.integer("rope.dimension_count")
     whole = keys.integer("attention.key_length_mla", keys.integer("attention.key_length"))
     if whole <= rotated:
         raise CheckpointError(
             f"{keys.arch}: heads of {whole} elements of which {rotated} are rotated; more are needed."
         )
-    sigmoid = keys.integer("expert_gating_func", 1) == _SIGMOID
-    found: dict[str, Any] = {
+    return {
         "q_lora_rank": keys.integer("attention.q_lora_rank") if keys.has("attention.q_lora_rank") else None,
         "kv_lora_rank": keys.integer("attention.kv_lora_rank"),
         "qk_rope_head_dim": rotated,
@@ -178,11 +182,18 @@ def _latent(keys: Keys, tensors: Tensors) -> dict[str, Any]:
         "v_head_dim": keys.integer("attention.value_length_mla", keys.integer("attention.value_length")),
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in tensors,
         "partial_rotary_factor": None,
-        "topk_method": "group_limited_greedy" if keys.integer("expert_group_count", 1) > 1 else "greedy",
+        **_stated_norm(keys, tensors),
     }
-    if sigmoid:
-        found |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "topk_method": "noaux_tc"}
-    return found
+
+
+def _deepseek(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """V2 to V3.1, Kimi K2, GLM 4.7 Flash: with sigmoids or a bias on the choice it is V3."""
+    biased = any(name.endswith(".exp_probs_b.bias") for name in tensors)
+    if keys.integer("expert_gating_func", _SIGMOID if biased else 1) == _SIGMOID:
+        own = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+    else:
+        own = {"topk_method": "group_limited_greedy" if keys.integer("expert_group_count", 1) > 1 else "greedy"}
+    return {**_latent(keys, tensors), **own}
 
 
 def _gemma2(keys: Keys, tensors: Tensors) -> dict[str, Any]:
@@ -269,22 +280,20 @@ def _bigcode(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 _TANH = {"hidden_act": "gelu_pytorch_tanh"}
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+_LATENT = {
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q_a", "q_b", "kv_b", "k_b", "v_b")},
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+}
 _FUSED_UP = {"ffn_up": "mlp.gate_up_proj"}
 _SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
 _SPARSE_NUMBERED = ("block_sparse_moe.experts", NUMBERED)
 DECODERS: Mapping[str, Decoder] = MappingProxyType(
     {
-        "deepseek2": Decoder(
-            "DeepseekV2ForCausalLM",
-            "deepseek_v2",
-            {
-                **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q_a", "q_b", "kv_b", "k_b", "v_b")},
-                "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-                "attn_q_a_norm": "self_attn.q_a_layernorm",
-                "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-            },
-            own=_latent,
-        ),
+        "deepseek2": Decoder("DeepseekV2ForCausalLM", "deepseek_v2", _LATENT, own=_deepseek),
+        "mistral3": Decoder("Ministral3ForCausalLM", "ministral3", permuted=True),
+        "mistral4": Decoder("Mistral4ForCausalLM", "mistral4", _LATENT, own=_latent),
         "gemma": Decoder("GemmaForCausalLM", "gemma", around_one=True, constants=_GEMMA),
         "gemma2": Decoder(
             "Gemma2ForCausalLM",
@@ -308,8 +317,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
             "glm4",
             {**_FUSED_UP, "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
         ),
-        "glm4moe": Decoder("Glm4MoeForCausalLM", "glm4_moe"),
-        "dots1": Decoder("Dots1ForCausalLM", "dots1"),
+        "glm4moe": Decoder("Glm4MoeForCausalLM", "glm4_moe", own=_stated_norm),
+        "dots1": Decoder("Dots1ForCausalLM", "dots1", own=_stated_norm),
         "llama4": Decoder(
             "Llama4ForCausalLM",
             "llama4_text",

@@ -424,7 +424,8 @@ def _split(tensor: GgufTensor, config: Mapping[str, Any]) -> Iterator[VirtualTen
 def _layer_names(arch: str, tensors: Mapping[str, GgufTensor]) -> Mapping[str, str]:
     """A family's names of what its layers have; a key with an ending stands for the whole name."""
     own = DECODERS[arch].layer_names(tensors) if arch in DECODERS else OWN_NAMES.get(arch, {})
-    return {**LAYER_NAMES, **own}
+    joint = {"ffn_gate_up_exps.weight": f"{EXPERT_NAMES[arch][0]}.gate_up_proj"} if arch in EXPERT_NAMES else {}
+    return {**LAYER_NAMES, **joint, **own}
 
 
 def hugging_face_tensors(
