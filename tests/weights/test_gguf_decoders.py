@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.config.errors import CheckpointError
 from penstock.quant.formats import decode_to_float32
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
+from penstock.weights.readers.gguf_config import gguf_config
 from penstock.weights.readers.gguf_decoders import DECODERS
+from penstock.weights.readers.gguf_file import read_gguf_file
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
@@ -364,3 +367,29 @@ def test_quantised(family: str, tmp_path: Path, write_gguf: Callable[..., Path])
     assert float((quantised - expected).norm() / expected.norm()) < 0.1  # activations are rounded to eight bits
     formats = {info.format for name, info in open_checkpoint(tmp_path / "q.gguf").tensors.items() if "_proj" in name}
     assert "q8_0" in formats
+
+
+@pytest.mark.parametrize("arch", DECODERS)
+def test_impossible_metadata_is_named(arch: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    """Whatever one key says, the file opens or an error names the key."""
+    sizes = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+    sizes += ("attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count")
+    sizes += ("attention.kv_lora_rank", "attention.key_length_mla", "expert_count", "expert_used_count")
+    sizes += ("expert_feed_forward_length", "nextn_predict_layers", "attention.sliding_window", "expert_gating_func")
+    sound = {f"{arch}.{key}": 8 for key in sizes} | {"general.architecture": arch}
+    sound |= {f"{arch}.{key}": 1 for key in ("rope.dimension_count", "nextn_predict_layers", "expert_used_count")}
+    for key in ("attention.layer_norm_rms_epsilon", "logit_scale", "attention.max_alibi_bias", "attention.clamp_kqv"):
+        sound[f"{arch}.{key}"] = 0.5
+    stored = {"token_embd.weight": np.zeros((9, 8)), "blk.0.attn_qkv.weight": np.zeros((24, 8))}
+    file = read_gguf_file(write_gguf(tmp_path / "m.gguf", arch, {}, stored))
+    assert gguf_config(sound, file.tensors)["model_type"]
+    refused = []
+    for key in set(sound) - {"general.architecture"}:
+        for value in (None, -1, 0, 2**40, float("nan"), "x", [1, 2], [], True):
+            try:
+                gguf_config({**sound, key: value}, file.tensors)
+            except CheckpointError as error:
+                refused.append((key, str(error)))
+    assert len(refused) > 20
+    related = "of a head's 8 elements|nextn_predict_layers|rotated; fewer|expert_used_count"  # two keys that contradict
+    assert [pair for pair in refused if pair[0] not in pair[1] and not re.search(related, pair[1])] == []

@@ -303,7 +303,7 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     """
     keys = Keys(metadata)
     if keys.arch not in BUILDERS:
-        near = difflib.get_close_matches(keys.arch, BUILDERS, 1, cutoff=0.0)[0]
+        near = difflib.get_close_matches(keys.arch[:80], BUILDERS, 1, cutoff=0.0)[0]
         raise CheckpointError(
             f"general.architecture is {shown(keys.arch)}, which is not supported; the nearest that is: {near}. "
             f"All: {', '.join(BUILDERS)}."

@@ -141,8 +141,8 @@ def _usual(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 def _experts(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     count = keys.integer("expert_count", most=MAX_EXPERTS)
-    size = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
-    beside = next((tensor.shape[0] for name, tensor in tensors.items() if name.endswith(".ffn_up_shexp.weight")), 0)
+    size = keys.integer("expert_feed_forward_length", _extent(tensors, "ffn_down_exps", 2) or None)
+    beside = _extent(tensors, "ffn_up_shexp", 0)
     found: dict[str, Any] = {
         "num_experts": count,
         "num_experts_per_tok": keys.integer("expert_used_count", most=count),
@@ -159,6 +159,12 @@ def _experts(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     if (normed := keys.flag("expert_weights_norm")) is not None:
         found["norm_topk_prob"] = normed
     return found
+
+
+def _extent(tensors: Tensors, stem: str, axis: int) -> int:
+    """Of the first layer's tensor that has the name, 0 where none has."""
+    found = (tensor.shape for name, tensor in tensors.items() if name.endswith(f".{stem}.weight"))
+    return next((shape[axis] for shape in found if len(shape) > axis), 0)
 
 
 def _stated_norm(keys: Keys, tensors: Tensors) -> dict[str, Any]:
