@@ -22,7 +22,7 @@ from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.readers.files import shown
 from penstock.weights.readers.gguf_config import undecodable_reason
-from penstock.weights.readers.gguf_decoders import DECODERS, GATED, NUMBERED
+from penstock.weights.readers.gguf_decoders import DECODERS, GATED, NUMBERED, shared
 from penstock.weights.readers.gguf_decoders import TOP_NAMES as DECODER_TOP_NAMES
 from penstock.weights.readers.gguf_file import GgufTensor
 
@@ -71,7 +71,6 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-SHARED_NAMES = {f"ffn_{part}_shexp": f"{part}_proj" for part in ("gate", "up", "down")}
 
 
 def _feed_forward(prefix: str) -> dict[str, str]:
@@ -93,7 +92,7 @@ _QWEN = {
     "ssm_alpha": "linear_attn.in_proj_a",
     "ssm_out": "linear_attn.out_proj",
     "ffn_gate_inp": "mlp.gate",
-    **{ours: f"mlp.shared_expert.{theirs}" for ours, theirs in SHARED_NAMES.items()},
+    **shared("mlp.shared_expert"),
 }
 _LFM2 = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
 _GEMMA3 = {
@@ -118,7 +117,7 @@ OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         **_mixer("mamba"),
         **_feed_forward("shared_mlp"),
         "ffn_gate_inp": "block_sparse_moe.gate",
-        **{ours: f"shared_mlp.{theirs}" for ours, theirs in SHARED_NAMES.items()},
+        **shared("shared_mlp"),
     },
     "falcon-h1": {**_mixer("mamba"), **_feed_forward("feed_forward"), "ffn_norm": "pre_ff_layernorm"},
     "jamba": {
