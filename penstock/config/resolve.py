@@ -44,6 +44,8 @@ class ModelFacts:
         file_bytes: bytes of all tensors in the checkpoint.
         checkpoint_dtype: "float32", "bfloat16" or "float16": the type its weights were published in.
         context_length: longest sequence the model was made for.
+        longest_context: what may be asked for instead, if longer ("dynamic" rope scaling).
+        context_note: how the length that is served changes what is computed, if it does.
         vocab_size, hidden_size, intermediate_size, attention_size: widths (attention_size: heads × head size).
         layers: attention layers, in order.
         whole_prompts: a prompt is computed in one step: the model is an encoder.
@@ -65,6 +67,8 @@ class ModelFacts:
     float_values: int = 0
     float_bytes: int = 0
     decoded: bool = False
+    longest_context: int = 0
+    context_note: str = ""
 
     def cache_bytes(self, tokens: int, dtype_bytes: float) -> int:
         """Bytes of the cache entries of one sequence of that many tokens, without rounding to blocks."""
@@ -188,7 +192,7 @@ def _max_model_len(options: EngineOptions, model: ModelFacts, machine: Machine) 
     budget = options.max_num_batched_tokens
     if model.whole_prompts and budget is not None and budget < model.context_length:
         return budget, "an encoder's prompt is computed in one step, which has no more tokens"
-    return model.context_length, "the model's context length"
+    return model.context_length, f"the model's context length{model.context_note}"
 
 
 def _max_num_seqs(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
@@ -254,11 +258,12 @@ def _check_against_machine(options: EngineOptions, model: ModelFacts, machine: M
         why = dict(machine.refused_isas).get(options.isa, "")
         here = ", ".join(("auto", *machine.isas)) + " on this machine"
         raise _refuse("isa", options.isa, here, why[:1].upper() + why[1:])
-    if options.max_model_len is not None and options.max_model_len > model.context_length:
+    longest = max(model.context_length, model.longest_context)
+    if options.max_model_len is not None and options.max_model_len > longest:
         raise _refuse(
             "max_model_len",
             options.max_model_len,
-            f"at most {model.context_length}, the context length of {model.name}",
+            f"at most {longest}, the context length of {model.name}",
         )
     if options.quantize is not None and not model.float_values:
         raise _refuse("quantize", options.quantize, f"nothing: the weights of {model.name} are quantised already")

@@ -146,7 +146,7 @@ class Blueprint:
     def rotary(self, **settings: Any) -> Rotary:
         """The rotation, read with `models.rope.read_rope`."""
         rope = read_rope(self.fields, self.head_dim, **settings)
-        longest = context_length(self.fields, rope)
+        longest = context_length(self.fields, rope, self.max_model_len)
         return Rotary(rope, longest if self.max_model_len is None else min(longest, self.max_model_len))
 
     def activation(self, field: str = "hidden_act", default: str = "silu") -> Activation:
@@ -351,7 +351,7 @@ class Blueprint:
             blocks,
             norm,
             Head(self.kernels, weight, soft_cap, bias if head_bias else None) if speaks else None,
-            max_positions=max_positions or context_length(self.fields, rope),
+            max_positions=max_positions or context_length(self.fields, rope, self.max_model_len),
             dtype=self.dtype,
             ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
             renames=(*NESTED, *renames, *BARE),

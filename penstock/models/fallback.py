@@ -62,11 +62,7 @@ def build(
         CheckpointError: the architecture cannot be run this way; the message says why.
     """
     name = made.__name__
-    own = {key: value for key, value in config.items() if key != "auto_map"}
-    settings = made.config_class.from_dict(own)
-    text = settings.get_text_config()
-    fields = Fields(with_defaults(text.model_type, text.to_dict()))
-    _check(name, made, fields)
+    settings, fields = check(made, config)
     blueprint = Blueprint.read(fields, kernels, dtype, max_model_len)
     stated = _stated(blueprint)
     specs = traced(made, settings, _registered(), blueprint.num_layers) or stated
@@ -75,6 +71,20 @@ def build(
         raise fields.error("layer_types", f"ask for windows {windows[1]}, where the code of {name} has {windows[0]}")
     log.warning("%s has no implementation of its own here: transformers %s computes it, slowly.", name, version())
     return FallbackModel(blueprint, made, settings, specs)
+
+
+def check(made: Any, config: Mapping[str, Any]) -> tuple[Any, Fields]:
+    """transformers' configuration for its class `made`, and the fields of the text model.
+
+    Raises:
+        CheckpointError: the architecture cannot be run this way; the message says why.
+    """
+    own = {key: value for key, value in config.items() if key != "auto_map"}
+    settings = made.config_class.from_dict(own)
+    text = settings.get_text_config()
+    fields = Fields(with_defaults(text.model_type, text.to_dict()))
+    _check(made.__name__, made, fields)
+    return settings, fields
 
 
 def _stated(blueprint: Blueprint) -> tuple[CacheSpec, ...]:

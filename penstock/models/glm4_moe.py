@@ -5,7 +5,6 @@ from __future__ import annotations
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import Blueprint
 from penstock.models.mixture import predictors, sigmoid_experts
-from penstock.models.qwen2 import upper_windows
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -19,10 +18,12 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
 
 def build_dots(blueprint: Blueprint) -> DecoderModel:
-    """dots.llm1: Qwen 3's attention."""
+    """dots.llm1: Qwen 3's attention, layers from `max_window_layers` on slide."""
+    first = blueprint.fields.integer("max_window_layers", 62, minimum=0)
+    slides = blueprint.sliding_window() is not None
     bias = blueprint.fields.flag("attention_bias", False)
     return blueprint.uniform(
-        windows=upper_windows(blueprint),
+        windows=blueprint.windows(lambda index: slides and index >= first),
         feed_forward=sigmoid_experts(blueprint, renormalize=False),
         qkv_bias=bias,
         output_bias=bias,

@@ -16,10 +16,10 @@ def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     period, offset = fields.integer("attn_layer_period", 8), fields.integer("attn_layer_offset", 4, minimum=0)
     sparse, first = fields.integer("expert_layer_period", 2), fields.integer("expert_layer_offset", 1, minimum=0)
-    options = expert_options(blueprint, size="intermediate_size")
+    options = expert_options(blueprint, size="intermediate_size") if fields.integer("num_experts", 16) > 1 else None
 
     def feed_forward(index: int) -> FeedForward:
-        if options.num_experts == 1 or index % sparse != first:
+        if options is None or index % sparse != first:
             return blueprint.mlp(index, name="feed_forward")
         return sparse_layer(blueprint, (f"model.layers.{index}.feed_forward",), options, router="router.weight")
 

@@ -49,7 +49,8 @@ def _feed_forward(blueprint: Blueprint) -> Callable[[int], FeedForward]:
     """Experts in `moe_layers`, beside an MLP for all tokens; an MLP elsewhere."""
     fields = blueprint.fields
     every = fields.integer("interleave_moe_layer_step", 1)
-    sparse = fields.integers("moe_layers") or range(every - 1, blueprint.num_layers, every)
+    usual = range(every - 1, blueprint.num_layers, every)
+    sparse = fields.integers("moe_layers") if fields.has("moe_layers") else usual
     options = expert_options(blueprint, size="intermediate_size", routing="sigmoid_topk", scale_input=True)
     if options.top_k != 1:
         raise fields.error("num_experts_per_tok", f"is {options.top_k}; allowed: 1")

@@ -41,7 +41,10 @@ def expert_options(
     """
     fields = blueprint.fields
     inner = same_everywhere(fields, size)
-    count, top_k = (same_everywhere(fields, next(filter(fields.has, names), names[0])) for names in (COUNTS, CHOSEN))
+    counted, chosen = (next(filter(fields.has, names), names[0]) for names in (COUNTS, CHOSEN))
+    count, top_k = same_everywhere(fields, counted), same_everywhere(fields, chosen)
+    if top_k > count:
+        raise fields.error(chosen, f"is {top_k}; allowed: at most {counted}, {count}")
     groups = more.get("groups", (1, 1))
     if count % groups[0] or groups[1] > groups[0] or top_k > count // groups[0] * groups[1]:
         raise fields.error("n_group", f"is {groups[0]}: {top_k} of {count} experts cannot be in {groups[1]} groups")

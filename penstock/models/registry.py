@@ -59,7 +59,7 @@ from penstock.models import (
 from penstock.models.blueprint import Blueprint
 from penstock.models.fields import Fields
 
-__all__ = ["ARCHITECTURES", "Family", "Model", "build_model", "text_fields"]
+__all__ = ["ARCHITECTURES", "Family", "Model", "build_model", "check_architecture", "text_fields"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,26 @@ def _architectures(config: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in names]
 
 
+def check_architecture(config: Mapping[str, Any]) -> None:
+    """Refuses what neither the registry nor transformers can run, whatever else the configuration says.
+
+    Raises:
+        CheckpointError: the architecture is unknown, or cannot run through transformers.
+    """
+    if made := _elsewhere(config):
+        fallback.check(made, config)
+    else:
+        family_of(config)
+
+
+def _elsewhere(config: Mapping[str, Any]) -> Any:
+    """transformers' class, where the registry has no family; None where it has, or there is no class either."""
+    names = _architectures(config)
+    if any(named(name) for name in names):
+        return None
+    return next((found for name in names if (found := fallback.known(name))), None)
+
+
 def text_fields(config: Mapping[str, Any], family: Family) -> Fields:
     """The text model's configuration with the family's defaults filled in."""
     fields = Fields(config)
@@ -239,10 +259,7 @@ def build_model(
     Raises:
         CheckpointError: unknown architecture, or a field that is missing or impossible.
     """
-    names = _architectures(config)
-    if not any(named(name) for name in names):
-        made = next((found for name in names if (found := fallback.known(name))), None)
-        if made is not None:
-            return fallback.build(config, made, kernels, dtype, max_model_len)
+    if made := _elsewhere(config):
+        return fallback.build(config, made, kernels, dtype, max_model_len)
     family, head = family_of(config)
     return family.build(Blueprint.read(text_fields(config, family), kernels, dtype, max_model_len, head))

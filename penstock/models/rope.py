@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.layers.rotary import ROPE_KINDS, RopeParameters, longrope_attention_factor, yarn_attention_factor
 from penstock.models.fields import Fields
 
-STRETCHING = ("linear", "dynamic", "yarn")  # kinds whose context is the original length times the factor
+STRETCHING = ("linear", "yarn")  # kinds whose context is the original length times the factor
 
 
 def read_rope(
@@ -107,8 +107,13 @@ def _longrope(fields: Fields, found: Fields, base: float, rotary_dim: int, lengt
     )
 
 
-def context_length(fields: Fields, rope: RopeParameters) -> int:
-    """Longest sequence a configuration supports: stated, or the original length stretched by the factor."""
+def context_length(fields: Fields, rope: RopeParameters, asked: int | None = None) -> int:
+    """Longest sequence a configuration supports: stated, or the original length stretched by the factor.
+
+    "dynamic" stretches no further than `asked`: what it stretches to turns shorter sequences otherwise too.
+    """
     stated = fields.integer("max_position_embeddings")
+    if rope.kind == "dynamic":
+        return max(stated, min(asked or 0, int(rope.original_length * rope.factor)))
     stretched = int(rope.original_length * rope.factor) if rope.kind in STRETCHING else 0
     return max(stated, stretched)

@@ -18,7 +18,7 @@ from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
-from penstock.models.registry import Model, build_model
+from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, format_bytes, plan_memory
 from penstock.weights.checkpoint import Checkpoint
@@ -76,6 +76,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     """
     machine = machine or measure_machine()
     checkpoint = open_checkpoint(options.model)
+    check_architecture(checkpoint.config)
     facts = model_facts(checkpoint)
     resolved = resolve(options, facts, machine)
     concrete = resolved.options

@@ -47,8 +47,9 @@ def _windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
         return [None] * layers
     window = _integer(config, "sliding_window")
     kinds = config.get("layer_types")
-    if kinds is None and config.get("use_sliding_window") is True:  # Qwen2: the last layers slide
-        first = config.get("max_window_layers", 28)
+    dots = config.get("model_type") == "dots1"
+    if kinds is None and (dots or config.get("use_sliding_window") is True):  # as in Qwen2: the last layers slide
+        first = config.get("max_window_layers", 62 if dots else 28)
         return [window if type(first) is int and layer >= first else None for layer in range(layers)]
     if kinds is None:
         period = config.get("sliding_window_pattern")
@@ -107,21 +108,48 @@ def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
     return "float32" if formats == {"f32"} else "float16" if formats <= {"f32", "f16"} else "bfloat16"
 
 
-def _context_length(config: Mapping[str, Any]) -> int:
-    """max_position_embeddings, stretched where rope scaling was meant to and the number was left as it was."""
+def _context_lengths(config: Mapping[str, Any]) -> tuple[int, int]:
+    """max_position_embeddings, stretched where rope scaling was meant to and the number was left as it was.
+
+    The second is what may be asked for: "dynamic" scaling stretches only then, as it turns all positions otherwise.
+    """
     length = _integer(config, "max_position_embeddings", 2048)
     if config.get("model_type") in ("roberta", "xlm-roberta", "camembert"):  # positions behind the padding token's
         padding = config.get("pad_token_id", 1)
-        return max(1, length - padding - 1) if type(padding) is int else length
+        length = max(1, length - padding - 1) if type(padding) is int else length
+        return length, length
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping) or config.get("model_type") == "gemma3_text":  # Gemma states the stretched one
-        return length
+        return length, length
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
     original = scaling.get("original_max_position_embeddings", length)
-    if kind not in ("yarn", "linear", "dynamic") or type(original) is not int:
-        return length
+    if kind not in ("yarn", "linear", "dynamic") or type(original) is not int or scaling.get("alpha") is not None:
+        return length, length
     stretch = float(factor) if isinstance(factor, (int, float)) and 1 <= factor <= 2**20 else 1.0
-    return max(length, int(original * stretch))
+    longest = max(length, int(original * stretch))
+    return length if kind == "dynamic" else longest, longest
+
+
+def _widest(config: Mapping[str, Any], usual: int) -> int:
+    """The intermediate size, which some models state for every layer."""
+    sizes = config.get("intermediate_size")
+    if isinstance(sizes, list) and sizes:
+        return max(_integer({"intermediate_size": size}, "intermediate_size") for size in sizes)
+    return _integer(config, "intermediate_size", usual)
+
+
+def _context_note(config: Mapping[str, Any], context: int, longest: int) -> str:
+    """How the longest sequence served changes the rotation of all, whatever their length."""
+    if longest > context:
+        return f"; the rope's dynamic scaling, for up to {longest} tokens, begins with a longer --max-model-len"
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) not in ("longrope", "su"):
+        return ""
+    short = scaling.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    if type(short) is not int or short >= context:
+        return ""
+    others = f"--max-model-len {short} gives those for fewer"
+    return f"; every prompt gets the rope factors for more than {short} tokens, {others}"
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
@@ -140,16 +168,19 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     }
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     method = checkpoint_method(checkpoint.config, loaded)
+    context, longest = _context_lengths(config)
     floats = [info for info in method.plain(loaded) if info.format in _FLOATS and len(info.shape) > 1]
     return ModelFacts(
         name=served_name(str(checkpoint.path)),
         parameters=method.values(loaded),
         file_bytes=sum(info.nbytes for info in loaded.values()),
         checkpoint_dtype=_dtype(config, checkpoint.tensors),
-        context_length=_context_length(config),
+        context_length=context,
+        longest_context=longest,
+        context_note=_context_note(config, context, longest),
         vocab_size=_integer(config, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_integer(config, "intermediate_size", 4 * hidden),
+        intermediate_size=_widest(config, 4 * hidden),
         attention_size=heads * _head_size(config, max(1, hidden // heads)),
         layers=_layers(config),
         whole_prompts=is_encoder(checkpoint.config),

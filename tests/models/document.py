@@ -45,6 +45,14 @@ starts. Before it serves, the logits of a random prompt, computed in chunks, are
 computes alone; an architecture that keeps a state of its own, or masks in its own way, is refused. Tested with
 Apertus, Arcee, BitNet, Gemma 4 (text), Helium and VaultGemma. No code that lies in a model's folder is ever imported.
 
+## Rope scaling that depends on the length
+
+Keys are cached rotated, so a running engine has one rotation for all lengths, where transformers chooses by each
+sequence's. With *longrope* (Phi 3, Phi MoE), `--max-model-len` up to the original length takes the short factors,
+a greater one the long ones, for short prompts too; the default is the model's whole context. With *dynamic*, the default
+is the original length, where nothing is stretched; a greater `--max-model-len`, up to `factor` times that, stretches
+all positions as transformers does for a sequence of that length.
+
 ## What transformers has no model of
 
 InternLM2, InternLM3 and Baichuan: a Llama's weights, renamed and fused as their files have them, against that Llama

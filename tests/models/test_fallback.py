@@ -155,6 +155,18 @@ def test_code_in_the_folder_is_never_imported(tmp_path: Path):
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("name", ["NemotronH", "OlmoHybrid"])
+def test_what_cannot_run_is_said_before_its_sizes_are_asked_for(name: str, tmp_path: Path):
+    """Configurations whose sizes are not where other models have them."""
+    save("Arcee", tmp_path)
+    config = getattr(transformers, f"{name}Config")().to_dict() | {"architectures": [f"{name}ForCausalLM"]}
+    for field in ("num_hidden_layers", "intermediate_size"):
+        config.pop(field, None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"architecture {name}ForCausalLM.*cannot run through transformers"):
+        prepare(EngineOptions(model=str(tmp_path), kv_blocks=64))
+
+
 def test_an_engine_says_so(tmp_path: Path):
     """The notes of its start name transformers."""
     save("Arcee", tmp_path)

@@ -28,6 +28,9 @@ LLAMA: dict[str, Any] = {
 }
 
 
+NARROW = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
+
+
 def build(**fields: Any) -> Model:
     config = {name: value for name, value in {**LLAMA, **fields}.items() if value != "absent"}
     return build_model(config, resolve_kernels(KernelContext("cpu", "float32")), dtype=torch.float32)
@@ -65,7 +68,15 @@ def test_defaults():
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "moe_intermediate_size is missing"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": "0"}, "mlp_only_layers"),
         ({"architectures": ["OlmoeForCausalLM"], "clip_qkv": 8.0}, "clip_qkv is 8.0"),
-        ({"architectures": ["OlmoeForCausalLM"], "num_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
+        ({"architectures": ["OlmoeForCausalLM"], "num_experts": 2, "num_experts_per_tok": 3}, "per_tok is 3.*2"),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 5, **NARROW, "num_experts_per_tok": 9},
+            "num_experts_per_tok is 9; allowed: at most n_routed_experts, 5",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "n_routed_experts": 6, "n_group": 4, **NARROW},
+            "n_group is 4: 2 of 6 experts",
+        ),
         (
             {"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4, "moe_topk": [1, 2]},
             "moe_topk differs.*one number",

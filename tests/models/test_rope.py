@@ -70,7 +70,7 @@ def test_gemma_spellings():
     [
         ({"rope_type": "default"}, 64),
         ({"rope_type": "linear", "factor": 2.0}, 128),
-        ({"rope_type": "dynamic", "factor": 4.0}, 256),
+        ({"rope_type": "dynamic", "factor": 4.0}, 64),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
         ({**tiny.LLAMA3}, 64),
@@ -79,6 +79,12 @@ def test_gemma_spellings():
 def test_context_length(settings: dict[str, Any], length: int):
     fields = Fields({**CONFIG, "rope_parameters": settings})
     assert context_length(fields, read_rope(fields, 8)) == length
+
+
+@pytest.mark.parametrize(("asked", "length"), [(None, 64), (32, 64), (100, 100), (1000, 256)])
+def test_dynamic_scaling_stretches_as_far_as_is_asked(asked: int | None, length: int):
+    fields = Fields({**CONFIG, "rope_parameters": {"rope_type": "dynamic", "factor": 4.0}})
+    assert context_length(fields, read_rope(fields, 8), asked) == length
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ class TestDynamic:
     """Dynamic NTK scaling with cached keys: one base for an engine's life.
 
     transformers picks the base by the longest sequence seen, so its logits equal ours where that is the length we
-    fix: the longest served.
+    fix: the longest served. By default that is the original length, within which nothing is stretched.
     """
 
     SETTINGS = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}  # noqa: RUF012
@@ -115,27 +121,40 @@ class TestDynamic:
         fields = {"rope_parameters": dict(self.SETTINGS), "max_position_embeddings": self.ORIGINAL}
         return tiny.save("llama", folder, **fields)
 
-    @pytest.mark.parametrize("served", [None, 40])
-    def test_equal_at_the_longest_served(self, tmp_path: Path, served: int | None):
+    @pytest.mark.parametrize("served", [64, 40])
+    def test_equal_at_the_longest_served(self, tmp_path: Path, served: int):
         theirs = self.make(tmp_path)
         ours = load(tmp_path, max_model_len=served)
-        assert ours.max_positions == 64
-        tokens = tiny.prompt(served or 64)
+        assert ours.max_positions == served
+        tokens = tiny.prompt(served)
         harness = Harness(ours)
         parts = [harness.step({"row": tokens[start : start + 9]})["row"] for start in range(0, len(tokens), 9)]
         assert tiny.distance(torch.cat(parts), tiny.reference_logits(theirs, tokens)) < 1e-4
 
     def test_equal_within_the_original_length(self, tmp_path: Path):
         theirs = self.make(tmp_path)
-        ours = load(tmp_path, max_model_len=self.ORIGINAL)
+        ours = load(tmp_path)
+        assert ours.max_positions == self.ORIGINAL
         tokens = tiny.prompt(self.ORIGINAL)
         assert tiny.distance(Harness(ours).step({"row": tokens})["row"], tiny.reference_logits(theirs, tokens)) < 1e-4
 
     def test_longer_service_changes_short_prompts(self, tmp_path: Path):
         theirs = self.make(tmp_path)
         tokens = tiny.prompt(self.ORIGINAL)
-        ours = Harness(load(tmp_path)).step({"row": tokens})["row"]
+        ours = Harness(load(tmp_path, max_model_len=64)).step({"row": tokens})["row"]
         assert tiny.distance(ours, tiny.reference_logits(theirs, tokens)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("served", "length", "equal"), [(None, 43, False), (None, 80, True), (64, 43, True), (64, 64, True)]
+)
+def test_longrope_factors_follow_the_longest_served(tmp_path: Path, served: int | None, length: int, equal: bool):
+    """transformers chooses them by the prompt's length, an engine once for all."""
+    scaling = {**tiny.LONGROPE, "original_max_position_embeddings": 64}
+    theirs = tiny.save("phi3-longrope", tmp_path, rope_parameters=scaling, original_max_position_embeddings=64)
+    tokens = tiny.prompt(length)
+    ours = Harness(load(tmp_path, max_model_len=served)).step({"row": tokens})["row"]
+    assert (tiny.distance(ours, tiny.reference_logits(theirs, tokens)) < 1e-4) is equal
 
 
 def test_tables_do_not_depend_on_their_company():

@@ -190,6 +190,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-normed": ("Glm4Moe", {**BALANCED, "head_dim": 12, "use_qk_norm": True, "norm_topk_prob": False}),
     "glm4-moe-lite": ("Glm4MoeLite", {**LATENT, "q_lora_rank": 24}),
     "dots1": ("Dots1", {**BALANCED, "n_shared_experts": 2}),
+    "dots1-upper": ("Dots1", {**BALANCED, "sliding_window": 7, "max_window_layers": 1}),
+    "dots1-types": (
+        "Dots1",
+        {
+            **BALANCED,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "olmoe": ("Olmoe", {**ROUTED, **OWN_HEADS}),
     "granite-moe": ("GraniteMoe", {**GRANITE, **CHOSEN, **OWN_HEADS}),
     "granite-moe-shared": ("GraniteMoeShared", {**GRANITE, **CHOSEN, **OWN_HEADS, "shared_intermediate_size": 20}),
@@ -248,6 +257,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama4",
         {"num_local_experts": 3, "use_qk_norm": False, "attn_temperature_tuning": False, "rope_parameters": LLAMA3},
     ),
+    "llama4-dense": ("Llama4", {"num_local_experts": 3, "moe_layers": [], "intermediate_size_mlp": 30}),
     "gpt-oss": (
         "GptOss",
         {
@@ -262,6 +272,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope": (
         "Phi3",
         {"hidden_size": 60, "rope_parameters": LONGROPE, "original_max_position_embeddings": 4},
+    ),
+    "phi3-longrope-short": (  # all that is served lies within the original length
+        "Phi3",
+        {
+            "hidden_size": 60,
+            "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 128},
+            "original_max_position_embeddings": 128,
+        },
     ),
     "gemma": ("Gemma", {}),
     "gemma2": (
@@ -421,6 +439,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1-normed": (
         "FalconH1",
         {**OWN_HEADS, **SCAN, "mamba_d_ssm": 48, "mamba_rms_norm": True, "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    "jamba-dense": (
+        "Jamba",
+        {**OWN_HEADS, "num_experts": 1, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 1},
     ),
     "jamba": (
         "Jamba",

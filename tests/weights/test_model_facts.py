@@ -104,6 +104,8 @@ def test_what_is_not_loaded_does_not_count() -> None:
         ({"sliding_window": 8, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}, [None, 8, 8]),
         ({"sliding_window": 8, "sliding_window_pattern": 3}, [8, 8, None]),
         ({"sliding_window": 8, "model_type": "gpt_oss"}, [8, None, 8]),
+        ({"sliding_window": 8, "model_type": "dots1", "max_window_layers": 1}, [None, 8, 8]),
+        ({"sliding_window": 8, "model_type": "dots1"}, [None, None, None]),
     ],
 )
 def test_windows(change: dict[str, Any], windows: list[int | None] | None) -> None:
@@ -120,7 +122,7 @@ def test_windows(change: dict[str, Any], windows: list[int | None] | None) -> No
     [
         (None, 512),
         ({"rope_type": "linear", "factor": 4.0}, 2048),
-        ({"type": "dynamic", "factor": 2}, 1024),
+        ({"type": "dynamic", "factor": 2}, 512),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
         ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 512}, 512),
@@ -130,6 +132,27 @@ def test_windows(change: dict[str, Any], windows: list[int | None] | None) -> No
 )
 def test_context_length(scaling: dict[str, Any] | None, length: int) -> None:
     assert model_facts(Headers(CONFIG | {"rope_scaling": scaling})).context_length == length
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest", "note"),
+    [
+        ({"rope_type": "dynamic", "factor": 2}, 1024, "dynamic scaling, for up to 1024 tokens"),
+        ({"rope_type": "dynamic", "factor": 2, "alpha": 9.0}, 512, ""),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 64}, 512, "--max-model-len 64"),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 512}, 512, ""),
+    ],
+)
+def test_what_the_served_length_changes(scaling: dict[str, Any], longest: int, note: str) -> None:
+    facts = model_facts(Headers(CONFIG | {"rope_scaling": scaling}))
+    assert facts.longest_context == longest
+    assert note in facts.context_note and bool(note) == bool(facts.context_note)
+
+
+def test_a_width_for_every_layer() -> None:
+    assert model_facts(Headers(CONFIG | {"intermediate_size": [16, 48, 32]})).intermediate_size == 48
+    with pytest.raises(CheckpointError, match="intermediate_size is 'wide'"):
+        model_facts(Headers(CONFIG | {"intermediate_size": [16, "wide"]}))
 
 
 def test_context_length_is_what_the_model_builder_allows(shared_data: Path) -> None:
