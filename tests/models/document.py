@@ -49,9 +49,9 @@ Apertus, Arcee, BitNet, Gemma 4 (text), Helium and VaultGemma. No code that lies
 
 Keys are cached rotated, so a running engine has one rotation for all lengths, where transformers chooses by each
 sequence's. With *longrope* (Phi 3, Phi MoE), `--max-model-len` up to the original length takes the short factors,
-a greater one the long ones, for short prompts too; the default is the model's whole context. With *dynamic*, the default
-is the original length, where nothing is stretched; a greater `--max-model-len`, up to `factor` times that, stretches
-all positions as transformers does for a sequence of that length.
+a greater one the long ones, for short prompts too; the default is the model's whole context. With *dynamic*, the
+default is the original length, where nothing is stretched; a greater `--max-model-len`, up to `factor` times that,
+stretches all positions as transformers does for a sequence of that length.
 
 ## What transformers has no model of
 
