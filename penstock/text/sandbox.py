@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
@@ -23,7 +24,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Namespace
 
 from penstock.config import limits
 from penstock.config.errors import TemplateError
@@ -31,6 +32,7 @@ from penstock.text.template_rewrite import check_tree, instrument
 
 _MAX_INT_BITS: Final = 4096
 _MAX_INDENT: Final = 16
+_MAX_NESTING: Final = 4 * limits.MAX_JSON_DEPTH
 _WORK: Final = 16 * limits.TEMPLATE_MAX_CHARS  # characters and nodes one rendering may produce or walk over
 _PIECE_COST: Final = 64  # bytes and time of a small Python string, in characters of a long one
 _PIECEWISE_FILTERS: Final = frozenset(  # they take a text apart
@@ -70,6 +72,20 @@ _REMOVED_METHODS: Final = frozenset(
     ("translate", "expandtabs", "to_bytes", "maketrans", "from_bytes", "fromhex", "fromkeys")
 )
 _SPLITTING_METHODS: Final = frozenset(("split", "rsplit", "splitlines"))
+_COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "in": lambda value, items: value in items,
+    "notin": lambda value, items: value not in items,
+}
+_COMPARING_TESTS: Final = frozenset(
+    ("==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt", "greaterthan", "ge", "in")
+)
+_MEMCMP: Final = 64  # characters compared in the time of one operation
 _SPACES: Final = (" ", "\n", "\t", "\r")
 _PADDING_METHODS: Final = frozenset(("ljust", "rjust", "center", "zfill"))
 _PRINTF_WIDTH: Final = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")
@@ -98,11 +114,18 @@ class Budget:
                 "Use a simpler template or a shorter conversation."
             )
 
-    def spend_deep(self, value: object, indent: int = 0) -> None:
-        """Charges a nested value for every node below it, as often as it would be written out."""
+    def spend_deep(self, value: object, indent: int = 0) -> int:
+        """Charges a nested value for every node below it, as often as it would be written out; returns the charge.
+
+        Raises:
+            TemplateError: it is nested so deeply that Python's own recursion over it could end the process.
+        """
+        before = self._left
         stack: list[tuple[object, int]] = [(value, 1)]
         while stack:
             item, depth = stack.pop()
+            if depth > _MAX_NESTING:
+                raise TemplateError(f"the chat template nests a value deeper than {_MAX_NESTING} levels.")
             kind = type(item)
             if kind is str or kind is bytes:
                 self.spend(1 + len(item) + depth * indent)  # type: ignore[arg-type]
@@ -116,6 +139,9 @@ class Budget:
                 stack.append((item._Namespace__attrs, depth + 1))
             elif isinstance(item, str):
                 self.spend(len(item))
+            elif kind is int:
+                self.spend(item.bit_length() // 3)  # type: ignore[attr-defined]
+        return before - self._left
 
 
 class _GenerationTag(Extension):
@@ -227,9 +253,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._budget.spend(1 + amount // 8)
 
     def checked(self, value: Any) -> Any:
-        """A value about to be compared."""
+        """The outcome of a loop's condition."""
         self._budget.spend(1)
         return value
+
+    def compared(self, value: Any, *rest: Any) -> bool:
+        """`value` compared by each operator in `rest` with the operand after it."""
+        for name, other in zip(rest[::2], rest[1::2], strict=True):
+            if not _COMPARISONS[name](value, self._charge_comparison(value, other, name in ("in", "notin"))):
+                return False
+            value = other
+        return True
 
     def container(self, value: Any) -> Any:
         """A list, tuple or dict just put together: where values get nested, and could double at every level."""
@@ -255,6 +289,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return instrument(tree, self)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, Cycler) and attr == "items":
+            return False  # a tuple around the arguments, at no charge
         return attr not in _REMOVED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
@@ -316,6 +352,25 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         elif isinstance(result, int) and result.bit_length() > _MAX_INT_BITS:
             raise TemplateError(f"the chat template computes a number of more than {_MAX_INT_BITS} bits.")
 
+    def _charge_comparison(self, value: Any, other: Any, member: bool = False) -> Any:
+        """Charges what a comparison may walk over; returns `other`, or for an iterator one that charges as it goes."""
+        if isinstance(other, (str, bytes)):
+            self._budget.spend(1 + (len(other) if member else min(len(other), _size(value))) // _MEMCMP)
+        elif not member:
+            unequal = isinstance(other, list) and isinstance(value, list) and not (other and value)
+            self._budget.spend(1) if unequal else self._budget.spend_deep(value if _size(other) else 1)
+        else:
+            each = 1 + (len(value) // _MEMCMP if isinstance(value, (str, bytes)) else self._budget.spend_deep(value))
+            if isinstance(other, Iterator):
+                return self._metered(other, each)
+            self._budget.spend(each * (_size(other) if isinstance(other, (list, tuple)) else 1))
+        return other
+
+    def _metered(self, items: Iterable[Any], each: int) -> Iterator[Any]:
+        for item in items:
+            self._budget.spend(each)
+            yield item
+
     def _check_printf(self, form: Any, value: object) -> None:
         self._budget.spend_deep(value)
         text = form.decode("latin-1") if isinstance(form, bytes) else form
@@ -354,7 +409,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         def bounded(*args: Any, **kwargs: Any) -> Any:
             passed, own = args[:first], args[first:]
             result = function(*passed, *self._check_filter(name, own, kwargs), **kwargs)
-            if isinstance(result, (list, tuple, dict)) and own and not isinstance(own[0], (list, tuple, dict, str)):
+            fresh = name == "groupby" or (own and not isinstance(own[0], (list, tuple, dict, str)))
+            if fresh and isinstance(result, (list, tuple, dict)):
                 self._budget.spend_deep(result)  # made from a generator, so its parts may be new
             else:
                 self._charge(result)
@@ -368,6 +424,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._budget.spend(1)
         if isinstance(value, str) and name in _PIECEWISE_FILTERS:
             self._budget.spend(len(value) * _PIECE_COST)
+        if name in _COMPARING_TESTS and len(args) == 2:
+            return (value, self._charge_comparison(value, args[1], name == "in"))
+        if name == "batch":
+            for part in (*args[2:], *kwargs.values()):
+                self._budget.spend_deep(part)  # nested one level deeper
         if name == "tojson":
             indent = kwargs.get("indent", args[2] if len(args) > 2 else None)
             self._budget.spend_deep(value, _check_width(indent, _MAX_INDENT))
@@ -393,6 +454,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 if not (number or part is None or isinstance(part, str)):
                     raise TemplateError(f"the chat template's filter {name} has an argument too large or of no use.")
         return args
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, Sized) else 0
 
 
 def _check_width(width: object, most: int) -> int:

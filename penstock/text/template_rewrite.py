@@ -30,8 +30,27 @@ def check_tree(tree: nodes.Template, removed_filters: Collection[str]) -> None:
             _refuse(node, f"the attribute {node.attr!r}")
         elif isinstance(node, nodes.Filter) and node.name in removed_filters:
             _refuse(node, f"the filter {node.name!r}")
-        elif isinstance(node, nodes.Const) and isinstance(node.value, str) and _INTERNALS.search(node.value):
-            _refuse(node, f"the string {node.value[:80]!r}")
+        elif isinstance(node, (nodes.Const, nodes.Concat, nodes.Add)):
+            for text in _constants(node):
+                if _INTERNALS.search(text):
+                    _refuse(node, f"the string {text[:80]!r}")
+
+
+def _constants(node: nodes.Expr) -> list[str]:
+    """The strings that stand in an expression, its neighbouring constants put together."""
+    runs = [""]
+    stack: list[nodes.Expr] = [node]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, nodes.Concat):
+            stack.extend(reversed(part.nodes))
+        elif isinstance(part, nodes.Add):
+            stack.extend((part.right, part.left))
+        elif isinstance(part, nodes.Const):
+            runs[-1] += str(part.value)
+        else:
+            runs.append("")
+    return runs
 
 
 def _refuse(node: nodes.Node, what: str) -> None:
@@ -42,7 +61,7 @@ def _refuse(node: nodes.Node, what: str) -> None:
 
 
 def instrument(tree: nodes.Template, environment: Environment) -> nodes.Template:
-    """Inserts calls of the sandbox's `tick`, `checked`, `container`, `charged` and `joined`."""
+    """Inserts calls of the sandbox's `tick`, `checked`, `compared`, `container`, `charged` and `joined`."""
     _Instrument().visit(tree)
     tree.set_environment(environment)
     return tree
@@ -75,8 +94,8 @@ class _Instrument(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = _call("checked", [node.expr], node.lineno)
-        return node
+        rest = [part for operand in node.ops for part in (nodes.Const(operand.op), operand.expr)]
+        return _call("compared", [node.expr, *rest], node.lineno)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)

@@ -16,6 +16,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 NS = "{% set ns = namespace(x=[1], s='ab', l=[], n=99999) %}{% for i in range(1000) %}"
 END = "{% endfor %}{{ ns.x }}{{ ns.s }}{{ ns.n }}{{ ns.l|length }}"
 UP = "{% endfor %}{{ ns.x|upper|length }}"
+LONG = "{% set a = 'x' * 10**6 ~ '1' %}{% set b = 'x' * 10**6 ~ '2' %}"
 
 BOMBS = {
     "range": "{% for i in range(10**9) %}x{% endfor %}",
@@ -77,6 +78,15 @@ BOMBS = {
     "title": "{{ ('a ' * 5000000)|title|length }}",
     "constant text in a loop": "{% set x %}{% for i in range(99999) %}" + "y" * 10**5 + "{% endfor %}{% endset %}",
     "output": "{% for i in range(99999) %}" + "y" * 1000 + "{% endfor %}",
+    "cycler items": NS + "{% set ns.x = cycler(cycler(ns.x).items).items %}{% endfor %}{{ {ns.x: 1}|length }}",
+    "equality of cycler items": NS + "{% set ns.x = cycler(ns.x, ns.x).items %}{% endfor %}{{ ns.x == ns.x[0] }}",
+    "deep batches": NS + "{% for b in 'x'|batch(2, ns.x) %}{% set ns.x = b %}{% endfor %}{% endfor %}{{ ns.x }}",
+    "deep groups": "{% set m = namespace(a=1) %}{% set l = [m] %}{% for i in range(1000) %}"
+    "{% set m.a = (l|groupby('a'))[0] %}{% endfor %}",
+    "member of a list": LONG + "{{ a in [b] * 300000 }}",
+    "member of an iterator": LONG + "{{ a in ([b] * 300000)|map('default') }}",
+    "member by a test": LONG + "{{ a is in([b] * 300000) }}",
+    "joined numbers": "{{ ([10 ** 1000] * 10**6)|join|length }}",
     "deep expression": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
     "deep list": "{{ " + "[" * 5_000 + "]" * 5_000 + " }}",
     "deep blocks": "{% if true %}" * 3_000 + "{% endif %}" * 3_000,
@@ -117,6 +127,15 @@ def test_an_earlier_bomb_does_not_spoil_later_renderings(monkeypatch: pytest.Mon
     assert template.render(MESSAGES, n=2) == "ok"
 
 
+def test_comparisons_mean_what_they_say() -> None:
+    assert use("{{ 1 < 2 < 3 }} {{ 1 < 2 > 3 }} {{ 'a' in 'ba' }} {{ 2 not in [1] }} {{ 1 in [2, 1]|map('int') }}") == (
+        "True False True True True"
+    )
+    assert use("{{ messages == [] }} {{ messages != none }} {{ 'role' in messages[0] }} {{ x == 1 }}") == (
+        "False True True False"
+    )
+
+
 def test_threads_do_not_share_a_budget() -> None:
     template = ChatTemplate("{% for i in range(n) %}{{ i % 10 }}{% endfor %}")
     with ThreadPoolExecutor(4) as pool:
@@ -141,6 +160,10 @@ SEEN_AT_LOAD = [
     "{% extends 'x' %}",
     "{% if false %}{{ ''.__class__ }}{% endif %}",
     "{{ 'a'|wordwrap(1) }}",
+    "{{ messages['__cl' ~ 'ass__'] }}",
+    "{{ messages['__cl' + 'ass__'] }}",
+    "{{ messages[bos_token ~ '__cl' ~ ('a' + 'ss__')] }}",
+    "{{ ('{0.__cl' ~ 'ass__}').format(1) }}",
 ]
 
 
@@ -151,25 +174,26 @@ def test_what_can_be_seen_is_refused_at_load(source: str) -> None:
 
 
 SEEN_AT_RENDER = [
-    "{{ ''['__cl' ~ 'ass__'] }}",
-    "{{ ('{0.__cl' ~ 'ass__}').format(1) }}",
-    "{{ ('{x.__cl' ~ 'ass__}').format_map({'x': 1}) }}",
-    "{{ ['']|map(attribute='__cl' ~ 'ass__')|list }}",
-    "{{ ['']|map('at' ~ 'tr', '__cl' ~ 'ass__')|list }}",
-    "{{ raise_exception['__glo' ~ 'bals__'] }}",
-    "{{ namespace(**{'_' ~ '_class__': 1}) }}",
+    "{{ ''[A ~ 'ass__'] }}",
+    "{{ cycler(1)['items'] }}",
+    "{{ ('{0.' ~ A ~ 'ass__}').format(1) }}",
+    "{{ ('{x.' ~ A ~ 'ass__}').format_map({'x': 1}) }}",
+    "{{ ['']|map(attribute=A ~ 'ass__')|list }}",
+    "{{ ['']|map('at' ~ 'tr', A ~ 'ass__')|list }}",
+    "{{ raise_exception[B ~ 'bals__'] }}",
+    "{{ namespace(**{A ~ 'ass__': 1}) }}",
     "{{ messages.append(1) }}",
     "{{ messages.__getitem__(0).update(a=1) if false else messages[0].update(a=1) }}"[:0]
     + "{{ messages[0].update(a=1) }}",
     "{{ lipsum() }}",
-    "{{ ['']|groupby('__cl' ~ 'ass__')|list }}",
-    "{{ messages|selectattr('__cl' ~ 'ass__')|list }}",
+    "{{ ['']|groupby(A ~ 'ass__')|list }}",
+    "{{ messages|selectattr(A ~ 'ass__')|list }}",
 ]
 
 
 @pytest.mark.parametrize("source", SEEN_AT_RENDER)
 def test_what_is_hidden_is_refused_at_rendering(source: str) -> None:
-    template = ChatTemplate(source)
+    template = ChatTemplate("{% set A = '__cl' %}{% set B = '__glo' %}" + source)
     with pytest.raises(TemplateError):
         template.render(MESSAGES)
 
