@@ -160,7 +160,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     """
     config = text_config(checkpoint.config)
     config = with_defaults(str(config.get("model_type")), config)
-    skipped = ("lm_head.weight",) if config.get("tie_word_embeddings") is True else ()
+    skipped = ("lm_head.weight", "embed_out.weight") if config.get("tie_word_embeddings") is True else ()
     loaded = {
         name: info
         for name, info in checkpoint.tensors.items()

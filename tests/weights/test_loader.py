@@ -104,8 +104,8 @@ def test_ignorable_leftovers(tmp_path: Path):
     expected = logits(tmp_path)
 
     def add(state: State) -> State:
-        extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3), "lm_head.weight": torch.ones(101, 36)}
-        return state | extra
+        copy = state["model.embed_tokens.weight"].clone()
+        return state | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3), "lm_head.weight": copy}
 
     rewrite(tmp_path, add)
     assert torch.equal(logits(tmp_path), expected)
@@ -139,6 +139,35 @@ def test_a_tied_tensor_is_named_once(tmp_path: Path):
     rewrite(tmp_path, lambda state: {key: state[key] for key in state if key != "model.embed_tokens.weight"})
     with pytest.raises(CheckpointError, match=r"1 missing: model\.embed_tokens\.weight"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("stated", [True, None])
+@pytest.mark.parametrize(
+    ("family", "embedding", "head"),
+    [
+        ("llama", "model.embed_tokens.weight", "lm_head.weight"),
+        ("gemma", "model.embed_tokens.weight", "lm_head.weight"),
+        ("gpt-neox", "gpt_neox.embed_in.weight", "embed_out.weight"),
+        ("gpt2", "transformer.wte.weight", "lm_head.weight"),
+    ],
+)
+def test_a_head_of_its_own_is_not_tied(family: str, embedding: str, head: str, stated: bool | None, tmp_path: Path):
+    """Whatever the configuration says; a copy of the embedding is, as if it was not there."""
+    theirs = tiny.save(family, tmp_path, tie_word_embeddings=False)
+    edit_config(tmp_path, tie_word_embeddings=stated)
+    tokens = tiny.prompt(20)
+    ours = Harness(load(tmp_path)).step({"row": tokens})["row"]
+    assert tiny.distance(ours, tiny.reference_logits(theirs, tokens)) < 1e-4
+    if stated:
+        again = type(theirs).from_pretrained(tmp_path).eval()
+        assert tiny.distance(ours, tiny.reference_logits(again, tokens)) < 1e-4
+    untied = model_facts(open_checkpoint(tmp_path)).parameters
+    assert untied == sum(tensor.numel() for tensor in theirs.parameters())
+    rewrite(tmp_path, lambda state: state | {head: state[embedding].clone()})
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.config["tie_word_embeddings"] is stated
+    assert (model_facts(checkpoint).parameters < untied) is (stated is True)
+    load(tmp_path)
 
 
 def test_untied_head_is_not_invented(tmp_path: Path):

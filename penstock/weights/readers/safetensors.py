@@ -23,6 +23,7 @@ from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import StoredTensor, TensorInfo
 from penstock.weights.readers.files import map_file, parse_object, read_object, shown
 from penstock.weights.readers.modules import dense_layers, read_modules
+from penstock.weights.readers.tied import untie
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -238,6 +239,7 @@ def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
     _chat_templates(folder, tokenizer_config)
     stored = _weight_files(folder)
     _dense_modules(folder, config, stored)
+    untie(config, stored)
     return SafetensorsCheckpoint(
         path=folder,
         config=config,
