@@ -12,7 +12,6 @@ import json
 import operator
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from datetime import datetime
@@ -26,14 +25,12 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Cycler, Namespace
 
-from penstock.config import limits
 from penstock.config.errors import TemplateError
+from penstock.text.template_budget import Budget
 from penstock.text.template_rewrite import check_tree, instrument
 
 _MAX_INT_BITS: Final = 4096
 _MAX_INDENT: Final = 16
-_MAX_NESTING: Final = 4 * limits.MAX_JSON_DEPTH
-_WORK: Final = 16 * limits.TEMPLATE_MAX_CHARS  # characters and nodes one rendering may produce or walk over
 _PIECE_COST: Final = 64  # bytes and time of a small Python string, in characters of a long one
 _PIECEWISE_FILTERS: Final = frozenset(  # they take a text apart
     [
@@ -86,62 +83,28 @@ _COMPARING_TESTS: Final = frozenset(
     ("==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt", "greaterthan", "ge", "in")
 )
 _MEMCMP: Final = 64  # characters compared in the time of one operation
+_SCAN: Final = 16  # characters searched one by one in the time of one operation
+_SEARCHING_METHODS: Final = frozenset(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"))
 _SPACES: Final = (" ", "\n", "\t", "\r")
 _PADDING_METHODS: Final = frozenset(("ljust", "rjust", "center", "zfill"))
-_PRINTF_WIDTH: Final = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")
+_COMPARING_FILTERS: Final = frozenset(("sort", "unique", "min", "max", "groupby", "dictsort"))
+_KEY_COST: Final = 256  # one item's key, and its part of the sorting
+_PATH_AT: Final = {
+    "selectattr": 1,
+    "rejectattr": 1,
+    "groupby": 1,
+    "sum": 1,
+    "unique": 2,
+    "min": 2,
+    "max": 2,
+    "join": 2,
+    "sort": 3,
+    "map": 9,
+}
+_PRINTF_WIDTH: Final = re.compile(r"[%)][-#+ ]*(?:\d*\.)?(?:\*|\d{5})")  # after a key as well: %(key)9d
+_PRINTF_WIDTHS: Final = re.compile(r"[%).][-#+ ]*(\d+)")
+_DIGITS: Final = re.compile(r"\d+")
 _FORMAT_WIDTH: Final = re.compile(r"\d{5}")
-
-
-class Budget:
-    """What one rendering may still spend."""
-
-    __slots__ = ("_deadline", "_left")
-
-    def __init__(self) -> None:
-        self._deadline = time.monotonic() + limits.TEMPLATE_TIMEOUT_S
-        self._left = _WORK
-
-    def spend(self, amount: int) -> None:
-        """Raises TemplateError once time or memory is used up."""
-        self._left -= amount
-        if self._left < 0:
-            raise TemplateError(
-                f"the chat template builds more than {_WORK} characters in all. Use a template that does less work."
-            )
-        if time.monotonic() > self._deadline:
-            raise TemplateError(
-                f"the chat template ran for more than {limits.TEMPLATE_TIMEOUT_S:g} s. "
-                "Use a simpler template or a shorter conversation."
-            )
-
-    def spend_deep(self, value: object, indent: int = 0) -> int:
-        """Charges a nested value for every node below it, as often as it would be written out; returns the charge.
-
-        Raises:
-            TemplateError: it is nested so deeply that Python's own recursion over it could end the process.
-        """
-        before = self._left
-        stack: list[tuple[object, int]] = [(value, 1)]
-        while stack:
-            item, depth = stack.pop()
-            if depth > _MAX_NESTING:
-                raise TemplateError(f"the chat template nests a value deeper than {_MAX_NESTING} levels.")
-            kind = type(item)
-            if kind is str or kind is bytes:
-                self.spend(1 + len(item) + depth * indent)  # type: ignore[arg-type]
-                continue
-            self.spend(1 + depth * indent)
-            if isinstance(item, Mapping):
-                stack.extend((part, depth + 1) for pair in item.items() for part in pair)
-            elif isinstance(item, (list, tuple, set, frozenset)):
-                stack.extend((part, depth + 1) for part in item)
-            elif isinstance(item, Namespace):
-                stack.append((item._Namespace__attrs, depth + 1))
-            elif isinstance(item, str):
-                self.spend(len(item))
-            elif kind is int:
-                self.spend(item.bit_length() // 3)  # type: ignore[attr-defined]
-        return before - self._left
 
 
 class _GenerationTag(Extension):
@@ -180,7 +143,14 @@ class _BoundedFormatter(SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         if _FORMAT_WIDTH.search(format_spec):
             raise TemplateError(f"the chat template formats with {format_spec[:40]!r}; allowed: widths below 10000.")
+        budget: Budget = self._env._budget  # type: ignore[attr-defined]
+        budget.spend(_widths(_DIGITS, format_spec))
+        budget.spend_deep(value)
         return str(super().format_field(value, format_spec))
+
+
+def _widths(pattern: re.Pattern[str], text: str) -> int:
+    return sum(int(digits) for digits in pattern.findall(text) if digits)
 
 
 def _raise_exception(message: object) -> None:
@@ -304,12 +274,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         formatter, text, is_map = _BoundedFormatter(self), str(value.__self__), value.__name__ == "format_map"
 
         def wrapper(*args: Any, **kwargs: Any) -> str:
+            self._budget.spend((text.count("{") + text.count("}")) * _PIECE_COST)
             if is_map:
                 if len(args) != 1 or kwargs:
                     raise TypeError("format_map() takes exactly one argument")
                 return formatter.vformat(text, (), args[0])
-            for part in (*args, *kwargs.values()):
-                self._budget.spend_deep(part)
             return formatter.vformat(text, args, kwargs)
 
         return functools.update_wrapper(wrapper, value)
@@ -324,6 +293,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 __self._budget.spend_deep(part)
         if isinstance(owner, (str, bytes)):
             args = __self._check_method(owner, __obj.__name__, args)
+        elif isinstance(owner, (list, tuple)) and args and __obj.__name__ in ("index", "count"):
+            __self._charge_comparison(args[0], owner, True)
         result = super().call(__context, __obj, *args, **kwargs)
         __self._charge(result)
         return result
@@ -366,16 +337,40 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._budget.spend(each * (_size(other) if isinstance(other, (list, tuple)) else 1))
         return other
 
+    def _charge_items(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Charges a filter that looks up a path in each item or compares the items; returns what it shall take."""
+        value, at = (args[0] if args else None), _PATH_AT.get(name, len(args))
+        path = kwargs.get("attribute", args[at] if at < len(args) else "")
+        steps = 1 + (path.count(".") + path.count(",") if isinstance(path, str) else 0)
+        self._budget.spend(steps * _PIECE_COST)
+        if not value or not isinstance(value, Iterable):
+            return value
+        if name in _COMPARING_FILTERS or name == "join":
+            items = value if isinstance(value, (Mapping, str)) else list(self._metered(value, 1))
+            if name in _COMPARING_FILTERS:
+                self._budget.spend_deep(items)
+            self._budget.spend(
+                _size(items)
+                * ((_KEY_COST if name in _COMPARING_FILTERS else 1) + len(str(path)[:1]) * steps * _PIECE_COST)
+            )
+            return self._metered(items, 1) if name == "unique" else items  # its numbers may all have one hash
+        return self._metered(value, 1 + (steps - 1) * _PIECE_COST)
+
     def _metered(self, items: Iterable[Any], each: int) -> Iterator[Any]:
         for item in items:
             self._budget.spend(each)
             yield item
 
     def _check_printf(self, form: Any, value: object) -> None:
-        self._budget.spend_deep(value)
+        """Charges what `form % value` may write; a mapping's values may each stand in every field."""
+        size = self._budget.spend_deep(value)
         text = form.decode("latin-1") if isinstance(form, bytes) else form
-        if isinstance(text, str) and _PRINTF_WIDTH.search(text):
+        if not isinstance(text, str):
+            return
+        if _PRINTF_WIDTH.search(text):
             raise TemplateError("the chat template formats with a width; allowed: literal widths below 10000.")
+        repeated = size * text.count("%(") if isinstance(value, Mapping) else 0
+        self._budget.spend(repeated + text.count("%") + _widths(_PRINTF_WIDTHS, text))
 
     def _check_method(self, owner: str | bytes, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Charges string methods that can return more than they were given, before they run."""
@@ -383,9 +378,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._budget.spend(max(0, args[0]))
         elif name == "replace" and len(args) >= 2:
             self._charge_replace(owner, args[0], args[1])
-        elif name in _SPLITTING_METHODS and isinstance(owner, str):
+        if name == "rsplit" and args and isinstance(args[0], (str, bytes)):
+            self._budget.spend(len(owner) * len(args[0]) // _SCAN)
+        if name in _SPLITTING_METHODS and isinstance(owner, str):
             marks = (args[0],) if args and isinstance(args[0], str) and args[0] else _SPACES
             self._budget.spend(sum(map(owner.count, marks)) * _PIECE_COST)
+        elif name in _SEARCHING_METHODS and args and isinstance(args[0], (str, bytes)):
+            self._budget.spend(len(owner) * len(args[0]) // _SCAN)
+        elif name in ("startswith", "endswith") and args and isinstance(args[0], tuple):
+            self._budget.spend(len(args[0]) * (1 + len(owner) // _MEMCMP))
         elif name == "join" and len(args) == 1:
             items = list(args[0])
             self._charge_join(owner, items)
@@ -426,12 +427,16 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._budget.spend(len(value) * _PIECE_COST)
         if name in _COMPARING_TESTS and len(args) == 2:
             return (value, self._charge_comparison(value, args[1], name == "in"))
+        if name in _PATH_AT or name == "dictsort":
+            args = (self._charge_items(name, args, kwargs), *args[1:])
+            value = args[0]
         if name == "batch":
             for part in (*args[2:], *kwargs.values()):
                 self._budget.spend_deep(part)  # nested one level deeper
         if name == "tojson":
             indent = kwargs.get("indent", args[2] if len(args) > 2 else None)
-            self._budget.spend_deep(value, _check_width(indent, _MAX_INDENT))
+            marks = kwargs.get("separators", args[3] if len(args) > 3 else None)
+            self._budget.spend_deep(value, _check_width(indent, _MAX_INDENT), sum(map(_size, marks or ())))
         elif name == "string":
             self._budget.spend_deep(value)
         elif name == "join" and value is not None and not isinstance(value, Undefined):
@@ -442,12 +447,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             old = kwargs.get("old", args[1] if len(args) > 1 else None)
             new = kwargs.get("new", args[2] if len(args) > 2 else None)
             self._charge_replace(value, old, new)
+        elif name == "trim":
+            chars = kwargs.get("chars", args[1] if len(args) > 1 else None)
+            self._budget.spend(len(str(value)) * _size(chars) // _SCAN)
         elif name == "indent":
             width = _check_width(kwargs.get("width", args[1] if len(args) > 1 else 4), 10_000)
             self._budget.spend(width * (str(value).count("\n") + 1))
         elif name == "format":
-            for part in (*args[1:], *kwargs.values()):
-                self._check_printf(value, part)
+            self._check_printf(value, kwargs or args[1:])
         elif name in ("round", "batch", "sum"):
             for part in (*args[1:], *kwargs.values()):
                 number = isinstance(part, (int, float)) and abs(part) <= 1000

@@ -87,6 +87,27 @@ BOMBS = {
     "member of an iterator": LONG + "{{ a in ([b] * 300000)|map('default') }}",
     "member by a test": LONG + "{{ a is in([b] * 300000) }}",
     "joined numbers": "{{ ([10 ** 1000] * 10**6)|join|length }}",
+    "repeated format": LONG + "{{ ('{0}' * 1500).format(a)|length }}",
+    "repeated format_map": LONG + "{{ ('{a}' * 1500).format_map({'a': a})|length }}",
+    "repeated width": "{{ ('{0:>9999}' * 150000).format('x')|length }}",
+    "repeated printf": LONG + "{{ (('%(a)s' * 1500) % {'a': a})|length }}",
+    "repeated printf filter": LONG + "{{ ('%(a)s' * 1500)|format(a=a)|length }}",
+    "repeated printf width": "{{ ('%(a)9999d' * 150000)|format(a=1)|length }}",
+    "printf width after a key": "{{ ('%(a)9999999999d' % {'a': 1})|length }}",
+    "tojson separators": LONG + "{{ ([1] * 1500)|tojson(separators=(a, a))|length }}",
+    "sort": LONG + "{{ ([a, b] * 20000)|sort|length }}",
+    "unique": LONG + "{{ ([a, b] * 20000)|unique|list|length }}",
+    "min": LONG + "{{ ([a, b] * 20000)|map('default')|min|length }}",
+    "groupby": LONG + "{{ ([[a], [b]] * 20000)|groupby(0)|length }}",
+    "unique, colliding": "{{ range(0, 99999 * (2**61 - 1), 2**61 - 1)|unique|list|length }}",
+    "strip": LONG + "{{ ('a' * 300000).strip('b' + a + 'a')|length }}",
+    "trim": LONG + "{{ ('a' * 300000)|trim('b' + a + 'a')|length }}",
+    "rfind": LONG + "{{ ('a' * 10**6).rfind('ab' ~ 'a' * 500000) }}",
+    "startswith": LONG + "{{ a.startswith((b,) * 300000) }}",
+    "count in a list": LONG + "{{ ([b] * 300000).count(a) }}",
+    "path in map": "{{ (['x'] * 50)|map(attribute='0.' * 500000 ~ '0')|list|length }}",
+    "path in selectattr": "{{ (['x'] * 50)|selectattr('0.' * 500000 ~ '0')|list|length }}",
+    "path in sort": "{{ (['x'] * 50)|sort(attribute='0.' * 500000 ~ '0')|length }}",
     "deep expression": "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}",
     "deep list": "{{ " + "[" * 5_000 + "]" * 5_000 + " }}",
     "deep blocks": "{% if true %}" * 3_000 + "{% endif %}" * 3_000,
@@ -125,6 +146,12 @@ def test_an_earlier_bomb_does_not_spoil_later_renderings(monkeypatch: pytest.Mon
     with pytest.raises(TemplateError):
         template.render(MESSAGES, n=1)
     assert template.render(MESSAGES, n=2) == "ok"
+
+
+@pytest.mark.parametrize("given", [5, True, [5], {"default": 5}])
+def test_a_template_of_another_type_is_refused(given: object) -> None:
+    with pytest.raises(TemplateError, match=r"chat_template is of type .* allowed: a string"):
+        ChatTemplate.from_config({"chat_template": given})
 
 
 def test_comparisons_mean_what_they_say() -> None:
