@@ -191,6 +191,14 @@ class Blueprint:
             raise self.fields.error(field, f"has {unknown}; allowed: {', '.join(allowed)}")
         return tuple(kind in RECURRENT for kind in types)
 
+    def turned(self) -> tuple[int, ...]:
+        """Per layer whether it rotates, not 0: as `no_rope_layers` says, else all but every fourth or so."""
+        every, count = self.fields.integer("no_rope_layer_interval", 4), self.num_layers
+        turned = self.fields.integers("no_rope_layers") or tuple((index + 1) % every for index in range(count))
+        if len(turned) != count:
+            raise self.fields.error("no_rope_layers", f"has {len(turned)} entries; num_hidden_layers is {count}")
+        return turned
+
     def norm(self, key: str, **options: Any) -> RmsNorm:
         return RmsNorm(self.kernels, f"{key}.weight", self.hidden_size, self.norm_eps, **options)
 

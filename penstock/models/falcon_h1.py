@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.layers.decoder import DecoderModel, ParallelMixers
-from penstock.models.blueprint import BlockNorms, Blueprint
+from penstock.models.blueprint import Blueprint
+from penstock.models.jamba import NORMS, RENAMES
 from penstock.models.mamba import mamba2
-
-NORMS = BlockNorms(before_mlp="pre_ff_layernorm")
-RENAMES = ((r"^(model\.)?final_layernorm\.", "model.norm."),)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:

@@ -16,11 +16,8 @@ RENAMES = ((r"\.feed_forward\.", ".mlp."),)
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """Layers that rotate see chunks; those that do not see all, with queries that grow with the position."""
-    fields, layers = blueprint.fields, range(blueprint.num_layers)
-    every = fields.integer("no_rope_layer_interval", 4)
-    turned = fields.integers("no_rope_layers") or [(index + 1) % every for index in layers]
-    if len(turned) != blueprint.num_layers:
-        raise fields.error("no_rope_layers", f"has {len(turned)} entries; num_hidden_layers is {blueprint.num_layers}")
+    fields = blueprint.fields
+    turned = blueprint.turned()
     temperature = None
     if fields.flag("attn_temperature_tuning", True):
         temperature = Temperature(fields.number("floor_scale", 8192.0), fields.number("attn_scale", 0.1), 1)

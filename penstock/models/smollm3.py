@@ -9,10 +9,7 @@ from penstock.models.blueprint import UNTURNED, Blueprint
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     bias, rotary = fields.flag("attention_bias", False), blueprint.rotary(theta=2_000_000.0)
-    every = fields.integer("no_rope_layer_interval", 4)
-    turned = fields.integers("no_rope_layers") or [(index + 1) % every for index in range(blueprint.num_layers)]
-    if len(turned) != blueprint.num_layers:
-        raise fields.error("no_rope_layers", f"has {len(turned)} entries; num_hidden_layers is {blueprint.num_layers}")
+    turned = blueprint.turned()
     slides = fields.flag("use_sliding_window", False) and fields.has("sliding_window")
     return blueprint.uniform(
         rotary=rotary,
