@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+RECURRENT_LAYERS = ("linear_attention", "mamba", "conv")
+"""What configurations call layers that keep a state instead of keys and values."""
+
 # No heads attend, and no position is counted: what stands here bounds the length of a sequence alone.
 _MAMBA = MappingProxyType(
     {

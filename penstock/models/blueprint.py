@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.config.model_defaults import RECURRENT_LAYERS
 from penstock.layers.attention import Attention, AttentionOptions
 from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense, Projection
@@ -86,7 +87,6 @@ POST_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward
 SUM_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm", sums=True)
 PARALLEL = BlockNorms(before_mlp=None, parallel=True)
 MIXER_ALONE = BlockNorms("norm", before_mlp=None)  # no MLP
-RECURRENT = ("linear_attention", "mamba", "conv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,10 @@ class Blueprint:
         if not self.fields.has(field):
             return tuple(map(pattern, range(self.num_layers)))
         types = self.fields.texts(field, self.num_layers)
-        allowed = (*RECURRENT, "full_attention", "attention")
+        allowed = (*RECURRENT_LAYERS, "full_attention", "attention")
         if unknown := sorted(set(types) - set(allowed)):
             raise self.fields.error(field, f"has {unknown}; allowed: {', '.join(allowed)}")
-        return tuple(kind in RECURRENT for kind in types)
+        return tuple(kind in RECURRENT_LAYERS for kind in types)
 
     def turned(self) -> tuple[int, ...]:
         """Per layer whether it rotates, not 0: as `no_rope_layers` says, else all but every fourth or so."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.config.model_defaults import RECURRENT_LAYERS
 from penstock.core.cache_spec import CacheKind, CacheSpec
-from penstock.models.blueprint import RECURRENT
 from penstock.models.registry import Model
 from tests.models import tiny
 from tests.models.harness import Harness, load
@@ -86,7 +86,7 @@ def test_caches_follow_the_configuration(pair):
     types = [kind for both in types for kind in (("full_attention", "mamba") if both == "hybrid" else (both,))]
     heads = next((spec.value_dim for spec in ours.cache_specs if not spec.state), 0)
     for spec, kind in zip(ours.cache_specs, types, strict=True):
-        if kind in RECURRENT:
+        if kind in RECURRENT_LAYERS:
             assert spec.kind == CacheKind.STATE and all(size > 0 for shape in spec.state for size in shape)
             continue
         window = getattr(config, "attention_chunk_size" if kind == "chunked_attention" else "sliding_window", None)
