@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 
 class PenstockError(Exception):
     """Base of all deliberate errors; its text is written for the person who must act on it."""
@@ -42,6 +45,19 @@ class RequestError(PenstockError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+@contextmanager
+def spelled(names: Mapping[str, str]) -> Iterator[None]:
+    """Makes refusals within name the field that was sent: `names` gives it, for the fields that were made of it."""
+    try:
+        yield
+    except RequestError as error:
+        message, ours = str(error), error.param
+        if ours is not None and ours in names:
+            error.param = theirs = names[ours]
+            error.args = (theirs + message.removeprefix(ours) if message.startswith(f"{ours} ") else message,)
+        raise
 
 
 class ParameterError(RequestError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.config.errors import ContextLengthError, EngineDeadError
+from penstock.config.errors import ContextLengthError, EngineDeadError, spelled
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
@@ -36,6 +36,11 @@ async def pool(frontend: Frontend, request: GenerationRequest, params: PoolingPa
         RequestError: the request is refused; `field` stands for its text.
         EngineDeadError: the engine failed or is away.
     """
+    with spelled({"prompt": field, "max_tokens": field}):
+        return await _pool(frontend, request, params, field)
+
+
+async def _pool(frontend: Frontend, request: GenerationRequest, params: PoolingParams, field: str) -> Pooled:
     ids = await frontend.tokenize(request)
     if len(ids) > (most := frontend.info.max_model_len):
         raise ContextLengthError(f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param=field)

@@ -135,6 +135,8 @@ def test_pooling_gives_a_state_a_token(embedder: Served) -> None:
     [
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": [1, "a"]}, "input"),
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/pooling", {"input": ["one", ""]}, "input"),
         ("/v1/embeddings", {"input": "one", "dimensions": 37}, "dimensions"),
         ("/v1/embeddings", {"input": "one", "dimensions": 0}, "dimensions"),
         ("/v1/embeddings", {"input": "one", "encoding_format": "hex"}, "encoding_format"),
@@ -146,7 +148,9 @@ def test_pooling_gives_a_state_a_token(embedder: Served) -> None:
 def test_refusals(embedder: Served, path: str, body: dict[str, Any], param: str) -> None:
     answer = embedder.post(path, **body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert "prompt" not in error["message"]
 
 
 def test_classify(classifier: Served) -> None:

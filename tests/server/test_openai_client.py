@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -169,6 +170,16 @@ def test_a_prompt_longer_than_the_context_is_400_with_both_counts(api: openai.Op
     with pytest.raises(openai.BadRequestError, match=r"3000 tokens.*2048") as caught:
         api.completions.create(model="scripted", prompt=[5] * 3000)
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_limit_is_named_as_it_was_sent(api: openai.OpenAI) -> None:
+    ask = functools.partial(api.chat.completions.create, model="scripted", messages=HELLO)
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 100000") as caught:
+        ask(max_completion_tokens=100_000)
+    assert caught.value.param == "max_completion_tokens"
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(max_tokens=100_000)
+    assert caught.value.param == "max_tokens"
 
 
 def test_one_refused_prompt_refuses_the_call_and_runs_none(api: openai.OpenAI, server: Running) -> None:

@@ -99,7 +99,12 @@ def test_the_best_of_several_branches_is_given(stories: Serving, llm: LLM) -> No
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"use_beam_search": True, "n": 21}, "beam_width"),
+        ({"use_beam_search": True, "n": 21}, "n"),
+        ({"use_beam_search": True, "best_of": 21}, "best_of"),
+        ({"use_beam_search": True, "echo": True, "logprobs": 1}, "echo"),
+        ({"use_beam_search": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt": "Once " * 300}, "prompt"),
+        ({"prompt": "Once " * 60, "max_tokens": 200}, "max_tokens"),
         ({"use_beam_search": True, "presence_penalty": 1.0}, "presence_penalty"),
         ({"use_beam_search": True, "logit_bias": {"5": 3}}, "logit_bias"),
         ({"use_beam_search": True, "length_penalty": 99}, "length_penalty"),
@@ -112,4 +117,6 @@ def test_the_best_of_several_branches_is_given(stories: Serving, llm: LLM) -> No
 def test_refusals_name_the_field(stories: Serving, fields: dict[str, Any], param: str) -> None:
     response = httpx.post(f"{stories.url}/v1/completions", json={"prompt": PROMPT, **fields}, timeout=60)
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert param in error["message"]

@@ -8,11 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from penstock.config.errors import spelled
 from penstock.server.answer import Answer, EventStream, Service, while_connected
 from penstock.server.body import read_json, validate
 from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
-from penstock.server.dialects.openai.translate import Call, chat_call, completion_call
+from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
 from penstock.server.document import gives, takes
 from penstock.server.errors import json_response
 
@@ -45,17 +46,19 @@ def openai_router(service: Service) -> APIRouter:
         body = validate(ChatBody, await read_json(request))
         service.check_model(body.model)
         service.check_template(body.chat_template)
-        call = chat_call(body, frontend.text.defaults)
-        service.require_ready()
-        return await run(request, call)
+        with spelled(sent_names(body)):
+            call = chat_call(body, frontend.text.defaults)
+            service.require_ready()
+            return await run(request, call)
 
     @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, _EVENTS))
     async def completions(request: Request) -> Response:
         body = validate(CompletionBody, await read_json(request))
         service.check_model(body.model)
-        call = completion_call(body, frontend.text.defaults)
-        service.require_ready()
-        return await run(request, call)
+        with spelled(sent_names(body)):
+            call = completion_call(body, frontend.text.defaults)
+            service.require_ready()
+            return await run(request, call)
 
     @router.get("/v1/models", summary="List the models served", openapi_extra=gives("application/json"))
     async def models() -> Response:

@@ -68,6 +68,18 @@ class Call:
     search: BeamParams | int | None = None
 
 
+def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
+    """What the client sent for fields of the internal request that have another name; see `spelled`."""
+    names = {"beam_width": "n" if body.best_of is None else "best_of"}
+    if body.prompt_logprobs is None:
+        names["prompt_logprobs"] = "echo"
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    elif body.max_tokens is None:
+        names["max_tokens"] = "messages" if isinstance(body, ChatBody) else "prompt"
+    return names
+
+
 def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
     """Translates a chat completion; `defaults` are the model's own sampling parameters.
 
