@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from penstock.core.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.sampling import SamplingParams
@@ -37,6 +38,10 @@ class GenerationRequest:
         add_special_tokens: for `prompt`: whether the tokenizer adds its own (beginning of text …).
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
+        tool_choice: whether the answer may or must call the tools.
+        parse: whether deltas tell reasoning and tool calls apart from the text; else all is text, as generated.
+        thinking_budget: most tokens of reasoning, None for no limit.
     """
 
     request_id: str
@@ -51,6 +56,10 @@ class GenerationRequest:
     add_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
+    grammar: Grammar | None = None
+    tool_choice: ToolChoice = ANY_TOOL
+    parse: bool = False
+    thinking_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,8 @@ class EngineRequest:
         stop_ids: token ids that end a branch: end-of-sequence ids unless ignore_eos, plus stop_token_ids.
         seed: 64-bit key of the random streams.
         pooling: what is computed of the prompt instead of a continuation; n and max_tokens are 1 then.
+        grammar: what generated tokens must follow, None for anything.
+        thinking: how reasoning before the grammar's text ends, None for a model or prompt without.
     """
 
     request_id: str
@@ -74,6 +85,8 @@ class EngineRequest:
     cache_salt: str = ""
     adapter: int = 0
     pooling: PoolingParams | None = None
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,22 @@ class EngineClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call. The pieces of one call have its index; joined, `arguments` is a JSON object.
+
+    Attributes:
+        index: number of the call in its branch.
+        id, name: on a call's first piece.
+        arguments: new text of the arguments.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of one branch's answer, in text.
 
@@ -123,6 +139,8 @@ class Delta:
         finish_reason: set on the branch's last delta.
         stop_reason: the stop string or stop token id that ended it, None for end-of-sequence or length.
         error: a sentence for the client when finish_reason is ERROR.
+        reasoning: new text of the reasoning, where the request is parsed.
+        tool_calls: pieces of tool calls, where the request is parsed.
     """
 
     index: int
@@ -133,3 +151,5 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()

@@ -9,7 +9,7 @@ from tests.architecture.source import ROOT, modules
 MAX_FILE = 500
 MAX_KERNEL_FILE = 800
 MAX_FUNCTION = 60
-MAX_CORE_AND_ENGINE = 3070  # see docs/architecture.md
+MAX_CORE_AND_ENGINE = 3200  # see docs/architecture.md
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
