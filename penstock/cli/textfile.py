@@ -43,13 +43,17 @@ def text_windows(
 
     Raises:
         ConfigError: the text cannot be read, or is too short.
+        CheckpointError: the model cannot be read or run.
     """
     from penstock.engine.text_pipeline import TextPipeline
+    from penstock.models.registry import check_architecture
     from penstock.runtime.scoring import halved_windows, strided_windows
     from penstock.weights.facts import model_facts
     from penstock.weights.open import open_checkpoint
 
-    longest = model_facts(open_checkpoint(engine.model)).context_length
+    checkpoint = open_checkpoint(engine.model)
+    check_architecture(checkpoint.config)
+    longest = model_facts(checkpoint).context_length
     size = min(DEFAULT_CONTEXT, longest) if context is None else context
     if not 2 <= size <= longest:
         raise ConfigError(f"--context is {size}; allowed: 2 to {longest}, the model's context length.")

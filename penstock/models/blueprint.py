@@ -135,6 +135,8 @@ class Blueprint:
             raise fields.error("hidden_size", f"is {hidden}, which {heads} attention heads do not divide")
         head_dim = fields.integer("head_dim", hidden // heads)
         layers = fields.integer("num_hidden_layers")
+        if fields.has("layer_types"):  # also where the family has no use for them
+            fields.texts("layer_types", layers)
         eps = fields.number(next((name for name in EPSILONS if fields.has(name)), EPSILONS[0]), 1e-6)
         return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps, head)
 

@@ -8,10 +8,9 @@ from penstock.models.blueprint import Blueprint
 
 def upper_windows(blueprint: Blueprint) -> tuple[int | None, ...]:
     """Layers from max_window_layers on slide, where use_sliding_window is set."""
-    if blueprint.sliding_window() is None or not blueprint.fields.flag("use_sliding_window", False):
-        return (None,) * blueprint.num_layers
+    slides = blueprint.sliding_window() is not None and blueprint.fields.flag("use_sliding_window", False)
     first = blueprint.fields.integer("max_window_layers", 28, minimum=0)
-    return blueprint.windows(lambda index: index >= first)
+    return blueprint.windows(lambda index: slides and index >= first)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:

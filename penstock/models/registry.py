@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -198,7 +199,7 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, str]:
         CheckpointError: none is supported.
     """
     names = _architectures(config)
-    found = next((known for name in names if (known := named(name))), None)
+    name, found = next(((name, known) for name in names if (known := named(name))), ("", None))
     if found is None:
         near = difflib.get_close_matches(names[0], ARCHITECTURES, 1, cutoff=0.0)[0]
         raise CheckpointError(
@@ -206,7 +207,22 @@ def family_of(config: Mapping[str, Any]) -> tuple[Family, str]:
             f"installed transformers ({fallback.version() or 'none'}); the nearest that is known: {near}. "
             f"All: {', '.join(ARCHITECTURES)}."
         )
+    typed = _plain(str(config.get("model_type")))
+    own = [known for known, family in ARCHITECTURES.items() if _plain(_base(known)) == typed]
+    if own and all(ARCHITECTURES[known].build is not found[0].build for known in own):
+        raise CheckpointError(
+            f"config.json: model_type is {config['model_type']!r}, which goes with {own[0]}, but architectures says "
+            f"{name}. Correct the one that is wrong, or download the file again from where the model comes from."
+        )
     return found
+
+
+def _base(architecture: str) -> str:
+    return re.sub(r"(ForCausalLM|ForConditionalGeneration|Model)$", "", architecture)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_]", "", name).lower()
 
 
 def _architectures(config: Mapping[str, Any]) -> list[str]:

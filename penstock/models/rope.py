@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.layers.rotary import ROPE_KINDS, RopeParameters, longrope_attention_factor, yarn_attention_factor
 from penstock.models.fields import Fields
 
@@ -34,6 +36,8 @@ def read_rope(
     found = fields.below("rope_parameters")
     if layer_type is not None:
         found = (found and found.below(layer_type)) or (None if local else found)
+    if found is not None:
+        _check_agreement(outer, found)
     found = found or outer.below("rope_scaling") or Fields({}, fields.where)
     kinds = {kind: kind for kind in ROPE_KINDS} | {"su": "longrope"}
     kind = found.choice("rope_type" if found.has("rope_type") else "type", kinds, "default")
@@ -60,6 +64,25 @@ def read_rope(
     if kind == "yarn":
         return _yarn(found, base, rotary_dim, length, factor)
     return RopeParameters(kind, base, rotary_dim, length, factor)
+
+
+def _check_agreement(outer: Fields, found: Fields) -> None:
+    """Refuses an older spelling that says otherwise than `rope_parameters` (`found`) beside it."""
+    here, scaling = _settings(found), outer.below("rope_scaling")
+    if outer.has("rope_theta") and "rope_theta" in here and here["rope_theta"] != outer.values["rope_theta"]:
+        raise outer.error("rope_theta", f"is {outer.values['rope_theta']}, but {here['rope_theta']} in rope_parameters")
+    if scaling is None or not scaling.values:
+        return
+    there = {"rope_theta": here.get("rope_theta")} | _settings(scaling)
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise scaling.error(name, f"is {there.get(name)}, but {here.get(name)} in rope_parameters")
+
+
+def _settings(fields: Fields) -> dict[str, Any]:
+    stated = {name: value for name, value in fields.values.items() if value is not None}
+    kind = stated.pop("type", "default")
+    return {"rope_type": kind} | stated
 
 
 def _yarn(found: Fields, base: float, rotary_dim: int, length: int, factor: float) -> RopeParameters:

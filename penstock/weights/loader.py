@@ -197,6 +197,11 @@ def _said(shape: Sequence[int], wanted: Sequence[int], config: Mapping[str, Any]
     """The fields of the configuration that ask for sizes a tensor has not."""
     differ = {want for have, want in zip(shape, wanted, strict=False) if have != want}
     fields = [f"{name} is {value}" for name, value in config.items() if type(value) is int and value in differ]
+    heads, size = config.get("num_attention_heads"), config.get("head_dim")
+    pairs = config.get("num_key_value_heads") or heads
+    if type(heads) is int and type(pairs) is int and type(size) is int:
+        counts = {"num_attention_heads": heads, "num_key_value_heads": pairs, "all heads": heads + 2 * pairs}
+        fields += [f"{name} × head_dim is {n} × {size}" for name, n in counts.items() if n * size in differ]
     return f": {', '.join(fields)}" if fields else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import gguf
@@ -80,3 +81,18 @@ def test_mistakes_are_one_line(
     done = penstock(*(argument.format(stories=stories, text=text) for argument in arguments))
     assert done.returncode == 1
     assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["perplexity", "imatrix"])
+def test_an_unknown_architecture_is_told_first(
+    penstock: Penstock, stories: str, text: str, tmp_path: Path, command: str
+) -> None:
+    model = shutil.copytree(stories, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | {"architectures": ["FooForCausalLM"]}
+    del config["hidden_size"]
+    (model / "config.json").write_text(json.dumps(config))
+    done = penstock(
+        command, str(model), "--text", text, *(("-o", str(tmp_path / "m.gguf")) if command == "imatrix" else ())
+    )
+    assert done.returncode == 1
+    assert "architectures is ['FooForCausalLM']" in done.stderr and len(done.stderr.splitlines()) == 1

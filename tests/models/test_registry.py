@@ -99,6 +99,23 @@ def test_defaults():
         ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 2}, "experts_per_token is missing"),
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1"),
         ({"architectures": ["Gemma3ForCausalLM"], "layer_types": ["full_attention", "chunked"]}, "chunked"),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "layer_types": ["full_attention"]}, "layer_types has 1"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention", "sliding_attention"]},
+            "sliding_window is missing",
+        ),
+        ({"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 1000000.0, but 10000.0 in rope_p"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "factor is 2.0, but None in rope_parameters",
+        ),
+        (
+            {"rope_scaling": {"type": "linear"}, "rope_parameters": {"rope_theta": 1e4}},
+            "rope_type is linear, but default in rope_parameters",
+        ),
+        ({"model_type": "qwen2"}, "model_type is 'qwen2', which goes with Qwen2ForCausalLM, but .* LlamaForCausalLM"),
+        ({"model_type": "xlm-roberta"}, "model_type is 'xlm-roberta', which goes with XLMRobertaModel"),
         ({"architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv", "hyena"]}, "'hyena'.*conv, full_attention"),
         ({"architectures": ["Lfm2ForCausalLM"], "layer_types": ["conv"]}, "layer_types has 1"),
         ({"architectures": ["Mamba2ForCausalLM"], "num_heads": 5}, "num_heads is 5.*allowed: 48 in all"),
@@ -130,6 +147,15 @@ def test_defaults():
 def test_refusals_name_the_field(fields: dict[str, Any], named: str):
     with pytest.raises(CheckpointError, match=named):
         build(**fields)
+
+
+def test_several_spellings_that_agree():
+    scaling = {"type": "linear", "factor": 2}
+    both = {"rope_theta": 5, "rope_scaling": scaling, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}
+    assert build(**both, model_type="llama").max_positions == 128
+    assert build(rope_theta=5, rope_scaling={}, rope_parameters={"rope_theta": 5.0}).max_positions == 64
+    assert build(architectures=["DeepseekUnknown", "MistralForCausalLM"], model_type="ministral3").vocab_size == 50
+    assert build(model_type="yi").vocab_size == 50
 
 
 def test_a_second_architecture_name_is_tried():
@@ -172,7 +198,14 @@ def test_model_files_stay_small():
         ({"vocab_size": 96}, r"embed_tokens.weight \(is \[101, 36\], must be \[96, 36\]: vocab_size is 96\)"),
         ({"vocab_size": 140}, r"embed_tokens.weight \(is \[101, 36\], must be \[140, 36\]: vocab_size is 140\)"),
         ({"intermediate_size": 45}, r"up_proj.weight \(is \[44, 36\], must be \[45, 36\]: intermediate_size is 45\)"),
-        ({"num_key_value_heads": 3}, r"k_proj.weight \(is \[20, 36\], must be \[30, 36\]"),
+        (
+            {"num_key_value_heads": 3},
+            r"k_proj.weight \(is \[20, 36\], must be \[30, 36\]: num_key_value_heads × head_dim is 3 × 10\)",
+        ),
+        (
+            {"head_dim": 12},
+            r"q_proj.weight \(is \[60, 36\], must be \[72, 36\]: num_attention_heads × head_dim is 6 × 12\)",
+        ),
         ({"num_hidden_layers": 4}, "missing: model.layers.3"),
         ({"num_hidden_layers": 2}, "unknown to this architecture: model.layers.2"),
     ],

@@ -311,7 +311,7 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     config = _base(keys, tensors) | BUILDERS[keys.arch](keys, tensors)
     if keys.arch in _MULTIPLIED and keys.has("attention.temperature_scale") and config["rope_scaling"] is not None:
         own = {"rope_theta": config["rope_theta"], "llama_4_scaling_beta": keys.number("attention.temperature_scale")}
-        config["rope_parameters"] = config["rope_scaling"] | own
+        config["rope_parameters"], config["rope_scaling"] = config["rope_scaling"] | own, None
     if keys.arch == "gpt-oss" and config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
     return config

@@ -480,7 +480,7 @@ def hugging_face_tensors(
 
 def _explained(freqs: GgufTensor, config: Mapping[str, Any]) -> bool:
     """Whether the config already says what the stored rotary divisors do (nothing, or Llama 3.1's scaling)."""
-    scaling = config["rope_scaling"]
+    scaling = config.get("rope_parameters") or config["rope_scaling"]
     if scaling is not None:
         return bool(scaling["rope_type"] == ("llama3" if freqs.name == "rope_freqs.weight" else "longrope"))
     return freqs.format == "f32" and bool((decode_to_float32("f32", freqs.data) == 1).all())
