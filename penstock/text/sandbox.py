@@ -27,11 +27,11 @@ from jinja2.utils import Cycler, Namespace
 
 from penstock.config.errors import TemplateError
 from penstock.text.template_budget import Budget
+from penstock.text.template_methods import MEMCMP, PIECE_COST, SCAN, charge_join, charge_replace, check_method
 from penstock.text.template_rewrite import check_tree, instrument
 
 _MAX_INT_BITS: Final = 4096
 _MAX_INDENT: Final = 16
-_PIECE_COST: Final = 64  # bytes and time of a small Python string, in characters of a long one
 _PIECEWISE_FILTERS: Final = frozenset(  # they take a text apart
     [
         "title",
@@ -68,7 +68,6 @@ _REMOVED_FILTERS: Final = frozenset(
 _REMOVED_METHODS: Final = frozenset(
     ("translate", "expandtabs", "to_bytes", "maketrans", "from_bytes", "fromhex", "fromkeys")
 )
-_SPLITTING_METHODS: Final = frozenset(("split", "rsplit", "splitlines"))
 _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -82,11 +81,6 @@ _COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 _COMPARING_TESTS: Final = frozenset(
     ("==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "lt", "lessthan", "le", "gt", "greaterthan", "ge", "in")
 )
-_MEMCMP: Final = 64  # characters compared in the time of one operation
-_SCAN: Final = 16  # characters searched one by one in the time of one operation
-_SEARCHING_METHODS: Final = frozenset(("strip", "lstrip", "rstrip", "rfind", "rindex", "rpartition"))
-_SPACES: Final = (" ", "\n", "\t", "\r")
-_PADDING_METHODS: Final = frozenset(("ljust", "rjust", "center", "zfill"))
 _COMPARING_FILTERS: Final = frozenset(("sort", "unique", "min", "max", "groupby", "dictsort"))
 _KEY_COST: Final = 256  # one item's key, and its part of the sorting
 _PATH_AT: Final = {
@@ -274,7 +268,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         formatter, text, is_map = _BoundedFormatter(self), str(value.__self__), value.__name__ == "format_map"
 
         def wrapper(*args: Any, **kwargs: Any) -> str:
-            self._budget.spend((text.count("{") + text.count("}")) * _PIECE_COST)
+            self._budget.spend((text.count("{") + text.count("}")) * PIECE_COST)
             if is_map:
                 if len(args) != 1 or kwargs:
                     raise TypeError("format_map() takes exactly one argument")
@@ -291,8 +285,10 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if __obj in (_make_dict, _PublicNamespace, _raise_exception):
             for part in (*args, *kwargs.values()):
                 __self._budget.spend_deep(part)
+        if __obj in (_make_dict, _PublicNamespace) and args:
+            args = (__self._keyed(args[0]), *args[1:])
         if isinstance(owner, (str, bytes)):
-            args = __self._check_method(owner, __obj.__name__, args)
+            args = check_method(__self._budget, owner, __obj.__name__, args, kwargs)
         elif isinstance(owner, (list, tuple)) and args and __obj.__name__ in ("index", "count"):
             __self._charge_comparison(args[0], owner, True)
         result = super().call(__context, __obj, *args, **kwargs)
@@ -326,12 +322,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _charge_comparison(self, value: Any, other: Any, member: bool = False) -> Any:
         """Charges what a comparison may walk over; returns `other`, or for an iterator one that charges as it goes."""
         if isinstance(other, (str, bytes)):
-            self._budget.spend(1 + (len(other) if member else min(len(other), _size(value))) // _MEMCMP)
+            self._budget.spend(1 + (len(other) if member else min(len(other), _size(value))) // MEMCMP)
         elif not member:
             unequal = isinstance(other, list) and isinstance(value, list) and not (other and value)
             self._budget.spend(1) if unequal else self._budget.spend_deep(value if _size(other) else 1)
         else:
-            each = 1 + (len(value) // _MEMCMP if isinstance(value, (str, bytes)) else self._budget.spend_deep(value))
+            each = 1 + (len(value) // MEMCMP if isinstance(value, (str, bytes)) else self._budget.spend_deep(value))
             if isinstance(other, Iterator):
                 return self._metered(other, each)
             self._budget.spend(each * (_size(other) if isinstance(other, (list, tuple)) else 1))
@@ -342,7 +338,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         value, at = (args[0] if args else None), _PATH_AT.get(name, len(args))
         path = kwargs.get("attribute", args[at] if at < len(args) else "")
         steps = 1 + (path.count(".") + path.count(",") if isinstance(path, str) else 0)
-        self._budget.spend(steps * _PIECE_COST)
+        self._budget.spend(steps * PIECE_COST)
         if not value or not isinstance(value, Iterable):
             return value
         if name in _COMPARING_FILTERS or name == "join":
@@ -351,15 +347,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 self._budget.spend_deep(items)
             self._budget.spend(
                 _size(items)
-                * ((_KEY_COST if name in _COMPARING_FILTERS else 1) + len(str(path)[:1]) * steps * _PIECE_COST)
+                * ((_KEY_COST if name in _COMPARING_FILTERS else 1) + len(str(path)[:1]) * steps * PIECE_COST)
             )
             return self._metered(items, 1) if name == "unique" else items  # its numbers may all have one hash
-        return self._metered(value, 1 + (steps - 1) * _PIECE_COST)
+        return self._metered(value, 1 + (steps - 1) * PIECE_COST)
 
     def _metered(self, items: Iterable[Any], each: int) -> Iterator[Any]:
         for item in items:
             self._budget.spend(each)
             yield item
+
+    def _keyed(self, items: Any) -> dict[Any, Any]:
+        """A dictionary, in the making of which keys that are no texts may all have one hash."""
+        made: dict[Any, Any] = {}
+        for key, value in items.items() if isinstance(items, Mapping) else items:
+            self._budget.spend(1 if isinstance(key, str) else 1 + len(made))
+            made[key] = value
+        return made
 
     def _check_printf(self, form: Any, value: object) -> None:
         """Charges what `form % value` may write; a mapping's values may each stand in every field."""
@@ -371,37 +375,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             raise TemplateError("the chat template formats with a width; allowed: literal widths below 10000.")
         repeated = size * text.count("%(") if isinstance(value, Mapping) else 0
         self._budget.spend(repeated + text.count("%") + _widths(_PRINTF_WIDTHS, text))
-
-    def _check_method(self, owner: str | bytes, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Charges string methods that can return more than they were given, before they run."""
-        if name in _PADDING_METHODS and args and isinstance(args[0], int):
-            self._budget.spend(max(0, args[0]))
-        elif name == "replace" and len(args) >= 2:
-            self._charge_replace(owner, args[0], args[1])
-        if name == "rsplit" and args and isinstance(args[0], (str, bytes)):
-            self._budget.spend(len(owner) * len(args[0]) // _SCAN)
-        if name in _SPLITTING_METHODS and isinstance(owner, str):
-            marks = (args[0],) if args and isinstance(args[0], str) and args[0] else _SPACES
-            self._budget.spend(sum(map(owner.count, marks)) * _PIECE_COST)
-        elif name in _SEARCHING_METHODS and args and isinstance(args[0], (str, bytes)):
-            self._budget.spend(len(owner) * len(args[0]) // _SCAN)
-        elif name in ("startswith", "endswith") and args and isinstance(args[0], tuple):
-            self._budget.spend(len(args[0]) * (1 + len(owner) // _MEMCMP))
-        elif name == "join" and len(args) == 1:
-            items = list(args[0])
-            self._charge_join(owner, items)
-            return (items,)
-        return args
-
-    def _charge_replace(self, text: Any, old: Any, new: Any) -> None:
-        if isinstance(text, (str, bytes)) and type(old) is type(new) and isinstance(old, (str, bytes)):
-            found = text.count(old) if type(old) is type(text) else len(text) + 1  # type: ignore[arg-type]
-            self._budget.spend(len(text) + found * len(new))
-
-    def _charge_join(self, separator: Any, items: list[Any]) -> None:
-        self._budget.spend(len(items) * len(str(separator)))
-        for item in items:
-            self._budget.spend_deep(item)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
@@ -424,7 +397,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         value = args[0] if args else None
         self._budget.spend(1)
         if isinstance(value, str) and name in _PIECEWISE_FILTERS:
-            self._budget.spend(len(value) * _PIECE_COST)
+            self._budget.spend(len(value) * PIECE_COST)
         if name in _COMPARING_TESTS and len(args) == 2:
             return (value, self._charge_comparison(value, args[1], name == "in"))
         if name in _PATH_AT or name == "dictsort":
@@ -436,20 +409,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if name == "tojson":
             indent = kwargs.get("indent", args[2] if len(args) > 2 else None)
             marks = kwargs.get("separators", args[3] if len(args) > 3 else None)
-            self._budget.spend_deep(value, _check_width(indent, _MAX_INDENT), sum(map(_size, marks or ())))
+            escape = (
+                12 if kwargs.get("ensure_ascii", args[1] if len(args) > 1 else False) else 6
+            )  # \\u0000, twice at most
+            self._budget.spend_deep(value, _check_width(indent, _MAX_INDENT), sum(map(_size, marks or ())), escape)
         elif name == "string":
             self._budget.spend_deep(value)
         elif name == "join" and value is not None and not isinstance(value, Undefined):
             items = list(value)
-            self._charge_join(kwargs.get("d", args[1] if len(args) > 1 else ""), items)
+            charge_join(self._budget, kwargs.get("d", args[1] if len(args) > 1 else ""), items)
             return (items, *args[1:])
         elif name == "replace":
             old = kwargs.get("old", args[1] if len(args) > 1 else None)
             new = kwargs.get("new", args[2] if len(args) > 2 else None)
-            self._charge_replace(value, old, new)
+            charge_replace(self._budget, value, old, new)
         elif name == "trim":
             chars = kwargs.get("chars", args[1] if len(args) > 1 else None)
-            self._budget.spend(len(str(value)) * _size(chars) // _SCAN)
+            self._budget.spend(len(str(value)) * _size(chars) // SCAN)
         elif name == "indent":
             width = _check_width(kwargs.get("width", args[1] if len(args) > 1 else 4), 10_000)
             self._budget.spend(width * (str(value).count("\n") + 1))

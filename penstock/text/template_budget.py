@@ -37,13 +37,14 @@ class Budget:
                 "Use a simpler template or a shorter conversation."
             )
 
-    def spend_deep(self, value: object, indent: int = 0, each: int = 0) -> int:
+    def spend_deep(self, value: object, indent: int = 0, each: int = 0, escape: int = 1) -> int:
         """Charges a nested value for every node below it, as often as it would be written out; returns the charge.
 
         Args:
             value: any value of a template.
             indent: characters written before each node, for each level.
             each: characters written around each node.
+            escape: characters written for each of a text.
 
         Raises:
             TemplateError: it is nested so deeply that Python's own recursion over it could end the process.
@@ -56,7 +57,7 @@ class Budget:
                 raise TemplateError(f"the chat template nests a value deeper than {_MAX_NESTING} levels.")
             kind = type(item)
             if kind is str or kind is bytes:
-                self.spend(1 + each + len(item) + depth * indent)  # type: ignore[arg-type]
+                self.spend(1 + each + len(item) * escape + depth * indent)  # type: ignore[arg-type]
                 continue
             self.spend(1 + each + depth * indent)
             if isinstance(item, Mapping):
@@ -66,7 +67,7 @@ class Budget:
             elif isinstance(item, Namespace):
                 stack.append((item._Namespace__attrs, depth + 1))
             elif isinstance(item, str):
-                self.spend(len(item))
+                self.spend(len(item) * escape)
             elif kind is int:
                 self.spend(item.bit_length() // 3)  # type: ignore[attr-defined]
         return before - self._left

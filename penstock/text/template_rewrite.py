@@ -16,6 +16,9 @@ _INTERNALS: Final = re.compile(
     r"|getattribute|getattr|loader|spec|closure|call|wrapped)__"
 )
 
+_MAX_NUMBER_KEYS: Final = 256  # numbers can have one hash, texts cannot
+_MAX_BITS: Final = 60  # below, each has a hash of its own
+
 
 def check_tree(tree: nodes.Template, removed_filters: Collection[str]) -> None:
     """Refuses what can be seen to be unsafe.
@@ -30,10 +33,18 @@ def check_tree(tree: nodes.Template, removed_filters: Collection[str]) -> None:
             _refuse(node, f"the attribute {node.attr!r}")
         elif isinstance(node, nodes.Filter) and node.name in removed_filters:
             _refuse(node, f"the filter {node.name!r}")
+        elif isinstance(node, nodes.Dict) and sum(not _is_text(pair.key) for pair in node.items) > _MAX_NUMBER_KEYS:
+            _refuse(node, f"a dictionary with more than {_MAX_NUMBER_KEYS} keys that are no texts")
+        elif isinstance(node, nodes.Const) and isinstance(node.value, int) and node.value.bit_length() > _MAX_BITS:
+            _refuse(node, f"a number of more than {_MAX_BITS} bits")
         elif isinstance(node, (nodes.Const, nodes.Concat, nodes.Add)):
             for text in _constants(node):
                 if _INTERNALS.search(text):
                     _refuse(node, f"the string {text[:80]!r}")
+
+
+def _is_text(node: nodes.Expr) -> bool:
+    return isinstance(node, nodes.Const) and isinstance(node.value, str)
 
 
 def _constants(node: nodes.Expr) -> list[str]:

@@ -105,6 +105,24 @@ BOMBS = {
     "rfind": LONG + "{{ ('a' * 10**6).rfind('ab' ~ 'a' * 500000) }}",
     "startswith": LONG + "{{ a.startswith((b,) * 300000) }}",
     "count in a list": LONG + "{{ ([b] * 300000).count(a) }}",
+    "split by keyword": "{{ ('ab ' * 5000000).split(sep=' ')|length }}",
+    "rsplit by keyword": LONG + "{{ ('a' * 10**6).rsplit(sep='b' ~ 'a' * 500000)|length }}",
+    "split of bytes": "{{ ('ab ' * 5000000).encode().split()|length }}",
+    "split of bytes by a mark": "{{ ('ab ' * 5000000).encode().split(' '.encode())|length }}",
+    "lines of bytes": "{{ ('ab\n' * 5000000).encode().splitlines()|length }}",
+    "split at wide spaces": "{{ ('a\u3000' * 5000000).split()|length }}",
+    "lines at odd breaks": "{{ ('a\u2028' * 5000000).splitlines()|length }}",
+    "codec that grows": "{{ ('\u3042' * 10**6).encode('ascii', 'namereplace')|length }}",
+    "codec that grows, by keyword": "{{ ('\u3042' * 10**6).encode('ascii', errors='xmlcharrefreplace')|length }}",
+    "quadratic codec": "{{ ('\u3042' * 10**6).encode('punycode')|length }}",
+    "quadratic codec, by keyword": "{{ ('\u3042' * 10**6).encode(encoding='idna')|length }}",
+    "dict, colliding": "{{ dict(range(0, 99999 * (2**61 - 1), 2**61 - 1)|batch(2))|length }}",
+    "namespace, colliding": "{% set n = namespace(range(0, 99999 * (2**61 - 1), 2**61 - 1)|batch(2)) %}",
+    "literal, colliding": "{% set m = 2**61 - 1 %}{{ {" + ",".join(f"m*{n}:0" for n in range(3_000)) + "}|length }}",
+    "constants, colliding": "{{ [" + ",".join(str(n * (2**61 - 1)) for n in range(40_000)) + "]|length }}",
+    "tojson escapes": "{% set a = '\x00' * 4000000 %}{% for i in range(12) %}{{ (a|tojson)[:1] }}{% endfor %}",
+    "tojson escapes, ASCII": "{% set a = '\U0001f600' * 4000000 %}{% for i in range(6) %}"
+    "{{ (a|tojson(ensure_ascii=true))[:1] }}{% endfor %}",
     "path in map": "{{ (['x'] * 50)|map(attribute='0.' * 500000 ~ '0')|list|length }}",
     "path in selectattr": "{{ (['x'] * 50)|selectattr('0.' * 500000 ~ '0')|list|length }}",
     "path in sort": "{{ (['x'] * 50)|sort(attribute='0.' * 500000 ~ '0')|length }}",
@@ -125,6 +143,12 @@ def test_bombs_end_with_a_template_error(monkeypatch: pytest.MonkeyPatch, name: 
     assert threading.current_thread() is threading.main_thread()
     with ThreadPoolExecutor(1) as pool, pytest.raises(TemplateError):
         pool.submit(use, BOMBS[name]).result(timeout=60)
+
+
+@pytest.mark.parametrize("name", ["split by keyword", "split of bytes", "tojson escapes", "tojson escapes, ASCII"])
+def test_work_is_charged_before_the_deadline(name: str) -> None:
+    with pytest.raises(TemplateError, match="characters in all"):
+        use(BOMBS[name])
 
 
 def test_the_deadline_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +185,15 @@ def test_comparisons_mean_what_they_say() -> None:
     assert use("{{ messages == [] }} {{ messages != none }} {{ 'role' in messages[0] }} {{ x == 1 }}") == (
         "False True True False"
     )
+
+
+def test_texts_are_taken_apart_and_encoded_as_in_python() -> None:
+    assert use("{{ 'a b'.split(sep=' ') }}{{ 'a b c'.rsplit(maxsplit=1) }}") == "['a', 'b']['a b', 'c']"
+    assert use("{{ 'é'.encode('UTF_8').decode(errors='replace') }}{{ 'é'.encode('latin-1')|length }}") == "é1"
+    assert use("{{ dict([('a', 1), (2, 3)], b=4) }}{{ dict({'c': 5}) }}") == "{'a': 1, 2: 3, 'b': 4}{'c': 5}"
+    assert use("{% set n = namespace({'a': 1}, b=2) %}{{ n.a + n.b }}{{ '\x00'|tojson }}") == '3"\\u0000"'
+    with pytest.raises(TemplateError, match="encode with encoding 'idna'; allowed: utf-8"):
+        use("{{ 'a'.encode('idna') }}")
 
 
 def test_threads_do_not_share_a_budget() -> None:
