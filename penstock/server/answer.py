@@ -7,14 +7,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.config import limits
-from penstock.config.errors import EngineDeadError, ModelNotFoundError, RequestError
+from penstock.config.errors import ContextLengthError, EngineDeadError, ModelNotFoundError, RequestError
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineState
 from penstock.engine.generation import TextGeneration
@@ -232,6 +232,16 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def open_within_context(service: Service, request: GenerationRequest) -> Answer:
+    """Starts a request; one that asks for more tokens than the context has room for gets as many as there is room."""
+    try:
+        return await Answer.open(service, [request])
+    except ContextLengthError as error:
+        if error.param != "max_tokens":
+            raise
+    return await Answer.open(service, [replace(request, sampling=replace(request.sampling, max_tokens=None))])
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -259,21 +269,27 @@ async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, 
 
 
 class EventStream(Response):
-    """Server-sent events, written as they come, several in one piece when they come faster than they are sent.
+    """Server-sent events, or lines, written as they come, several in a piece when they come faster than they are sent.
 
-    Sends a comment when nothing happened for `limits.SSE_KEEPALIVE_S`; ends with an error event when the generation
-    fails or the server aborts; cancels the generation when the client leaves, or reads nothing for
+    Sends `keepalive` when nothing happened for `limits.SSE_KEEPALIVE_S`; ends with what `failed` makes of the error
+    when the generation fails or the server aborts; cancels the generation when the client leaves, or reads nothing for
     `limits.STREAM_STALL_TIMEOUT_S`.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, events: AsyncIterator[bytes], close: Callable[[], Awaitable[None]], lifecycle: Lifecycle
+        self,
+        events: AsyncIterator[bytes],
+        close: Callable[[], Awaitable[None]],
+        lifecycle: Lifecycle,
+        *,
+        failed: Callable[[BaseException], bytes] | None = None,
+        keepalive: bytes = _KEEPALIVE,
+        media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self._events, self._close, self._lifecycle = events, close, lifecycle
+        self._failed, self._keepalive = failed or error_event, keepalive
         self._buffer: asyncio.Queue[bytes | None] = asyncio.Queue(limits.READ_AHEAD_EVENTS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -292,7 +308,7 @@ class EventStream(Response):
                 raise ClientGone
             else:
                 await _end((write,))
-                last = error_event(not_ready("The server is shutting down.", "shutting_down"))
+                last = self._failed(not_ready("The server is shutting down.", "shutting_down"))
                 await send({"type": "http.response.body", "body": last})
         finally:
             await _end(tasks)
@@ -305,7 +321,7 @@ class EventStream(Response):
         except Exception as error:
             if not isinstance(error, RequestError):
                 logging.getLogger("penstock.server").exception("a stream failed")
-            await self._buffer.put(error_event(error))
+            await self._buffer.put(self._failed(error))
         await self._buffer.put(None)
 
     async def _write(self, scope: Scope, send: Send) -> None:
@@ -316,7 +332,7 @@ class EventStream(Response):
                 async with asyncio.timeout(limits.SSE_KEEPALIVE_S):
                     pieces = [await self._buffer.get()]
             except TimeoutError:
-                pieces = [_KEEPALIVE]
+                pieces = [self._keepalive]
             with suppress(asyncio.QueueEmpty):
                 while True:
                     pieces.append(self._buffer.get_nowait())
@@ -330,9 +346,10 @@ class EventStream(Response):
                 raise ClientGone from None
 
 
-def event(body: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode_json(body) + b"\n\n"
+def event(body: object, name: str = "") -> bytes:
+    """One server-sent event, under a name where its dialect gives events names."""
+    head = b"event: %s\n" % name.encode() if name else b""
+    return head + b"data: " + encode_json(body) + b"\n\n"
 
 
 def error_event(error: BaseException) -> bytes:

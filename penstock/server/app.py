@@ -102,7 +102,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
         message = f"The method {shown(request.method)} is not available here; allowed: {allowed or 'see /docs'}."
         error = HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed} if allowed else {})
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 def _operator_router(service: Service, app: FastAPI) -> APIRouter:

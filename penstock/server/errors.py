@@ -1,19 +1,49 @@
-"""Errors as clients see them: OpenAI error objects, with no path, class name or traceback."""
+"""Errors as clients see them: in the shape of the dialect they speak, with no path, class name or traceback."""
 
 from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError
 
+REQUEST_ID = "penstock.request_id"
+"""Key of a request's id in its ASGI scope."""
 _MAX_MESSAGE_CHARS = 600
+
+
+class Dialect(str, Enum):
+    """Whose API a route follows, which decides what its errors look like."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a path, whether or not there is such a route."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return Dialect.ANTHROPIC
+    return Dialect.OLLAMA if path == "/" or path.startswith("/api/") else Dialect.OPENAI
+
+
+def dialect_of_scope(scope: Scope) -> Dialect:
+    """The dialect of a request: that of its path; of the list of models, which two have, the one its headers name."""
+    path = str(scope["path"])
+    if path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope):
+        return Dialect.ANTHROPIC
+    return dialect_of(path)
 
 
 class HttpError(RequestError):
@@ -63,35 +93,84 @@ def error_type(status: int) -> str:
 
 
 def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The body every error has."""
-    if len(message) > _MAX_MESSAGE_CHARS:
-        message = message[: _MAX_MESSAGE_CHARS - 3] + "..."
-    return {"error": {"message": message, "type": error_type(status), "param": param, "code": code}}
+    """The body an error has in OpenAI's API."""
+    return {"error": {"message": _cut(message), "type": error_type(status), "param": param, "code": code}}
 
 
-def describe(error: BaseException) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Status, body and headers for an exception; anything unforeseen becomes a 500 that says nothing of its cause."""
-    headers: dict[str, str] = {}
-    if isinstance(error, HttpError):
-        headers = error.headers
-    elif isinstance(error, OverloadedError):
-        headers = {"Retry-After": str(error.retry_after)}
+_ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        408: "timeout_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+    }
+)
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _MAX_MESSAGE_CHARS else message[: _MAX_MESSAGE_CHARS - 3] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a client is told of an error, whatever its dialect."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def _openai(failure: Failure, request_id: str) -> dict[str, Any]:
+    return error_object(failure.status, failure.message, failure.param, failure.code)
+
+
+def _anthropic(failure: Failure, request_id: str) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": _cut(failure.message)}, "request_id": request_id}
+
+
+def _ollama(failure: Failure, request_id: str) -> dict[str, Any]:
+    return {"error": _cut(failure.message)}
+
+
+_SHAPES: Mapping[Dialect, Callable[[Failure, str], dict[str, Any]]] = MappingProxyType(
+    {Dialect.OPENAI: _openai, Dialect.ANTHROPIC: _anthropic, Dialect.OLLAMA: _ollama}
+)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What to tell of an exception; anything unforeseen becomes a 500 that says nothing of its cause."""
     if isinstance(error, RequestError):
-        return error.status, error_object(error.status, str(error), error.param, error.code), headers
+        headers: Mapping[str, str] = error.headers if isinstance(error, HttpError) else {}
+        if isinstance(error, OverloadedError):
+            headers = {"Retry-After": str(error.retry_after)}
+        return Failure(error.status, str(error), error.param, error.code, headers)
     if isinstance(error, TemplateError):
-        return 400, error_object(400, str(error), "messages", "template_error"), headers
+        return Failure(400, str(error), "messages", "template_error")
     if isinstance(error, EngineDeadError):
         message = "The engine is not available at the moment; it restarts by itself. Retry in a few seconds."
-        return 503, error_object(503, message, code="engine_unavailable"), {"Retry-After": "2"}
+        return Failure(503, message, code="engine_unavailable", headers={"Retry-After": "2"})
     if isinstance(error, HTTPException):
-        return error.status_code, error_object(error.status_code, str(error.detail)), dict(error.headers or {})
+        return Failure(error.status_code, str(error.detail), headers=error.headers or {})
     message = "The server met an unexpected error; its log names this request by its X-Request-Id."
-    return 500, error_object(500, message, code="internal_error"), headers
+    return Failure(500, message, code="internal_error")
 
 
-def error_response(error: BaseException) -> Response:
+def describe(error: BaseException, scope: Scope | None = None) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers for an exception, in the dialect of the request (OpenAI's without a scope)."""
+    failure = failure_of(error)
+    shape = _SHAPES[Dialect.OPENAI if scope is None else dialect_of_scope(scope)]
+    return failure.status, shape(failure, str((scope or {}).get(REQUEST_ID, ""))), dict(failure.headers)
+
+
+def error_response(error: BaseException, scope: Scope) -> Response:
     """The HTTP answer to an exception."""
-    status, body, headers = describe(error)
+    status, body, headers = describe(error, scope)
     return json_response(body, status, headers)
 
 

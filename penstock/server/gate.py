@@ -16,7 +16,7 @@ from penstock.config import limits
 from penstock.config.errors import PenstockError
 from penstock.server.auth import ApiKeys, HostRule
 from penstock.server.body import limited
-from penstock.server.errors import ClientGone, HttpError, error_response
+from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 
@@ -46,16 +46,16 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope[REQUEST_ID] = request_id
+        own = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+        if dialect_of_scope(scope) is Dialect.ANTHROPIC:
+            own.append((b"request-id", request_id.encode()))
 
         async def tracked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-request-id", request_id.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                ]
+                message["headers"] = [*message["headers"], *own]
             await send(message)
 
         try:
@@ -68,7 +68,7 @@ class Gate:
             if not isinstance(error, PenstockError):
                 logging.getLogger("penstock.server").exception("request %s failed", request_id)
             if not status:
-                await error_response(error)(scope, receive, tracked)
+                await error_response(error, scope)(scope, receive, tracked)
         finally:
             route: Any = scope.get("route")
             name = getattr(route, "path", "unmatched")
