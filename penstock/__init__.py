@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.async_llm import AsyncLLM as AsyncLLM
     from penstock.core.sampling import SamplingParams as SamplingParams
     from penstock.llm import LLM as LLM
-    from penstock.llm import AsyncLLM as AsyncLLM
     from penstock.search.beam import BeamParams as BeamParams
 
 __version__ = "0.1.0"
@@ -23,7 +23,7 @@ __all__ = ["LLM", "AsyncLLM", "BeamParams", "SamplingParams", "__version__"]
 
 _HOMES = (
     ("LLM", "penstock.llm"),
-    ("AsyncLLM", "penstock.llm"),
+    ("AsyncLLM", "penstock.async_llm"),
     ("SamplingParams", "penstock.core.sampling"),
     ("BeamParams", "penstock.search.beam"),
 )

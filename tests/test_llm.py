@@ -16,10 +16,10 @@ import pytest
 
 import penstock
 from penstock import LLM, AsyncLLM, SamplingParams
+from penstock.async_llm import engine_options
 from penstock.config.errors import ConfigError, ContextLengthError, EngineDeadError, ParameterError
 from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason
-from penstock.llm import engine_options
 from tests.engine.support import Slow, null_engine
 
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -27,7 +27,7 @@ CHAT = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.llm._build", lambda options, _: null_engine(options.max_model_len or 2048))
+    monkeypatch.setattr("penstock.async_llm._build", lambda options, _: null_engine(options.max_model_len or 2048))
 
 
 def engine_threads() -> list[str]:
@@ -71,7 +71,7 @@ def test_chat_one_and_many() -> None:
 
 
 def test_many_more_prompts_than_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.llm._IN_FLIGHT", 7)
+    monkeypatch.setattr("penstock.async_llm.IN_FLIGHT", 7)
     with LLM() as llm:
         answers = llm.generate([[index] for index in range(100)], max_tokens=2)
         assert [answer.prompt_ids for answer in answers] == [(index,) for index in range(100)]
@@ -145,10 +145,11 @@ def test_dropped_object_frees_its_threads() -> None:
 
 
 EXIT = """
-import penstock.llm as module
+import penstock.async_llm as module
 from tests.engine.support import null_engine
 module._build = lambda *_: null_engine()
-llm = module.LLM()
+import penstock.llm
+llm = penstock.llm.LLM()
 print(len(llm.generate("a", max_tokens=3)[0].outputs[0].token_ids))
 """
 
@@ -174,7 +175,7 @@ async def _drop(llm: list[LLM]) -> None:
 
 
 def test_interrupt_cancels_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.01)))
+    monkeypatch.setattr("penstock.async_llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.01)))
     with LLM() as llm:
         loop = llm._loop
         main = threading.main_thread().ident
@@ -197,7 +198,7 @@ def test_engine_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(options: EngineOptions, progress: object) -> Any:
         raise ConfigError(f"no {options.device}")
 
-    monkeypatch.setattr("penstock.llm._build", build)
+    monkeypatch.setattr("penstock.async_llm._build", build)
     with pytest.raises(ConfigError, match="no moon"):
         LLM(device="moon")
     assert not engine_threads()
@@ -220,7 +221,7 @@ async def test_async_stream_and_whole() -> None:
 
 
 async def test_async_leaving_a_stream_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.002)))
+    monkeypatch.setattr("penstock.async_llm._build", lambda *_: null_engine(wrap=lambda runner: Slow(runner, 0.002)))
     llm = AsyncLLM()
     answer = llm.generate("Once", max_tokens=1500, ignore_eos=True)
     async for _ in answer:

@@ -25,7 +25,7 @@ def saved(folder: Path, head: str = "Model", **fields: Any) -> tuple[Any, tokeni
 
 
 def test_embed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.llm._IN_FLIGHT", 2)
+    monkeypatch.setattr("penstock.async_llm.IN_FLIGHT", 2)
     model, tokenizer = saved(tmp_path)
     with LLM(tmp_path, **OPTIONS) as llm:
         results = llm.embed(TEXTS)

@@ -18,7 +18,7 @@ from penstock.core.request import GenerationRequest
 if TYPE_CHECKING:
     import httpx
 
-    from penstock.llm import AsyncLLM
+    from penstock.async_llm import AsyncLLM
 
 Send = Callable[[Job], Awaitable[RequestRecord]]
 ENDPOINTS = ("completions", "chat")

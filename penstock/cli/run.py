@@ -18,7 +18,7 @@ from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
-    from penstock.llm import AsyncLLM
+    from penstock.async_llm import AsyncLLM
 
 app = typer.Typer(add_completion=False)
 HELP = """\

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.async_llm import AsyncLLM
 from penstock.cli.options import option_fields
 from penstock.cli.terminal import loading_bar, tell
 from penstock.config.options import EngineOptions
-from penstock.llm import AsyncLLM
 
 
 async def start(engine: EngineOptions, sampling: Mapping[str, Any] | None = None) -> AsyncLLM:

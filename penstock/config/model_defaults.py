@@ -62,10 +62,8 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "final_logit_softcapping": 30.0,
             }
         ),
-        "glm": MappingProxyType(
-            {"head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5, "attention_bias": True}
-        ),
-        "gpt_neox": MappingProxyType({"layer_norm_eps": 1e-5, "attention_bias": True}),
+        "glm": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5}),
+        "gpt_neox": MappingProxyType({"layer_norm_eps": 1e-5}),
         "hunyuan": MappingProxyType({"rms_norm_eps": 1e-5}),
         "internlm3": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
         "nemotron": MappingProxyType({"norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
@@ -86,7 +84,7 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "seed_oss": MappingProxyType({"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
         "stablelm": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
         "starcoder2": MappingProxyType({"norm_epsilon": 1e-5}),
-        "gpt_oss": MappingProxyType({"sliding_window": 128, "head_dim": 64, "attention_bias": True}),
+        "gpt_oss": MappingProxyType({"sliding_window": 128, "head_dim": 64}),
         "qwen3": MappingProxyType({"head_dim": 128}),
     }
 )

@@ -74,7 +74,8 @@ class SamplingParams:
         ignore_eos: go on past the model's end-of-sequence ids.
         seed: start of the random stream; None lets the engine derive one from its own seed and the request.
         logprobs: None for none, else the number of alternatives reported with each token (0: the token's own).
-        prompt_logprobs: the same for prompt tokens; the prompt is then computed in full (no prefix hit).
+        prompt_logprobs: the same for prompt tokens; those scored are computed, whatever the prefix cache holds.
+        prompt_logprobs_start: first prompt position that is scored; what comes before may be a prefix hit.
         skip_special_tokens: leave special tokens out of the text.
 
     Raises:
@@ -103,6 +104,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -131,7 +133,8 @@ class SamplingParams:
         _integer("n", self.n, 1, limits.MAX_N)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS)
-        _integer("min_tokens", self.min_tokens, 0, limits.MAX_TOKENS)
+        for name in ("min_tokens", "prompt_logprobs_start"):
+            _integer(name, getattr(self, name), 0, limits.MAX_TOKENS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.seed is not None:
@@ -178,6 +181,10 @@ class SamplingParams:
             for text in texts:
                 if not isinstance(text, str) or not 0 < len(text) <= limits.MAX_STOP_CHARS:
                     raise ParameterError(name, text, allowed)
+
+    def first_scored(self, start: int) -> int:
+        """The first prompt position at or after `start` whose next token is scored, where prompt tokens are."""
+        return max(start, self.prompt_logprobs_start - 1)
 
     @property
     def greedy(self) -> bool:

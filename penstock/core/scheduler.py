@@ -109,9 +109,9 @@ class Scheduler:
         namespace: Hashable = (request.adapter, request.cache_salt)
         if not self.options.enable_prefix_caching:
             namespace = request.request_id  # its branches still share the prompt
-        now = monotonic()
+        now, unscored = monotonic(), request.sampling.first_scored(0)
         branches = [
-            Branch(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now)
+            Branch(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
             for index in range(request.sampling.n)
         ]
         self._arrivals += 1
@@ -393,7 +393,8 @@ class Scheduler:
             if branch.hold is not None and row.error is None:
                 self.cache.commit(branch, entry.end)
             if row.prompt_logprobs:
-                fresh = row.prompt_logprobs[max(0, branch.scored - entry.start) :]
+                first = branch.request.sampling.first_scored(entry.start)
+                fresh = row.prompt_logprobs[max(0, branch.scored - first) :]
                 branch.scored += len(fresh)
                 row = replace(row, prompt_logprobs=fresh)
             self._accept(branch, row, forced.get(entry.row, ()))

@@ -49,6 +49,7 @@ def assemble(
         "embedding_scale": blueprint.hidden_size**0.5,
         "soft_cap": fields.optional_number("final_logit_softcapping"),
     }
+    bias = fields.flag("attention_bias", False)
     return blueprint.uniform(
         rotary=rotary,
         rotaries=rotaries,
@@ -56,5 +57,7 @@ def assemble(
         norms=norms,
         activation=blueprint.activation("hidden_activation", "gelu_pytorch_tanh"),
         model=options | (model or {}),
+        qkv_bias=bias,
+        output_bias=bias,
         **attention,
     )

@@ -10,6 +10,7 @@ from penstock.models.blueprint import Blueprint
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
+    bias = fields.flag("attention_bias", True)
     options = ExpertOptions(
         blueprint.hidden_size,
         fields.integer("intermediate_size"),
@@ -34,5 +35,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         rotary=blueprint.rotary(theta=150_000.0),
         windows=blueprint.windows(lambda index: index % 2 == 0),
         feed_forward=feed_forward,
+        qkv_bias=bias,
+        output_bias=bias,
         sinks=True,
     )

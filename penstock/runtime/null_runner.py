@@ -168,8 +168,9 @@ class NullRunner:
     def _score_prompt(self, new: NewRow, span: RowSpan) -> tuple[TokenLogprobs, ...]:
         if new.sampling.prompt_logprobs is None or new.branch:
             return ()
+        first = new.sampling.first_scored(span.start)
         end = min(span.start + len(span.tokens), len(new.prompt_ids) - 1)
-        return tuple(self._logprob(new.prompt_ids[position + 1]) for position in range(span.start, end))
+        return tuple(self._logprob(new.prompt_ids[position + 1]) for position in range(first, end))
 
     def _logprob(self, token: int) -> TokenLogprobs:
         return TokenLogprobs(token, -float(token), token + 1)

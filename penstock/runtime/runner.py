@@ -140,7 +140,7 @@ class ModelRunner:
                 chosen = pooled
                 wanted.pooled.append((span, slice(place, place + len(chosen))))
             elif new.sampling.prompt_logprobs is not None and new.branch == 0 and (targets := _targets(new, span)):
-                chosen = range(count)
+                chosen = range(new.sampling.first_scored(span.start) - span.start, count)
                 wanted.scored.append(_Scored(span.row, place, targets, new.sampling.prompt_logprobs))
             if pooled is None and span.sample:
                 wanted.draws.append(place + len(chosen) - 1)
@@ -186,5 +186,5 @@ class ModelRunner:
 
 
 def _targets(new: NewRow, span: RowSpan) -> tuple[int, ...]:
-    """The prompt tokens that a span's tokens predict."""
-    return new.prompt_ids[span.start + 1 : span.start + len(span.tokens) + 1]
+    """The prompt tokens that a span's tokens predict, from the first that is scored."""
+    return new.prompt_ids[new.sampling.first_scored(span.start) + 1 : span.start + len(span.tokens) + 1]

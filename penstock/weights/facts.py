@@ -168,11 +168,10 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     method = checkpoint_method(checkpoint.config, loaded)
     context, longest = _context_lengths(config)
-    parameters, plain = method.count(loaded)
-    floats = [info for info in plain if info.format in _FLOATS and len(info.shape) > 1]
+    floats = [info for info in method.plain(loaded) if info.format in _FLOATS and len(info.shape) > 1]
     return ModelFacts(
         name=served_name(str(checkpoint.path)),
-        parameters=parameters,
+        parameters=method.values(loaded),
         file_bytes=sum(info.nbytes for info in loaded.values()),
         checkpoint_dtype=_dtype(config, checkpoint.tensors),
         context_length=context,

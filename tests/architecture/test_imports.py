@@ -25,6 +25,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("cluster",),
     ("completions",),
+    ("async_llm", "program"),
     ("llm", "server"),
     ("cli",),
     ("__main__",),
