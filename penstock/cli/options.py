@@ -94,6 +94,8 @@ SERVER_FLAGS = (
     flag("allowed_origins", list[str] | None, None, _NETWORK, "A web origin that may call the API; repeatable."),
     flag("trust_request_chat_template", bool, False, _NETWORK,
          "Let requests bring a chat template of their own.", "--trust-request-chat-template"),
+    flag("responses_store", str, "memory", _NETWORK,
+         "File in which responses of /v1/responses are kept; memory keeps them until the server ends.", metavar="FILE"),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (

@@ -110,6 +110,8 @@ class ServerOptions:
         drain_timeout: seconds given to running requests after SIGTERM.
         allowed_origins: CORS origins; empty allows none.
         trust_request_chat_template: requests may bring a chat template of their own, run within the same bounds.
+        responses_store: file in which responses of the Responses API are kept, "memory" to keep them until the server
+            ends.
     """
 
     host: str = "127.0.0.1"
@@ -118,3 +120,4 @@ class ServerOptions:
     drain_timeout: float = DRAIN_TIMEOUT_S
     allowed_origins: tuple[str, ...] = ()
     trust_request_chat_template: bool = False
+    responses_store: str = "memory"

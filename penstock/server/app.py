@@ -24,12 +24,15 @@ from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, Poo
 from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.rerank import RerankBody, ScoreBody, rerank_router
+from penstock.server.dialects.responses.routes import Responses, responses_router
+from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.document import gives
 from penstock.server.errors import HttpError, error_response, json_response, shown
 from penstock.server.gate import Gate
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
+from penstock.server.responses_store import ResponseStore
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -46,11 +49,13 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         lifecycle: shared with whoever drains the server; by default its own.
 
     Raises:
-        ConfigError: an API key is empty.
+        ConfigError: an API key is empty, or the responses' store cannot be used.
     """
     lifecycle = lifecycle or Lifecycle()
     metrics = Metrics(frontend.served_name)
     service = Service(frontend, lifecycle, metrics, options.trust_request_chat_template)
+    responses = Responses(service, ResponseStore(options.responses_store))
+    keys, hosts = ApiKeys(options.api_keys), HostRule(options.host)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -58,6 +63,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         yield
         log.cancel()
         await asyncio.gather(log, return_exceptions=True)
+        await responses.aclose()
 
     app = FastAPI(
         title="Penstock",
@@ -71,18 +77,18 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         default_response_class=Response,
     )
     app.include_router(openai_router(service))
+    app.include_router(responses_router(responses, keys))
     app.include_router(embeddings_router(service))
     app.include_router(rerank_router(service))
     app.include_router(tokenize_router(service))
     app.include_router(_operator_router(service, app))
     app.add_exception_handler(HTTPException, _on_http_exception)
-    keys, hosts = ApiKeys(options.api_keys), HostRule(options.host)
     app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics)
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     pooling = (EmbeddingBody, ClassifyBody, PoolingBody, RerankBody, ScoreBody)
-    models = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, *pooling)
+    models = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody, *pooling)
 
     def openapi() -> dict[str, Any]:
         app.openapi_schema = app.openapi_schema or document.openapi(app, models, secured=bool(options.api_keys))

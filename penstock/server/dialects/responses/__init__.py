@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: an answer as an object that is kept, continued, followed and cancelled."""

@@ -1,0 +1,178 @@
+"""Responses that are kept: an SQLite database, in memory or in a file, bounded in size and age."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.config import limits
+from penstock.config.errors import ConfigError
+
+_Result = TypeVar("_Result")
+_APPLICATION = 0x50454E53  # marks a file as ours
+_VERSION = 1
+_TABLE = """
+CREATE TABLE IF NOT EXISTS responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created REAL NOT NULL, running INTEGER NOT NULL,
+    size INTEGER NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL, events BLOB
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_age ON responses (created);
+"""
+MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A response as it is kept.
+
+    Attributes:
+        response: the object.
+        input: all items the model was shown.
+        events: its events as they were sent, where it ran in the background.
+    """
+
+    response: dict[str, Any]
+    input: list[dict[str, Any]]
+    events: tuple[bytes, ...] = ()
+
+
+class ResponseStore:
+    """A database of its own connection and thread. A response is seen by its owner alone."""
+
+    def __init__(
+        self,
+        path: str = MEMORY,
+        *,
+        max_bytes: int = limits.MAX_STORED_RESPONSES_BYTES,
+        max_age: float = limits.MAX_STORED_RESPONSE_AGE_S,
+    ) -> None:
+        """Opens the database, which is made if it is not there; what was running in it has failed.
+
+        Args:
+            path: a file that no other server uses, or "memory": gone when the server ends.
+            max_bytes: of all that is kept; the oldest make room.
+            max_age: seconds after which a response is gone.
+
+        Raises:
+            ConfigError: the file cannot be used, is damaged, or is another program's.
+        """
+        self._max_bytes, self._max_age = max_bytes, max_age
+        try:
+            self._database = _opened(path)
+            self._bytes = int(self._database.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()[0])
+            self._fail_running()
+        except (sqlite3.Error, OSError, ValueError, msgspec.MsgspecError) as error:
+            raise ConfigError(
+                f"The responses store {path!r} cannot be used: {error}. Move the file away, name another one with "
+                "--responses-store, or use --responses-store memory."
+            ) from None
+        self._thread = ThreadPoolExecutor(1, "responses-store")
+
+    async def put(self, owner: str, record: Record, *, running: bool = False) -> None:
+        """Keeps a response, in place of what was kept under its id.
+
+        Raises:
+            sqlite3.Error: the file cannot be written.
+        """
+        response, items = msgspec.json.encode(record.response), msgspec.json.encode(record.input)
+        await self._run(lambda: self._put(owner, record, response, items, running))
+
+    async def get(self, owner: str, response_id: str) -> Record | None:
+        """A response that is kept, None where there is none of that owner."""
+        query = "SELECT response, input, events FROM responses WHERE id = ? AND owner = ? AND created > ?"
+
+        def read() -> Record | None:
+            row = self._database.execute(query, (response_id, owner, time.time() - self._max_age)).fetchone()
+            if row is None:
+                return None
+            decode = msgspec.json.decode
+            return Record(decode(zlib.decompress(row[0])), decode(zlib.decompress(row[1])), _unpacked(row[2]))
+
+        return await self._run(read)
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        """Whether it was there."""
+
+        def work() -> bool:
+            with self._database:
+                return self._delete("id = ? AND owner = ?", (response_id, owner)) > 0
+
+        return await self._run(work)
+
+    async def aclose(self) -> None:
+        """Closes the database; safe to call twice."""
+        await asyncio.to_thread(self._thread.shutdown)
+        self._database.close()
+
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _put(self, owner: str, record: Record, response: bytes, items: bytes, running: bool) -> None:
+        blobs = (zlib.compress(response, 1), zlib.compress(items, 1), _packed(record.events))
+        size = sum(len(blob) for blob in blobs if blob is not None)
+        with self._database:
+            self._delete("id = ?", (record.response["id"],))
+            values = (record.response["id"], owner, time.time(), int(running), size, *blobs)
+            self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            self._bytes += size
+            self._delete("created <= ?", (time.time() - self._max_age,))
+            while self._bytes > self._max_bytes:
+                oldest = "id = (SELECT id FROM responses ORDER BY created LIMIT 1)"
+                if not self._delete(oldest, ()):
+                    break
+
+    def _delete(self, which: str, values: Sequence[object]) -> int:
+        sizes = self._database.execute(f"DELETE FROM responses WHERE {which} RETURNING size", values).fetchall()
+        self._bytes -= sum(size for (size,) in sizes)
+        return len(sizes)
+
+    def _fail_running(self) -> None:
+        """A server that ended left them behind."""
+        error = {"code": "server_error", "message": "The server ended before the response was complete."}
+        with self._database:
+            for key, blob in self._database.execute("SELECT id, response FROM responses WHERE running").fetchall():
+                response = msgspec.json.decode(zlib.decompress(blob)) | {"status": "failed", "error": error}
+                values = (zlib.compress(msgspec.json.encode(response), 1), key)
+                self._database.execute("UPDATE responses SET response = ?, running = 0 WHERE id = ?", values)
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    if path != MEMORY:
+        file = Path(path).expanduser()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))  # prompts are nobody else's to read
+        path = str(file)
+    database = sqlite3.connect(":memory:" if path == MEMORY else path, timeout=1.0, check_same_thread=False)
+    try:
+        for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
+            database.execute(f"PRAGMA {setting}")
+        marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        tables = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        if tables and marks != [_APPLICATION, _VERSION]:
+            raise ValueError("it is a database of another program or version")
+        database.executescript(f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION}; {_TABLE}")
+        damage = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise ValueError("it is damaged")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _packed(events: Sequence[bytes]) -> bytes | None:
+    return zlib.compress(msgspec.msgpack.encode(events), 1) if events else None
+
+
+def _unpacked(blob: bytes | None) -> tuple[bytes, ...]:
+    return msgspec.msgpack.decode(zlib.decompress(blob), type=tuple[bytes, ...]) if blob else ()
