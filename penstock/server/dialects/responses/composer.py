@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.answer import Answer
+from penstock.server.answer import Answer, event
 from penstock.server.dialects.responses.items import PREFIXES, Item
 from penstock.server.dialects.responses.translate import Call
-from penstock.server.errors import describe
+from penstock.server.errors import failure_of
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -121,9 +121,14 @@ class Composer:
 
     def fail(self, error: BaseException) -> Iterator[Event]:
         """As `finish`, for a response that failed."""
-        _, body, _ = describe(error)
         yield from self._end("incomplete")
-        self.response["error"] = {"code": "server_error", "message": body["error"]["message"]}
+        self.response["error"] = {"code": "server_error", "message": failure_of(error).message}
+
+    def broken(self, error: BaseException) -> bytes:
+        """The last words of a stream that cannot be brought to an end."""
+        failure = failure_of(error)
+        about = {"code": failure.code, "message": failure.message, "param": failure.param}
+        return event(self.event("error", **about), "error")
 
     def end(self) -> Event:
         """The last event."""

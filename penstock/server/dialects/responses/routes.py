@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from penstock.config.errors import PenstockError, RequestError, spelled
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import Answer, EventStream, Service, while_connected
+from penstock.server.answer import Answer, EventStream, Service, event, while_connected
 from penstock.server.auth import ApiKeys
 from penstock.server.background import Job, Jobs
 from penstock.server.body import read_json, validate
@@ -30,7 +30,7 @@ from penstock.server.dialects.responses.translate import (
     sampling_of,
 )
 from penstock.server.document import gives, takes
-from penstock.server.errors import HttpError, bad_value, encode_json, json_response, shown
+from penstock.server.errors import HttpError, bad_value, json_response, shown
 from penstock.server.responses_store import Record, ResponseStore
 
 _EVENTS = "text/event-stream"
@@ -41,8 +41,8 @@ async def _nothing() -> None:
     pass
 
 
-def _encoded(event: Event) -> bytes:
-    return f"event: {event['type']}\ndata: ".encode() + encode_json(event) + b"\n\n"
+def _encoded(told: Event) -> bytes:
+    return event(told, told["type"])
 
 
 class Responses:
@@ -103,13 +103,13 @@ class Responses:
         yield composer.status("in_progress")
         try:
             async for _, delta in answer.deltas():
-                for event in composer.take(delta):
-                    yield event
+                for told in composer.take(delta):
+                    yield told
             closing = composer.finish()
         except RequestError as error:
             closing = composer.fail(error)
-        for event in closing:
-            yield event
+        for told in closing:
+            yield told
         composer.count(answer)
         last = composer.end()
         if call.stored and not call.body.background:
@@ -140,10 +140,10 @@ class Responses:
         try:
             answer = await Answer.open(self.service, [call.request])
             try:
-                async for event in self.events(call, composer, answer):
+                async for told in self.events(call, composer, answer):
                     if last is not None:
                         job.tell(last)
-                    last = _encoded(event)
+                    last = _encoded(told)
             finally:
                 await answer.aclose()
         except asyncio.CancelledError:
@@ -154,8 +154,8 @@ class Responses:
         except Exception as error:
             if not isinstance(error, PenstockError):
                 logging.getLogger("penstock.server").exception("%s failed", call.id)
-            for event in composer.fail(error):
-                job.tell(_encoded(event))
+            for told in composer.fail(error):
+                job.tell(_encoded(told))
             last = _encoded(composer.end())
         assert last is not None
         await self.keep(call, composer.response, (*job.events, last))
@@ -200,10 +200,10 @@ def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
 
             async def events() -> AsyncIterator[bytes]:
                 yield _encoded(composer.status("created"))
-                async for event in responses.events(call, composer, answer):
-                    yield _encoded(event)
+                async for told in responses.events(call, composer, answer):
+                    yield _encoded(told)
 
-            return EventStream(events(), answer.aclose, service.lifecycle)
+            return EventStream(events(), answer.aclose, service.lifecycle, failed=composer.broken)
 
         async def whole() -> None:
             async for _ in responses.events(call, composer, answer):
