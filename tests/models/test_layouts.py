@@ -64,7 +64,7 @@ def test_fused_projections(architecture: str, change: Callable[[Tensors], Tensor
     theirs = tiny.save("llama", tmp_path)
     save_file(change(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture], "model_type": "own"}))
     tokens = tiny.prompt(21)
     logits = Harness(load(tmp_path)).step({"row": tokens})["row"]
     assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
@@ -75,7 +75,7 @@ def test_internlm3(tmp_path: Path) -> None:
     theirs = tiny.save("llama-biases", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["attention_bias"], config["mlp_bias"]
-    own = {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True}
+    own = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": True, "bias": True}
     (tmp_path / "config.json").write_text(json.dumps(config | own))
     tokens = tiny.prompt(21)
     logits = Harness(load(tmp_path)).step({"row": tokens})["row"]
@@ -89,7 +89,7 @@ def test_baichuan_13b(tmp_path: Path) -> None:
     save_file(baichuan(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     del config["max_position_embeddings"], config["num_key_value_heads"], config["head_dim"]
-    own = {"architectures": ["BaichuanForCausalLM"], "model_max_length": 128}
+    own = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "model_max_length": 128}
     (tmp_path / "config.json").write_text(json.dumps(config | own))
     slopes = [2.0 ** (-8 * k / 32) for k in range(1, 33)] + [2.0 ** (-4 * k / 32) for k in range(1, 17, 2)]
     tokens = tiny.prompt(43)
