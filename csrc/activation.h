@@ -50,6 +50,35 @@ static inline vec::F32x16 activated(vec::F32x16 x, [[maybe_unused]] float limit)
     return x;
 }
 
+// out[i] = activation(x[i]) for i < count; out may be x.
+template <Activation activation>
+static inline void activated_row(const float* x, std::int64_t count, float limit, float* out) {
+    for (std::int64_t i = 0; i < count; i += 16) {
+        const std::int64_t n = count - i < 16 ? count - i : 16;
+        vec::store_some(out + i, activated<activation>(vec::load_some(x + i, n), limit), n);
+    }
+}
+
+static inline void activated_row(Activation activation, const float* x, std::int64_t count, float limit, float* out) {
+    switch (activation) {
+        case Activation::silu:
+            return activated_row<Activation::silu>(x, count, limit, out);
+        case Activation::gelu:
+            return activated_row<Activation::gelu>(x, count, limit, out);
+        case Activation::gelu_tanh:
+            return activated_row<Activation::gelu_tanh>(x, count, limit, out);
+        case Activation::relu:
+            return activated_row<Activation::relu>(x, count, limit, out);
+        case Activation::relu2:
+            return activated_row<Activation::relu2>(x, count, limit, out);
+        case Activation::clip:
+            return activated_row<Activation::clip>(x, count, limit, out);
+        case Activation::none:
+        case Activation::swigluoai:
+            break;  // nothing of one value
+    }
+}
+
 // activation(gate) · up; for swigluoai g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit),
 // u = clamp(up, ±limit).
 template <Activation activation>

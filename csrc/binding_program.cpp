@@ -171,16 +171,16 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
 
 void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
            Value weights, Value ids, Value bias, std::int64_t groups, std::int64_t top_groups, float scale,
-           float jitter, const std::string& extent) {
+           float jitter, Value factors, const std::string& extent) {
     const Extent e = extent_of(extent);
     const auto how = static_cast<Routing>(routing);
     p.add({"route", [=](const Frame& f, Worker& w) {
                ops().route_experts({f.at<float>(logits), f.count(e), num_experts, top_k, how, renormalize,
                                     f.at<float>(weights), f.at<std::int64_t>(ids), f.at<float>(bias), groups, top_groups,
-                                    scale, jitter},
+                                    scale, jitter, f.at<float>(factors)},
                                    w);
            },
-           {logits, bias},
+           {logits, bias, factors},
            {weights, ids},
            nullptr});
 }
@@ -263,6 +263,28 @@ void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor,
            },
            {frequencies},
            {cos, sin},
+           nullptr});
+}
+
+void rotate(Program& p, Value x, Value cos, Value sin, std::int64_t rotary_dim, std::int64_t heads, std::int64_t dim,
+            Value out) {
+    p.add({"rotate", [=](const Frame& f, Worker& w) {
+               ops().rotate({f.at<float>(x), f.at<float>(cos), f.at<float>(sin), f.step.tokens, heads, dim, rotary_dim,
+                             f.at<float>(out)},
+                            w);
+           },
+           {x, cos, sin},
+           {out},
+           nullptr});
+}
+
+void match_rms(Program& p, Value x, Value like, std::int64_t size, float least, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"match_rms", [=](const Frame& f, Worker& w) {
+               ops().match_rms({f.at<float>(x), f.at<float>(like), f.count(e), size, least, f.at<float>(out)}, w);
+           },
+           {x, like},
+           {out},
            nullptr});
 }
 
@@ -411,6 +433,8 @@ void bind_program(nb::module_& m) {
         .def("take_rows", &take_rows)
         .def("rope_tables", &rope_tables)
         .def("rope_write", &rope_write)
+        .def("rotate", &rotate)
+        .def("match_rms", &match_rms)
         .def("latent_write", &latent_write)
         .def("head_linear", &head_linear)
         .def("plan_attention", &plan_attention)

@@ -1,9 +1,11 @@
-// Ops of a program over what belongs to rows: recurrent states and adapters.
+// Ops of a program over what belongs to rows (recurrent states and adapters) and over parts of activations.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "adapter_table.h"
 #include "bindings.h"
@@ -86,6 +88,43 @@ void gated_norm(Program& p, Part x, Part gate, Value weight, std::int64_t size, 
            nullptr});
 }
 
+void multiply(Program& p, Value x, Part y, std::int64_t size, Value out, bool some_tokens) {
+    const Extent e = some_tokens ? Extent::logit_rows : Extent::tokens;
+    p.add({"multiply", [=](const Frame& f, Worker& w) {
+               ops().multiply({f.at<float>(x), y.at(f), f.count(e), size, f.at<float>(out)}, w);
+           },
+           {x, y.value},
+           {out},
+           nullptr});
+}
+
+void weighted_sum(Program& p, Value base, const std::vector<Value>& x, Part weights, std::int64_t size, Value out,
+                  bool some_tokens) {
+    const Extent e = some_tokens ? Extent::logit_rows : Extent::tokens;
+    if (x.size() > WeightedSumArgs::most) throw nb::value_error("too many terms in a weighted sum.");
+    std::vector<Value> inputs = x;
+    inputs.insert(inputs.end(), {base, weights.value});
+    p.add({"weighted_sum", [=](const Frame& f, Worker& w) {
+               WeightedSumArgs args{f.at<float>(base), {}, static_cast<int>(x.size()), weights.at(f), f.count(e), size,
+                                    f.at<float>(out)};
+               for (std::size_t i = 0; i < x.size(); ++i) args.x[i] = f.at<float>(x[i]);
+               ops().weighted_sum(args, w);
+           },
+           std::move(inputs),
+           {out},
+           nullptr});
+}
+
+void statistical_topk(Program& p, Part x, std::int64_t size, float deviations, Value out, bool some_tokens) {
+    const Extent e = some_tokens ? Extent::logit_rows : Extent::tokens;
+    p.add({"statistical_topk", [=](const Frame& f, Worker& w) {
+               ops().statistical_topk({x.at(f), f.count(e), size, deviations, f.at<float>(out)}, w);
+           },
+           {x.value},
+           {out},
+           nullptr});
+}
+
 void adapter(Program& p, Value x, const AdapterTable& table, std::int64_t width, std::int64_t offset, Value out,
              bool some_tokens) {
     const Extent e = some_tokens ? Extent::logit_rows : Extent::tokens;
@@ -129,6 +168,9 @@ void bind_recurrent(nb::module_& m, nb::class_<Program>& program) {
         .def("selective_scan", &selective_scan)
         .def("delta_rule", &delta_rule)
         .def("gated_norm", &gated_norm)
+        .def("multiply", &multiply)
+        .def("weighted_sum", &weighted_sum)
+        .def("statistical_topk", &statistical_topk)
         .def("adapter", &adapter);
 }
 

@@ -97,7 +97,7 @@ Columns columns_of(std::int64_t task, std::int64_t width) {
     return {first, count, static_cast<int>((count + panel_rows - 1) / panel_rows)};
 }
 
-// hidden[slot] = activation(gate · x + bias) · (up · x + bias)
+// hidden[slot] = activation(gate · x + bias) · (up · x + bias), or without the second factor
 void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, const Inputs& up, const Block& block,
                  std::int64_t task) {
     const std::int64_t width = args.gate->rows(), floats = block.rows * task_columns;
@@ -105,6 +105,13 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
     auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(floats) * 8));
     const std::int32_t* const rows = b.groups.tokens + block.first;
     multiply(*args.gate, block.expert, c.first / panel_rows, c.panels, gate, {rows, 0}, block.rows, sums);
+    if (args.up == args.gate) {
+        add_bias(sums, block.rows, c.count, args.gate_up_bias ? args.gate_up_bias + block.expert * width + c.first : nullptr);
+        for (std::int64_t r = 0; r < block.rows; ++r)
+            activated_row(args.activation, sums + r * task_columns, c.count, args.limit,
+                          b.hidden + b.groups.slots[block.first + r] * width + c.first);
+        return;
+    }
     multiply(*args.up, block.expert, c.first / panel_rows, c.panels, up, {rows, 0}, block.rows, sums + floats);
     if (args.gate_up_bias) {
         const float* const bias = args.gate_up_bias + block.expert * 2 * width + c.first;

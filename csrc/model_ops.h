@@ -64,7 +64,7 @@ struct ExpertsArgs {
     const std::int64_t* ids;   // [T, top_k]
     std::int64_t tokens, top_k;
     const PackedMatrix* gate;  // of E experts, [E · I, N]
-    const PackedMatrix* up;    // the same
+    const PackedMatrix* up;    // the same; `gate` itself where experts have none: activation(gate · x) goes down
     const PackedMatrix* down;  // of E experts, [E · N, I]
     const float* gate_up_bias;  // [E, 2 · I] or null
     const float* down_bias;     // [E, N] or null
@@ -87,6 +87,7 @@ struct RouteArgs {
     std::int64_t groups = 1, top_groups = 1;  // only experts of the best groups are chosen; a group is consecutive ones
     float scale = 1.0f;                       // of the weights
     float jitter = 0.0f;                      // of sparsemixer
+    const float* factors = nullptr;           // [E] of the weights, at last; or null
 };
 
 struct RmsNormArgs {
@@ -153,6 +154,49 @@ struct ScaleRowsArgs {
     float* out;
 };
 
+// Some columns of an activation: [T, width] inside rows of `stride` elements; no data where an op's input is absent.
+struct Columns {
+    const float* data = nullptr;
+    std::int64_t stride = 0;
+    const float* at(std::int64_t token) const { return data + token * stride; }
+};
+
+// x · y, where y may be one row for all (a stride of 0).
+struct MultiplyArgs {
+    const float* x;  // [T, N]
+    Columns y;       // [T, N]
+    std::int64_t tokens, size;
+    float* out;  // may be x
+};
+
+// base + the sum over i of weight[t, i] · x[i][t], i upwards
+struct WeightedSumArgs {
+    static constexpr int most = 8;
+    const float* base;     // [T, N]
+    const float* x[most];  // [T, N] each
+    int count;
+    Columns weights;  // [T, count]
+    std::int64_t tokens, size;
+    float* out;  // may be base
+};
+
+// x times the root mean square of `like` over its own, whose square is taken for `least` where it is less.
+struct MatchRmsArgs {
+    const float* x;     // [T, N]
+    const float* like;  // [T, N]
+    std::int64_t tokens, size;
+    float least;
+    float* out;
+};
+
+// max(0, x - mean - deviations · standard deviation), both of x's row
+struct StatisticalTopkArgs {
+    Columns x;  // [T, N]
+    std::int64_t tokens, size;
+    float deviations;
+    float* out;
+};
+
 // 1 + weight · log(1 + floor((position + offset) / length))
 struct PositionScalesArgs {
     const std::int64_t* positions;
@@ -176,6 +220,15 @@ struct RopeTablesArgs {
     float factor;
     float* cos;  // [T, rot]
     float* sin;  // [T, rot]
+};
+
+// Heads rotated by the tables of their token, in the half-split layout.
+struct RotateArgs {
+    const float* x;    // [T, H, D]
+    const float* cos;  // [T, rot]
+    const float* sin;  // [T, rot], the first half negated
+    std::int64_t tokens, heads, dim, rotary_dim;
+    float* out;
 };
 
 // How one layer's keys and values lie in a block. A block of keys or values is `heads` runs, one a KV head.
@@ -260,13 +313,6 @@ struct AttentionArgs {
     float soft_cap;      // 0 for none
     float* out;          // [T, H · Dv]
     const float* slopes = nullptr;  // [H] added to a score for each position its key lies behind; or null
-};
-
-// Some columns of an activation: [T, width] inside rows of `stride` elements; no data where an op's input is absent.
-struct Columns {
-    const float* data = nullptr;
-    std::int64_t stride = 0;
-    const float* at(std::int64_t token) const { return data + token * stride; }
 };
 
 // The rows of a step over a pool of states, a slot a row. A row whose first position is 0 finds zeros in its slot.

@@ -1,4 +1,5 @@
 // Root-mean-square and layer normalisation. A row's sums run over its elements in one fixed order.
+#include <algorithm>
 #include <cmath>
 
 #include "model_ops.h"
@@ -40,16 +41,21 @@ void rms_norm_row(const RmsNormArgs& args, std::int64_t row) {
     }
 }
 
-void layer_norm_row(const LayerNormArgs& args, std::int64_t row) {
-    const std::int64_t from = row * args.size;
-    const float* const x = args.x + from;
-    const float size = static_cast<float>(args.size);
-    const float mean = row_sum(args.size, [&](vec::F32x16 sum, std::int64_t i,
-                                              std::int64_t n) { return sum + vec::load_some(x + i, n); }) /
-                       size;
-    const vec::F32x16 centre = vec::splat16(mean);
-    const float squares = row_sum(args.size, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
-        vec::F32x16 value = vec::load_some(x + i, n) - centre;
+float sum_of(const float* x, std::int64_t size) {
+    return row_sum(size, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) { return sum + vec::load_some(x + i, n); });
+}
+
+float sum_of_squares(const float* x, std::int64_t size) {
+    return row_sum(size, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
+        const vec::F32x16 value = vec::load_some(x + i, n);
+        return vec::fma(value, value, sum);
+    });
+}
+
+// The sum of squared distances from a row's mean.
+float sum_of_deviations(const float* x, std::int64_t size, float mean) {
+    return row_sum(size, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
+        vec::F32x16 value = vec::load_some(x + i, n) - vec::splat16(mean);
         if (n < 16) {  // lanes beyond the row must stay out of the sum
             float lane[16];
             vec::store(lane, value);
@@ -57,6 +63,40 @@ void layer_norm_row(const LayerNormArgs& args, std::int64_t row) {
         }
         return vec::fma(value, value, sum);
     });
+}
+
+void match_rms_row(const MatchRmsArgs& args, std::int64_t row) {
+    const std::int64_t from = row * args.size;
+    const float* const x = args.x + from;
+    const float size = static_cast<float>(args.size);
+    const float wanted = std::sqrt(sum_of_squares(args.like + from, args.size) / size);
+    const vec::F32x16 factor =
+        vec::splat16(wanted / std::sqrt(std::max(args.least, sum_of_squares(x, args.size) / size)));
+    for (std::int64_t i = 0; i < args.size; i += 16) {
+        const std::int64_t n = args.size - i < 16 ? args.size - i : 16;
+        vec::store_some(args.out + from + i, vec::load_some(x + i, n) * factor, n);
+    }
+}
+
+void statistical_topk_row(const StatisticalTopkArgs& args, std::int64_t row) {
+    const float* const x = args.x.at(row);
+    float* const out = args.out + row * args.size;
+    const float size = static_cast<float>(args.size), mean = sum_of(x, args.size) / size;
+    const float deviation = std::sqrt(sum_of_deviations(x, args.size, mean) / size);
+    const vec::F32x16 least = vec::splat16(mean + deviation * args.deviations);
+    for (std::int64_t i = 0; i < args.size; i += 16) {
+        const std::int64_t n = args.size - i < 16 ? args.size - i : 16;
+        vec::store_some(out + i, vec::max(vec::splat16(0.0f), vec::load_some(x + i, n) - least), n);
+    }
+}
+
+void layer_norm_row(const LayerNormArgs& args, std::int64_t row) {
+    const std::int64_t from = row * args.size;
+    const float* const x = args.x + from;
+    const float size = static_cast<float>(args.size);
+    const float mean = sum_of(x, args.size) / size;
+    const vec::F32x16 centre = vec::splat16(mean);
+    const float squares = sum_of_deviations(x, args.size, mean);
     const vec::F32x16 factor = vec::splat16(1.0f / std::sqrt(squares / size + args.eps));
     for (std::int64_t i = 0; i < args.size; i += 16) {
         const std::int64_t n = args.size - i < 16 ? args.size - i : 16;
@@ -103,6 +143,18 @@ void gated_norm(const GatedNormArgs& args, Worker& worker) {
 void rms_norm(const RmsNormArgs& args, Worker& worker) {
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) rms_norm_row(args, row);
+    });
+}
+
+void match_rms(const MatchRmsArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row) match_rms_row(args, row);
+    });
+}
+
+void statistical_topk(const StatisticalTopkArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t row = begin; row < end; ++row) statistical_topk_row(args, row);
     });
 }
 

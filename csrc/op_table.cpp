@@ -30,6 +30,11 @@ void soft_cap(const SoftCapArgs& args, Worker& worker);
 void scale_rows(const ScaleRowsArgs& args, Worker& worker);
 void position_scales(const PositionScalesArgs& args, Worker& worker);
 void take_rows(const TakeRowsArgs& args, Worker& worker);
+void multiply(const MultiplyArgs& args, Worker& worker);
+void weighted_sum(const WeightedSumArgs& args, Worker& worker);
+void match_rms(const MatchRmsArgs& args, Worker& worker);
+void statistical_topk(const StatisticalTopkArgs& args, Worker& worker);
+void rotate_heads(const RotateArgs& args, Worker& worker);
 void rope_tables(const RopeTablesArgs& args, Worker& worker);
 void rope_write(const RopeWriteArgs& args, Worker& worker);
 void latent_write(const LatentWriteArgs& args, Worker& worker);
@@ -79,6 +84,11 @@ const OpTable op_table{PENSTOCK_TEXT(PENSTOCK_ISA),
                        base::scale_rows,
                        base::position_scales,
                        base::take_rows,
+                       base::multiply,
+                       base::weighted_sum,
+                       base::match_rms,
+                       base::statistical_topk,
+                       base::rotate_heads,
                        base::rope_tables,
                        base::rope_write,
                        attention_plan,

@@ -76,17 +76,22 @@ struct KvLayout;
 struct LatentWriteArgs;
 struct LayerNormArgs;
 struct LinearArgs;
+struct MatchRmsArgs;
+struct MultiplyArgs;
 struct PositionScalesArgs;
 struct RmsNormArgs;
 struct RopeTablesArgs;
 struct RopeWriteArgs;
+struct RotateArgs;
 struct RouteArgs;
 struct ScaleRowsArgs;
 struct SelectiveScanArgs;
 struct ShortConvArgs;
 struct SigmoidGateArgs;
 struct SoftCapArgs;
+struct StatisticalTopkArgs;
 struct TakeRowsArgs;
+struct WeightedSumArgs;
 
 // The ops of one instruction set.
 struct OpTable {
@@ -111,6 +116,11 @@ struct OpTable {
     void (*scale_rows)(const ScaleRowsArgs& args, Worker& worker);
     void (*position_scales)(const PositionScalesArgs& args, Worker& worker);
     void (*take_rows)(const TakeRowsArgs& args, Worker& worker);
+    void (*multiply)(const MultiplyArgs& args, Worker& worker);
+    void (*weighted_sum)(const WeightedSumArgs& args, Worker& worker);
+    void (*match_rms)(const MatchRmsArgs& args, Worker& worker);
+    void (*statistical_topk)(const StatisticalTopkArgs& args, Worker& worker);
+    void (*rotate)(const RotateArgs& args, Worker& worker);
     void (*rope_tables)(const RopeTablesArgs& args, Worker& worker);
     void (*rope_write)(const RopeWriteArgs& args, Worker& worker);
     void (*attention_plan)(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,

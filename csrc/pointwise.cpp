@@ -28,35 +28,11 @@ void gate_up(const GateUpArgs& args, Worker& worker) {
     });
 }
 
-template <Activation activation>
-static void activate_all(const ActivateArgs& args, Worker& worker) {
+void activate(const ActivateArgs& args, Worker& worker) {
     worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t from = begin * args.size;
-        each((end - begin) * args.size, [&](std::int64_t i, std::int64_t n) {
-            vec::store_some(args.out + from + i, activated<activation>(vec::load_some(args.x + from + i, n), args.limit),
-                            n);
-        });
+        activated_row(args.activation, args.x + from, (end - begin) * args.size, args.limit, args.out + from);
     });
-}
-
-void activate(const ActivateArgs& args, Worker& worker) {
-    switch (args.activation) {
-        case Activation::silu:
-            return activate_all<Activation::silu>(args, worker);
-        case Activation::gelu:
-            return activate_all<Activation::gelu>(args, worker);
-        case Activation::gelu_tanh:
-            return activate_all<Activation::gelu_tanh>(args, worker);
-        case Activation::relu:
-            return activate_all<Activation::relu>(args, worker);
-        case Activation::relu2:
-            return activate_all<Activation::relu2>(args, worker);
-        case Activation::clip:
-            return activate_all<Activation::clip>(args, worker);
-        case Activation::none:
-        case Activation::swigluoai:
-            break;  // nothing of one value
-    }
 }
 
 void add(const AddArgs& args, Worker& worker) {
@@ -96,6 +72,33 @@ void scale_rows(const ScaleRowsArgs& args, Worker& worker) {
             const std::int64_t row = t * args.size;
             each(args.size, [&](std::int64_t i, std::int64_t n) {
                 vec::store_some(args.out + row + i, vec::load_some(args.x + row + i, n) * factor, n);
+            });
+        }
+    });
+}
+
+void multiply(const MultiplyArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+            const float* const y = args.y.at(t);
+            const std::int64_t row = t * args.size;
+            each(args.size, [&](std::int64_t i, std::int64_t n) {
+                vec::store_some(args.out + row + i, vec::load_some(args.x + row + i, n) * vec::load_some(y + i, n), n);
+            });
+        }
+    });
+}
+
+void weighted_sum(const WeightedSumArgs& args, Worker& worker) {
+    worker.share(args.tokens, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+            const float* const weights = args.weights.at(t);
+            const std::int64_t row = t * args.size;
+            each(args.size, [&](std::int64_t i, std::int64_t n) {
+                vec::F32x16 sum = vec::load_some(args.base + row + i, n);
+                for (int k = 0; k < args.count; ++k)
+                    sum = vec::fma(vec::splat16(weights[k]), vec::load_some(args.x[k] + row + i, n), sum);
+                vec::store_some(args.out + row + i, sum, n);
             });
         }
     });

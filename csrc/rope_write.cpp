@@ -345,6 +345,18 @@ void rope_tables(const RopeTablesArgs& args, Worker& worker) {
     });
 }
 
+void rotate_heads(const RotateArgs& args, Worker& worker) {
+    const std::int64_t width = args.heads * args.dim;
+    worker.share(args.tokens, row_chunk(width), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+            float* const out = args.out + t * width;
+            std::copy_n(args.x + t * width, width, out);
+            const float *const cos = args.cos + t * args.rotary_dim, *const sin = args.sin + t * args.rotary_dim;
+            for (std::int64_t h = 0; h < args.heads; ++h) rotate(out + h * args.dim, cos, sin, args.rotary_dim / 2);
+        }
+    });
+}
+
 // An item is up to 16 tokens, which mostly fall into one tile.
 void latent_write(const LatentWriteArgs& args, Worker& worker) {
     const std::int64_t spans = (args.tokens + kv_tile - 1) / kv_tile, span = std::min(args.tokens, kv_tile);

@@ -100,7 +100,7 @@ void mix_sparsely(const RouteArgs& args, const float* logits, float* weights, co
     }
 }
 
-void route_token(const RouteArgs& args, std::int64_t token) {
+void choose_and_weigh(const RouteArgs& args, std::int64_t token) {
     const float* const logits = args.logits + token * args.experts;
     float* const weights = args.weights + token * args.top_k;
     std::int64_t* const ids = args.ids + token * args.top_k;
@@ -123,6 +123,13 @@ void route_token(const RouteArgs& args, std::int64_t token) {
     if (!over_all || args.renormalize)
         for (std::int64_t k = 0; k < args.top_k; ++k) weights[k] /= chosen + 1e-20f;
     if (args.scale != 1.0f) scale_weights(args, weights, args.scale);
+}
+
+void route_token(const RouteArgs& args, std::int64_t token) {
+    choose_and_weigh(args, token);
+    if (!args.factors) return;
+    for (std::int64_t slot = token * args.top_k; slot < (token + 1) * args.top_k; ++slot)
+        args.weights[slot] *= args.factors[args.ids[slot]];
 }
 
 }  // namespace

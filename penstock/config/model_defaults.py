@@ -62,6 +62,37 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "final_logit_softcapping": 30.0,
             }
         ),
+        "gemma3n_text": MappingProxyType(
+            {
+                "num_key_value_heads": 2,
+                "head_dim": 256,
+                "vocab_size_per_layer_input": 262_144,
+                "hidden_size_per_layer_input": 256,
+                "max_position_embeddings": 32_768,
+                "sliding_window": 512,
+                "num_kv_shared_layers": 15,
+                "final_logit_softcapping": 30.0,
+            }
+        ),
+        "gemma4_text": MappingProxyType(
+            {
+                "num_key_value_heads": 4,
+                "head_dim": 256,
+                "global_head_dim": 512,
+                "vocab_size_per_layer_input": 262_144,
+                "hidden_size_per_layer_input": 256,
+                "max_position_embeddings": 131_072,
+                "sliding_window": 512,
+                "rope_parameters": MappingProxyType(
+                    {
+                        "full_attention": MappingProxyType(
+                            {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
+                        ),
+                        "sliding_attention": MappingProxyType({"rope_type": "default", "rope_theta": 10_000.0}),
+                    }
+                ),
+            }
+        ),
         "glm": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5}),
         "gpt_neox": MappingProxyType({"layer_norm_eps": 1e-5}),
         "hunyuan": MappingProxyType({"rms_norm_eps": 1e-5}),
@@ -125,7 +156,26 @@ def with_defaults(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
     values = {**MODEL_DEFAULTS.get(model_type, {}), **named, **stated}
     if values.get("multi_query") is True and values.get("new_decoder_architecture") is not True:
         values["num_key_value_heads"] = 1
+    if model_type == "gemma4_text":
+        _full_layers(values)
     hidden, ratio = values.get("hidden_size"), values.get("expansion_ratio")
     if type(hidden) is int and type(ratio) is int:
         values.setdefault("intermediate_size", ratio * hidden)
     return values
+
+
+def _full_layers(values: dict[str, Any]) -> None:
+    """Gemma 4's last layer is a full one, and full layers' heads are named one by one: as `per_layer_config`."""
+    count = values.get("num_hidden_layers")
+    if type(count) is not int or not 0 < count <= 4096:
+        return
+    usual = ["sliding_attention" if (index + 1) % 6 else "full_attention" for index in range(count)]
+    types = values.setdefault("layer_types", usual)
+    if not isinstance(types, (list, tuple)) or not types:
+        return
+    values["layer_types"] = [*types[:-1], "full_attention"]
+    own = {"head_dim": values["global_head_dim"]}
+    if values.get("attention_k_eq_v") is True and "num_global_key_value_heads" in values:
+        own["num_key_value_heads"] = values["num_global_key_value_heads"]
+    full = (index for index, kind in enumerate(values["layer_types"]) if kind == "full_attention")
+    values.setdefault("per_layer_config", {str(index): own for index in full})

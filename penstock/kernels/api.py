@@ -59,6 +59,13 @@ class RopeTables(Protocol):
         """
 
 
+class RotateHeads(Protocol):
+    """Rotates queries that read what another layer has cached."""
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+        """x [T, H · D], tables as in RopeAndCacheWrite → the rotated heads, [T, H, D]."""
+
+
 class RopeAndCacheWrite(Protocol):
     """Splits a merged projection, normalises and rotates queries and keys, writes keys and values to the cache."""
 
@@ -195,6 +202,34 @@ class Add(Protocol):
         """a, b [T, N] → a + b."""
 
 
+class Multiply(Protocol):
+    """The product of two activations, or of one and a vector."""
+
+    def __call__(self, x: Tensor, factors: Tensor) -> Tensor:
+        """x [T, N], factors [T, N], which may be a part, or [N] float32 for all rows → x · factors."""
+
+
+class WeightedSum(Protocol):
+    """Activations mixed with weights of each token's own (AltUp, Baykal et al. 2023, arXiv:2301.13310)."""
+
+    def __call__(self, base: Tensor, terms: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """base and up to 8 terms [T, N], weights [T, terms], perhaps a part → base + Σ weights[:, i] · terms[i]."""
+
+
+class MatchRms(Protocol):
+    """An activation is brought to the size of another."""
+
+    def __call__(self, x: Tensor, like: Tensor, least: float) -> Tensor:
+        """x, like [T, N] → x · rms(like) / rms(x) of each row; x's mean square counts as at least `least`."""
+
+
+class StatisticalTopk(Protocol):
+    """Keeps what lies far above a row's mean (Spark Transformer, arXiv:2506.06644)."""
+
+    def __call__(self, x: Tensor, deviations: float) -> Tensor:
+        """x [T, N], which may be a part → max(0, x - mean - deviations · standard deviation), of each row."""
+
+
 class SigmoidGate(Protocol):
     """One activation weighs another (gated attention, arXiv:2505.06708)."""
 
@@ -243,8 +278,11 @@ class RouteExperts(Protocol):
         groups: tuple[int, int] = (1, 1),
         scale: float = 1.0,
         jitter: float = 0.0,
+        factors: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """router_logits [T, E] → (weights [T, top_k] float32 times `scale`, expert ids [T, top_k] int64).
+
+        With `factors` [E] float32, an expert's weight is at last multiplied by its own.
 
         "softmax_topk" takes the largest of the softmax over all experts (divided by their sum if `renormalize`);
         "topk_softmax" takes the softmax over the largest logits; "sigmoid_topk" takes sigmoids (DeepSeek-V3,
@@ -276,7 +314,7 @@ class PackHeads(Protocol):
 
 
 class GroupedExperts(Protocol):
-    """Runs each token through its experts' gated MLPs and sums the weighted outputs."""
+    """Runs each token through its experts' MLPs and sums the weighted outputs."""
 
     def __call__(
         self,
@@ -291,8 +329,11 @@ class GroupedExperts(Protocol):
         alpha: float = 1.702,
         limit: float = 7.0,
         residual: Tensor | None = None,
+        gated: bool = True,
     ) -> Tensor:
         """x [T, N], weights and ids [T, k] from `route_experts`, gate_up [E, 2 · I, N], down [E, N, I] → [T, N].
+
+        If not `gated`, gate_up is [E, I, N] (its bias [E, I]) and an expert gives down · activation(gate_up · x).
 
         gate_up and down come from `pack_experts`. Biases are [E, 2 · I] and [E, N]; activation, alpha and limit are
         as in GatedLinear; residual [T, N] is added.
@@ -561,6 +602,7 @@ class KernelSet:
     layer_norm: LayerNorm
     rope_tables: RopeTables
     rope_and_cache_write: RopeAndCacheWrite
+    rotate_heads: RotateHeads
     latent_cache_write: LatentCacheWrite
     head_linear: HeadLinear
     packable: Packable
@@ -570,6 +612,10 @@ class KernelSet:
     gated_linear: GatedLinear
     activate: Activate
     add: Add
+    multiply: Multiply
+    weighted_sum: WeightedSum
+    match_rms: MatchRms
+    statistical_topk: StatisticalTopk
     sigmoid_gate: SigmoidGate
     soft_cap: SoftCap
     scale_rows: ScaleRows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,9 @@ class AttentionOptions:
         output_gate: the queries' projection has a gate behind each head's query; its sigmoid weighs what is attended.
         output_factor: of the layer's output.
         slopes: what each head's scores gain for every position a key lies nearer; None for nothing.
+        value_norm: values are normalised by their heads' root mean squares, as queries and keys are.
+        keys_as_values: there is no projection of values: they are what is projected for keys.
+        shared: it has no keys and values; its queries read those of the layer whose memory it names.
     """
 
     hidden_size: int
@@ -69,6 +73,9 @@ class AttentionOptions:
     output_gate: bool = False
     output_factor: float = 1.0
     slopes: tuple[float, ...] | None = None
+    value_norm: bool = False
+    keys_as_values: bool = False
+    shared: bool = False
 
 
 class Attention(Layer):
@@ -90,7 +97,10 @@ class Attention(Layer):
         self.soft_cap = options.soft_cap
         self.norm_eps = options.norm_eps
         kind = CacheKind.FULL if options.window is None else CacheKind.SLIDING
-        self.spec = CacheSpec(kind, kv_heads, dim, dim, options.window)
+        self.spec = None if options.shared else CacheSpec(kind, kv_heads, dim, dim, options.window)
+        self.window, self.heads, self.dim = options.window, heads, dim
+        self._norm, self._rotate = kernels.gated_rms_norm, kernels.rotate_heads
+        self._normed_first = options.shared or options.value_norm
         self.qkv = _projection(kernels, prefix, options)
         self.gate, self._weigh = _gate(kernels, prefix, options) if options.output_gate else None, kernels.sigmoid_gate
         rows = Rows(f"{prefix}.o_proj", options.hidden_size, factor=options.output_factor)
@@ -108,22 +118,22 @@ class Attention(Layer):
         cache: LayerCache = step.caches[self.index]
         cos, sin = step.rotation(self.rotary)
         qkv = self.qkv(hidden)
-        query = self._write(
-            qkv if self.clip is None else self._activate(qkv, "clip", self.clip),
-            cos,
-            sin,
-            step.batch.groups[cache.group].slot,
-            cache.kv,
-            self._unit if self.qk_norm is None else self.qk_norm.value,
-            self.norm_eps,
-            self.head_norm,
-        )
+        if self.clip is not None:
+            qkv = self._activate(qkv, "clip", self.clip)
+        scales = self._unit if self.qk_norm is None else self.qk_norm.value
+        if self._normed_first and scales is not None:
+            qkv, scales = self._norm(qkv, None, scales.view(-1), self.norm_eps, self.dim), None
+        if self.spec is None:
+            query = self._rotate(qkv, cos, sin, self.heads)
+        else:
+            slot = step.batch.groups[cache.group].slot
+            query = self._write(qkv, cos, sin, slot, cache.kv, scales, self.norm_eps, self.head_norm)
         if self._temperature is not None:
             query = self._scale_rows(query, step.temperature(self._temperature))
         attended = self._attend(
             query,
             cache.kv,
-            step.plan(cache, self.spec.window, self._chunked),
+            step.plan(cache, self.window, self._chunked),
             self.scale,
             None if self.sinks is None else self.sinks.value,
             self.soft_cap,
@@ -181,15 +191,21 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
     parts = (
         Rows(f"{prefix}.q_proj", heads * width, first) if options.output_gate else separate("q_proj", heads, inner),
         separate("k_proj", kv_heads, inner),
-        Rows(f"{prefix}.v_proj", kv_heads * dim),
-    )
-    return Linear(
-        kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=() if options.output_gate else (fused,)
-    )
+        Rows(f"{prefix}.{'k_proj' if options.keys_as_values else 'v_proj'}", kv_heads * dim),
+    )[: 1 if options.shared else 3]
+    whole = not (options.output_gate or options.shared or options.keys_as_values)
+    return Linear(kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=(fused,) if whole else ())
+
+
+def _ones(_: Tensor, shape: tuple[int, int]) -> Tensor:
+    return torch.ones(shape)
 
 
 def _head_norms(prefix: str, options: AttentionOptions) -> Weight:
-    """The scales of all query heads, then of all key heads, [H + K, D]; on disk one of D for all, or one a head."""
+    """The scales of all query heads, then of all key heads, [H + K, D]; on disk one of D for all, or one a head.
+
+    Those of values, ones, follow where they are normalised too. Where keys are another layer's, only queries have any.
+    """
     heads, kv_heads, dim, near = options.num_heads, options.num_kv_heads, options.head_dim, options.around_one
     order = torch.from_numpy(_head_order(options))
     places = (("q_norm", heads, 0), ("k_norm", kv_heads, heads))
@@ -202,8 +218,12 @@ def _head_norms(prefix: str, options: AttentionOptions) -> Weight:
         return replace(scale_weight(f"{prefix}.{name}.weight", dim, around_one=near, repeat=count), offset=offset)
 
     if not own:
-        parts = tuple(shared(*place) for place in places)
-        return Weight((heads + kv_heads, dim), parts, keep_float32=True)
+        count = heads if options.shared else heads + kv_heads * (2 if options.value_norm else 1)
+        parts = tuple(shared(*place) for place in places[: 1 if options.shared else 2])
+        if options.value_norm and not options.shared:
+            ones = replace(parts[1], offset=heads + kv_heads, transform=partial(_ones, shape=(kv_heads, dim)))
+            parts = (*parts, ones)
+        return Weight((count, dim), parts, keep_float32=True)
     flat = options.head_norm == "all"
     whole = tuple(
         WeightPart(f"{prefix}.{name}.weight", (count * dim,) if flat else (count, dim), offset, transform=heads_of)

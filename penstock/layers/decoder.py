@@ -28,7 +28,9 @@ class FeedForward(Protocol):
 class SelfAttention(Protocol):
     """Attention, LatentAttention or another layer that keeps something of every token."""
 
-    spec: CacheSpec
+    @property
+    def spec(self) -> CacheSpec | None:
+        """What it keeps; None for one that reads another's memory."""
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor: ...
 
@@ -37,6 +39,12 @@ class Block(Protocol):
     """One layer of a model."""
 
     attention: SelfAttention
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor: ...
+
+
+class Between(Protocol):
+    """What is done to hidden states before the first block, or behind the last."""
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor: ...
 
@@ -90,7 +98,8 @@ class ParallelMixers(Layer):
 
 
 def _specs(mixer: SelfAttention) -> tuple[CacheSpec, ...]:
-    return (mixer.first.spec, mixer.second.spec) if isinstance(mixer, ParallelMixers) else (mixer.spec,)
+    specs = (mixer.first.spec, mixer.second.spec) if isinstance(mixer, ParallelMixers) else (mixer.spec,)
+    return tuple(spec for spec in specs if spec is not None)
 
 
 class SandwichBlock(Layer):
@@ -168,7 +177,8 @@ class DecoderModel(Layer):
 
     Attributes:
         cache_specs: one per layer that keeps something, in order; two of those that mix in two ways.
-        norm: what follows the last block; None where its own norm does.
+        opening, closing: what follows the embedding, and the last block, one after the other.
+        norm: what follows those; None where the last block's own norm does.
         head: makes logits; None for models that only embed or classify.
         classifier: the classification head, None for models without.
         projection: what sentence embeddings pass once they are pooled, None for nothing.
@@ -198,9 +208,12 @@ class DecoderModel(Layer):
         classifier: Classifier | None = None,
         projection: Projection | None = None,
         mask: MaskKind = MaskKind.CAUSAL,
+        opening: Sequence[Between] = (),
+        closing: Sequence[Between] = (),
     ) -> None:
         self.kernels = kernels
         self.embedding = embedding
+        self.opening, self.closing = tuple(opening), tuple(closing)
         self.blocks = tuple(blocks)
         self.norm = norm
         self.head = head
@@ -232,9 +245,13 @@ class DecoderModel(Layer):
         """
         step = Step(batch, caches, self.kernels)
         hidden = self.embedding(batch)
+        for layer in self.opening:
+            hidden = layer(hidden, step)
         for block in self.blocks:
             step.last = block is self.blocks[-1]
             hidden = block(hidden, step)
+        for layer in self.closing:
+            hidden = layer(hidden, step)
         return hidden if self.norm is None else self.norm(hidden)[0]
 
     @torch.inference_mode()

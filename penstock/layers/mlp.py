@@ -6,7 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from penstock.kernels.api import Activation, KernelSet
+from penstock.layers.decoder import FeedForward
 from penstock.layers.linear import Linear, Rows
+from penstock.layers.norm import Norm
 from penstock.layers.step import Step
 from penstock.layers.weight import Layer
 
@@ -14,7 +16,8 @@ from penstock.layers.weight import Layer
 class GatedMlp(Layer):
     """down(activation(gate(x)) · up(x)), with gate and up merged into one product (also `gate_up_proj` on disk).
 
-    `factors` are those of the gate's product and of the output.
+    `factors` are those of the gate's product and of the output. With `deviations`, of the gate's product only what lies
+    that many standard deviations above its mean counts, from there (kernels.api.StatisticalTopk).
     """
 
     def __init__(
@@ -27,8 +30,10 @@ class GatedMlp(Layer):
         activation: Activation = "silu",
         bias: bool = False,
         factors: tuple[float, float] = (1.0, 1.0),
+        deviations: float | None = None,
     ) -> None:
-        self._gated = kernels.gated_linear
+        self._kernels = kernels
+        self.size, self.deviations = intermediate_size, deviations
         self.activation: Activation = activation
         size = intermediate_size
         parts = (Rows(f"{prefix}.gate_proj", size, factor=factors[0]), Rows(f"{prefix}.up_proj", size))
@@ -40,8 +45,39 @@ class GatedMlp(Layer):
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
-        gated = self._gated(hidden, self.gate_up.weight.value, self.activation, self.gate_up.bias_value)
-        return self.down(gated, residual)
+        kernels = self._kernels
+        if self.deviations is None:
+            gated = kernels.gated_linear(hidden, self.gate_up.weight.value, self.activation, self.gate_up.bias_value)
+            return self.down(gated, residual)
+        gate, up = kernels.split(self.gate_up(hidden), (self.size, self.size))
+        gate = kernels.activate(kernels.statistical_topk(gate, self.deviations), self.activation)
+        return self.down(kernels.multiply(gate, up), residual)
+
+
+class NormedFeedForward(Layer):
+    """norm(feed_forward(norm(x))): one of several that read the same and have norms of their own."""
+
+    def __init__(self, before: Norm | None, feed_forward: FeedForward, after: Norm) -> None:
+        self.before, self.feed_forward, self.after = before, feed_forward, after
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
+        assert residual is None  # what is added to it comes before the norm
+        normed = hidden if self.before is None else self.before(hidden)[0]
+        return self.after(self.feed_forward(normed, step))[0]
+
+
+class SummedFeedForward(Layer):
+    """The sum of two feed-forward layers that read the same."""
+
+    def __init__(self, kernels: KernelSet, first: FeedForward, second: FeedForward) -> None:
+        self._add = kernels.add
+        self.first, self.second = first, second
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
+        total = self._add(self.first(hidden, step), self.second(hidden, step))
+        return total if residual is None else self._add(residual, total)
 
 
 class PlainMlp(Layer):

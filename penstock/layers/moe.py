@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.api import Activation, KernelSet, Routing
 from penstock.layers.mlp import GatedMlp
+from penstock.layers.norm import Norm
 from penstock.layers.step import Step
 from penstock.layers.weight import Layer, Weight, WeightPart
 
@@ -63,11 +64,17 @@ class SparseMoe(Layer):
         options: ExpertOptions,
         router_bias: Weight | None = None,
         choice_bias: Weight | None = None,
+        factors: Weight | None = None,
+        norms: tuple[Norm, Norm] | None = None,
     ) -> None:
-        """`router_bias` is added to the router's product, `choice_bias` to its scores for the choice alone."""
+        """`router_bias` is added to the router's product, `choice_bias` to its scores for the choice alone.
+
+        `factors` multiply the experts' weights; `norms` are of what the router and what the experts read.
+        """
         self._kernels = kernels
         self.options = options
         self.router, self.router_bias, self.choice_bias = router, router_bias, choice_bias
+        self.factors, self.norms = factors, norms
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
         self.gate_up.halves = True
@@ -78,9 +85,11 @@ class SparseMoe(Layer):
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         options = self.options
-        scores = self._kernels.linear(hidden, self.router.value, _value(self.router_bias))
+        read, hidden = (norm(hidden)[0] for norm in self.norms) if self.norms else (hidden, hidden)
+        scores = self._kernels.linear(read, self.router.value, _value(self.router_bias))
         choice = options.top_k, options.routing, options.renormalize, _value(self.choice_bias)
-        weights, ids = self._kernels.route_experts(scores, *choice, options.groups, options.scale, options.jitter)
+        how = options.groups, options.scale, options.jitter, _value(self.factors)
+        weights, ids = self._kernels.route_experts(scores, *choice, *how)
         if options.scale_input:
             hidden = self._kernels.scale_rows(hidden, weights)
             weights, ids = self._kernels.route_experts(scores, 1, "topk_softmax", True)

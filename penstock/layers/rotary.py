@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class RopeParameters:
         beta_fast, beta_slow: "yarn" only: the same bounds, in turns per original_length.
         truncate: "yarn" only: round the band's bounds to whole dimensions.
         attention_factor: multiplies cos and sin; for "yarn" and "longrope" already derived from the factor.
+        share: "proportional" only: the part of the pairs that turns, the fastest ones; the others stay as they are.
         short_factors, long_factors: "longrope" only: divisors of every pair's frequency, for engines whose sequences
             stay within original_length and for all others.
     """
@@ -40,6 +41,7 @@ class RopeParameters:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    share: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
 
@@ -66,6 +68,9 @@ def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
         long = max_length > rope.original_length
         return frequencies / torch.tensor(rope.long_factors if long else rope.short_factors)
     if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "proportional":
+        frequencies[int(rope.share * dim // 2) :] = 0.0
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, frequencies)

@@ -23,12 +23,16 @@ class Step:
         caches: one a layer that keeps something, in layer order.
         kernels: the ops.
         last: the step is in the model's last layer.
+        layer_inputs: [T, layers · size], what each layer is given besides hidden states; None for models without.
+        streams: other versions of the hidden states, [T, hidden] each (layers.streams).
     """
 
     batch: Batch
     caches: Sequence[LayerCache]
     kernels: KernelSet
     last: bool = False
+    layer_inputs: Tensor | None = None
+    streams: tuple[Tensor, ...] = ()
     _plans: dict[int, Any] = field(default_factory=dict)
     _temperatures: dict[Temperature, Tensor] = field(default_factory=dict)
     _rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)

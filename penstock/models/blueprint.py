@@ -17,6 +17,7 @@ from penstock.layers.attention import Attention, AttentionOptions
 from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense, Projection
 from penstock.layers.decoder import (
+    Between,
     Block,
     DecoderBlock,
     DecoderModel,
@@ -183,6 +184,22 @@ class Blueprint:
             raise self.fields.error("sliding_window", "is missing, but the model has sliding layers")
         return tuple(window if slides else None for slides in sliding)
 
+    def slots(self, windows: Sequence[int | None]) -> tuple[int, ...]:
+        """Each layer's memory: its own; for the last `num_kv_shared_layers`, of the last before them with their window.
+
+        Raises:
+            CheckpointError: there is no such layer.
+        """
+        count = self.fields.integer("num_kv_shared_layers", 0, minimum=0)
+        own = self.num_layers - count
+        last = {window: index for index, window in enumerate(windows[: max(own, 0)])}
+        if missing := [index for index in range(max(own, 0), self.num_layers) if windows[index] not in last]:
+            problem = (
+                f"is {count}, but before the last {count} of {self.num_layers} layers none is of the kind of layer"
+            )
+            raise self.fields.error("num_kv_shared_layers", f"{problem} {missing[0]}")
+        return tuple(index if index < own else last[windows[index]] for index in range(self.num_layers))
+
     def recurrent(self, pattern: Callable[[int], bool], field: str = "layer_types") -> tuple[bool, ...]:
         """Whether each layer is recurrent: as `field` says where given, else where `pattern(index)` holds."""
         if not self.fields.has(field):
@@ -251,6 +268,7 @@ class Blueprint:
         model: Mapping[str, Any] = MappingProxyType({}),
         ignorable: tuple[str, ...] = (),
         final_norm: bool = True,
+        around: Callable[[int, Block], Block] | None = None,
         **attention: Any,
     ) -> DecoderModel:
         """A model of blocks that differ only in rotation, window and feed-forward layer.
@@ -267,6 +285,7 @@ class Blueprint:
             model: options of `model`; `norm` is the last one instead of the usual.
             ignorable: as in DecoderModel.
             final_norm: whether one follows the last block.
+            around: makes what stands in the place of block `index`, of the block.
             attention: options of AttentionOptions for every layer.
         """
         rotary = rotary or (rotaries[0] if rotaries else self.rotary())
@@ -285,7 +304,8 @@ class Blueprint:
                 if feed_forward
                 else self.mlp(index, activation=activation, bias=mlp_bias, gated=gated)
             )
-            blocks.append(self._block(index, norms, make, mixer, fed))
+            block = self._block(index, norms, make, mixer, fed)
+            blocks.append(around(index, block) if around else block)
         factor = model.get("logit_scale", 1.0)
         scaled = {} if factor == 1.0 else {"factor": factor}
         last = make("model.norm", **scaled) if final_norm else None
@@ -337,6 +357,8 @@ class Blueprint:
         types: Weight | None = None,
         projection: Linear | None = None,
         embedding_norm: Norm | None = None,
+        opening: Sequence[Between] = (),
+        closing: Sequence[Between] = (),
     ) -> DecoderModel:
         """Puts embedding, blocks, final norm and head together.
 
@@ -368,6 +390,8 @@ class Blueprint:
             classifier=(classifier or self.classifier)() if self.head == "labels" else None,
             projection=None if self.head == "labels" else self.projection(),
             mask=mask,
+            opening=opening,
+            closing=closing,
         )
 
     def classifier(self) -> Classifier:

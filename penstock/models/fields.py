@@ -87,6 +87,16 @@ class Fields:
             raise self.error(name, f"has {len(value)} entries; allowed: {count}, {what}")
         return tuple(map(float, value))
 
+    def shares(self, name: str, count: int, default: Iterable[float]) -> tuple[float, ...]:
+        """A list of `count` numbers from 0 up to, but not, 1; or one for all."""
+        value = self._get(name, list(default))
+        value = [value] * count if type(value) in (int, float) else value
+        if not isinstance(value, (list, tuple)) or not all(type(x) in (int, float) and 0 <= x < 1 for x in value):
+            raise self.error(name, f"is {_shown(value)}; allowed: a list of numbers from 0 up to, but not, 1")
+        if len(value) != count:
+            raise self.error(name, f"has {len(value)} entries where num_hidden_layers is {count}")
+        return tuple(map(float, value))
+
     def below(self, name: str) -> Fields | None:
         """The object under a field, None where absent."""
         value = self.values.get(name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from penstock.layers.attention import Attention
 from penstock.layers.batch import MaskKind
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.rotary import Rotary
@@ -30,6 +31,28 @@ def build_gemma2(blueprint: Blueprint) -> DecoderModel:
         scale=blueprint.fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         soft_cap=blueprint.fields.optional_number("attn_logit_softcapping"),
     )
+
+
+def both_rotations(blueprint: Blueprint) -> tuple[Rotary, Rotary]:
+    """Those of full and of sliding layers, each under its name in `rope_parameters`."""
+    full = blueprint.rotary(theta=1_000_000.0, layer_type="full_attention")
+    theta = blueprint.fields.number("rope_local_base_freq", 10_000.0)
+    return full, blueprint.rotary(theta=theta, layer_type="sliding_attention", local=True)
+
+
+def attention_of(
+    blueprint: Blueprint, index: int, rotary: Rotary, window: int | None, slot: int, **more: Any
+) -> Attention:
+    """Attention with normalised queries, keys and values and unscaled scores; of a `slot` not its own, without keys."""
+    bias, shared = blueprint.fields.flag("attention_bias", False), slot != index
+    normed = {"scale": 1.0, "qk_norm": True, "value_norm": True, "qkv_bias": bias, "output_bias": bias}
+    return blueprint.attention(index, rotary, slot, window=window, shared=shared, **normed, **more)
+
+
+def shared_leftovers(slots: Sequence[int]) -> tuple[str, ...]:
+    """Names of tensors that files may have of layers without keys and values of their own."""
+    layers = (index for index, slot in enumerate(slots) if slot != index)
+    return tuple(rf"model\.layers\.{index}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*" for index in layers)
 
 
 def assemble(

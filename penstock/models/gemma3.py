@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import Blueprint
-from penstock.models.gemma import AROUND, assemble
+from penstock.models.gemma import AROUND, assemble, both_rotations
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -12,9 +12,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     every = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     windows = blueprint.windows(lambda index: (index + 1) % every != 0)
-    full = blueprint.rotary(theta=1_000_000.0, layer_type="full_attention")
-    local_theta = fields.number("rope_local_base_freq", 10_000.0)
-    local = blueprint.rotary(theta=local_theta, layer_type="sliding_attention", local=True)
+    full, local = both_rotations(blueprint)
     return assemble(
         blueprint,
         AROUND,

@@ -42,7 +42,7 @@ def read_rope(
     kinds = {kind: kind for kind in ROPE_KINDS} | {"su": "longrope"}
     kind = found.choice("rope_type" if found.has("rope_type") else "type", kinds, "default")
     base = found.number("rope_theta", outer.number("rope_theta", theta), minimum=1.0)
-    rotary_dim = _rotated(fields, found, head_dim) if partial else head_dim
+    rotary_dim = _rotated(fields, found, head_dim) if partial and kind != "proportional" else head_dim
     length = fields.integer("max_position_embeddings")
     if kind in ("yarn", "llama3", "longrope"):
         stated = fields.integer("original_max_position_embeddings", length)
@@ -55,6 +55,11 @@ def read_rope(
         return RopeParameters(kind, base, rotary_dim, length)
     if kind == "dynamic" and rotary_dim == 2:
         raise found.error("rope_type", "is 'dynamic', which needs at least two rotated pairs a head")
+    if kind == "proportional":
+        share = found.number("partial_rotary_factor", 1.0)
+        if share > 1:
+            raise found.error("partial_rotary_factor", f"is {share}; allowed: at most 1")
+        return RopeParameters(kind, base, rotary_dim, length, found.number("factor", 1.0), share=share)
     factor = found.number("factor")
     if kind == "llama3":
         low, high = found.number("low_freq_factor"), found.number("high_freq_factor")

@@ -16,10 +16,11 @@ from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.pooling import is_encoder
 
 _FLOATS = ("f32", "f16", "bf16")
+_SOUND = ("embed_vision", "embed_audio", "audio_tower")
 _NOT_LOADED = tuple(
     f"{model}{part}."
     for model in ("", "model.")
-    for part in ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector")
+    for part in ("vision_tower", "vision_model", "multi_modal_projector", "mm_projector", *_SOUND)
 )
 
 
@@ -72,7 +73,20 @@ def _layers(config: Mapping[str, Any]) -> tuple[LayerFacts, ...]:
     if "kv_lora_rank" in config:  # latent attention
         elements = _integer(config, "kv_lora_rank") + _integer(config, "qk_rope_head_dim")
     windows, attends = _windows(config, count), _attends(config, count)
-    return tuple(LayerFacts(elements * attends[layer], window) for layer, window in enumerate(windows))
+    own = count - shared if type(shared := config.get("num_kv_shared_layers")) is int else count
+    sizes = [_own_elements(config, layer, elements) * attends[layer] for layer in range(max(0, own))]
+    return tuple(LayerFacts(size, window) for size, window in zip(sizes, windows[: len(sizes)], strict=True))
+
+
+def _own_elements(config: Mapping[str, Any], layer: int, usual: int) -> int:
+    """Elements a token of a layer whose heads may be stated by themselves (Gemma 4)."""
+    layers = config.get("per_layer_config")
+    own = layers.get(str(layer)) if isinstance(layers, Mapping) else None
+    if not isinstance(own, Mapping):
+        return usual
+    kv_heads = _integer(config, "num_key_value_heads", _integer(config, "num_attention_heads"))
+    dim = _integer(config, "head_dim", 1)
+    return 2 * _integer(own, "num_key_value_heads", kv_heads) * _integer(own, "head_dim", dim)
 
 
 def _attends(config: Mapping[str, Any], layers: int) -> list[bool]:

@@ -27,14 +27,13 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "Apertus": {"hidden_act": "xielu"},
     "BitNet": {},
     "Vaultgemma": {"sliding_window": 7, "num_hidden_layers": 4},
-    "Gemma4": {"sliding_window": 7, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
 }
 
 
 def save(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
     settings = {**tiny.SIZES, "head_dim": 6, **SPECIAL.get(name, {}), **fields}
     prefix = {"Vaultgemma": "VaultGemma"}.get(name, name)
-    config = getattr(transformers, f"{prefix}{'Text' if name == 'Gemma4' else ''}Config")(**settings)
+    config = getattr(transformers, f"{prefix}Config")(**settings)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()

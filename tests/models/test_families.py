@@ -83,9 +83,12 @@ def test_caches_follow_the_configuration(pair):
     if type(config).__name__ in sliding and config.sliding_window:
         types = ["sliding_attention"] * config.num_hidden_layers
     assert len(types) == config.num_hidden_layers
+    if shared := getattr(config, "num_kv_shared_layers", 0):  # the last layers keep nothing
+        types = types[:-shared]
     types = [kind for both in types for kind in (("full_attention", "mamba") if both == "hybrid" else (both,))]
     heads = next((spec.value_dim for spec in ours.cache_specs if not spec.state), 0)
-    for spec, kind in zip(ours.cache_specs, types, strict=True):
+    each = config.per_layer_config if type(config).__name__.startswith("Gemma4") else (config,) * len(types)
+    for spec, kind, own in zip(ours.cache_specs, types, list(each)[: len(types)], strict=True):
         if kind in RECURRENT_LAYERS:
             assert spec.kind == CacheKind.STATE and all(size > 0 for shape in spec.state for size in shape)
             continue
@@ -95,8 +98,8 @@ def test_caches_follow_the_configuration(pair):
         kv_heads = getattr(config, "num_kv_heads", config.num_attention_heads)
         if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
             kv_heads = 1
-        kv_heads = getattr(config, "num_key_value_heads", kv_heads)
-        assert (spec.num_kv_heads, spec.key_dim) == (kv_heads, heads)
+        kv_heads = getattr(own, "num_key_value_heads", kv_heads)
+        assert (spec.num_kv_heads, spec.key_dim) == (kv_heads, heads if own is config else own.head_dim)
 
 
 @pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma3", "gpt-oss", "mixtral", "qwen3_5", "mamba2"])

@@ -65,6 +65,17 @@ BALANCED = {
     "routed_scaling_factor": 1.7,
 }
 
+# The last layers read what earlier ones of their kind keep.
+SHARED_KV = {
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "sliding_window": 7,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 101,
+    "tie_word_embeddings": True,
+}
+
 # Recurrent layers.
 DELTA = {
     "head_dim": 12,
@@ -385,6 +396,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe",
         {**EXPERTS, **OWN_HEADS, "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"]},
     ),
+    "gemma3n": ("Gemma3n", {**SHARED_KV, "activation_sparsity_pattern": [0.9, 0.8, 0.0, 0.0, 0.0, 0.0]}),
+    "gemma3n-other-stream": (
+        "Gemma3n",
+        {**SHARED_KV, "altup_active_idx": 1, "altup_num_inputs": 3, "altup_correct_scale": False}
+        | {"activation_sparsity_pattern": [0.6] * 6, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 90},
+    ),
+    "gemma4": ("Gemma4", {**SHARED_KV, "global_head_dim": 20, "use_double_wide_mlp": True}),
+    "gemma4-moe": (
+        "Gemma4",
+        {**SHARED_KV, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True}
+        | {"global_head_dim": 20, "num_global_key_value_heads": 3, "enable_moe_block": True, "num_experts": 5}
+        | {"top_k_experts": 3, "moe_intermediate_size": 14, "final_logit_softcapping": 30.0},
+    ),
     "qwen3-next": (
         "Qwen3Next",
         {**EXPERTS, **DELTA, "num_hidden_layers": 4, "shared_expert_intermediate_size": 10, "mlp_only_layers": [1]},
@@ -463,7 +487,7 @@ def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
     """A random model whose weights are large enough that every part matters to the logits."""
     architecture, special = FAMILIES[name]
     settings = {key: value for key, value in {**SIZES, **special, **fields}.items() if value is not None}
-    if architecture in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe"):
+    if architecture in ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe"):
         config = getattr(transformers, f"{architecture}TextConfig")(**settings)
     else:
         config = getattr(transformers, f"{architecture}Config")(**settings)
@@ -482,6 +506,8 @@ def make(name: str, **fields: Any) -> transformers.PreTrainedModel:
         for key, buffer in model.named_buffers():
             if "correction_bias" in key:
                 buffer.normal_(0.0, 0.3)
+            if "layer_scalar" in key:
+                buffer.uniform_(0.5, 1.5)
     return model
 
 

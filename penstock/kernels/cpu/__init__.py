@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.kernels.cpu import native, ops, packing, recurrent
+from penstock.kernels.cpu import native, ops, packing, parts, recurrent
 from penstock.kernels.registry import Implementation, KernelContext
 
 
@@ -41,6 +41,11 @@ def implementations() -> tuple[Implementation, ...]:
         "gated_linear": ops.gated_linear,
         "activate": ops.activate,
         "add": ops.add,
+        "multiply": parts.multiply,
+        "weighted_sum": parts.weighted_sum,
+        "match_rms": parts.match_rms,
+        "statistical_topk": parts.statistical_topk,
+        "rotate_heads": parts.rotate_heads,
         "sigmoid_gate": ops.sigmoid_gate,
         "soft_cap": ops.soft_cap,
         "scale_rows": ops.scale_rows,

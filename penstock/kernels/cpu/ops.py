@@ -257,13 +257,14 @@ def route_experts(
     groups: tuple[int, int] = (1, 1),
     scale: float = 1.0,
     jitter: float = 0.0,
+    factors: Tensor | None = None,
 ) -> Any:
     tape = tape_of(router_logits)
     extent = extent_of(router_logits)
     weights, ids = tape.new(top_k, extent), tape.new(top_k, extent, dtype=torch.int64)
     how = top_k, ROUTINGS.index(routing), renormalize
     logits, results = tape.index(router_logits), (tape.index(weights), tape.index(ids))
-    more = tape.index(bias), *groups, scale, jitter, extent
+    more = tape.index(bias), *groups, scale, jitter, tape.index(factors), extent
     tape.program.route_experts(logits, width_of(router_logits), *how, *results, *more)
     return tape.done(weights, ids)
 
@@ -280,6 +281,7 @@ def grouped_experts(
     alpha: float = 1.702,
     limit: float = 7.0,
     residual: Any = None,
+    gated: bool = True,
 ) -> Any:
     tape = tape_of(x)
     out = tape.new(width_of(x), extent_of(x))
@@ -287,7 +289,8 @@ def grouped_experts(
     inputs = tape.index(x), tape.index(weights), tape.index(ids), width_of(ids)
     biases = tape.index(gate_up_bias), tape.index(down_bias)
     how = ACTIVATIONS.index(activation), alpha, limit, tape.index(out), extent_of(x)
-    tape.program.experts(*inputs, *gate_up.parts, *down.parts, *biases, tape.index(residual), *how)
+    gates = gate_up.parts if gated else 2 * gate_up.parts
+    tape.program.experts(*inputs, *gates, *down.parts, *biases, tape.index(residual), *how)
     return tape.done(out)
 
 

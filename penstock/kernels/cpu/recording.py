@@ -128,6 +128,10 @@ class Recording:
         self.refs.append(value)
         return make(int(self.program.constant(value.data_ptr())), 0, value.stride(0))
 
+    def vector(self, tensor: Tensor) -> Any:
+        """The program's columns for one row [width] that stands for all."""
+        return native.library().Part(self.constant(tensor), 0, 0)
+
     def constant(self, tensor: Tensor) -> int:
         if not tensor.is_contiguous():
             raise NotRecordableError("a tensor that is not contiguous is given to an op")

@@ -82,6 +82,28 @@ def add(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
+def multiply(x: Tensor, factors: Tensor) -> Tensor:
+    return (x.float() * factors).to(x.dtype)
+
+
+def weighted_sum(base: Tensor, terms: Sequence[Tensor], weights: Tensor) -> Tensor:
+    total = base.float()
+    for index, term in enumerate(terms):
+        total = total + weights[:, index : index + 1].float() * term
+    return total.to(base.dtype)
+
+
+def match_rms(x: Tensor, like: Tensor, least: float) -> Tensor:
+    own, wanted = (part.float().square().mean(dim=-1, keepdim=True) for part in (x, like))
+    return (x.float() * (wanted.sqrt() / own.clamp(min=least).sqrt())).to(x.dtype)
+
+
+def statistical_topk(x: Tensor, deviations: float) -> Tensor:
+    wide = x.float()
+    deviation, mean = torch.std_mean(wide, dim=-1, correction=0, keepdim=True)
+    return (wide - (mean + deviation * deviations)).relu_().to(x.dtype)
+
+
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     return (x.float() * gate.float().sigmoid()).to(x.dtype)
 
@@ -107,6 +129,10 @@ def rope_tables(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> 
     angles = torch.outer(positions.float(), frequencies.to(positions.device))
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+
+
+def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    return rotate(x.view(len(x), heads, x.shape[1] // heads).float(), cos, sin).to(x.dtype)
 
 
 def rope_and_cache_write(

@@ -19,7 +19,11 @@ def route_experts(
     groups: tuple[int, int] = (1, 1),
     scale: float = 1.0,
     jitter: float = 0.0,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    if factors is not None:
+        weights, ids = route_experts(router_logits, top_k, routing, renormalize, bias, groups, scale, jitter)
+        return weights * factors[ids], ids
     logits = router_logits.float()
     if routing == "topk_softmax":
         values, ids = _limited(logits, groups, 1).topk(top_k, dim=-1)
@@ -75,6 +79,7 @@ def grouped_experts(
     alpha: float = 1.702,
     limit: float = 7.0,
     residual: Tensor | None = None,
+    gated: bool = True,
     *,
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = dense.linear,
 ) -> Tensor:
@@ -94,7 +99,8 @@ def grouped_experts(
         rows = slice(begin, begin + count)
         begin += count
         bias = None if gate_up_bias is None else gate_up_bias[expert]
-        hidden = dense.gate_up(linear(inputs[rows], gate_up[expert], bias), activation, alpha, limit)
+        hidden = linear(inputs[rows], gate_up[expert], bias)
+        hidden = dense.gate_up(hidden, activation, alpha, limit) if gated else dense.activate(hidden, activation, limit)
         bias = None if down_bias is None else down_bias[expert]
         outputs[rows] = linear(hidden, down[expert], bias)
     by_slot = torch.empty_like(outputs)

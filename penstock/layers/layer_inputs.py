@@ -1,0 +1,88 @@
+"""Per-layer embeddings: every layer is given a small vector of its own for each token (Gemma 3n, Google 2025)."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from penstock.kernels.api import Activation, KernelSet
+from penstock.layers.decoder import Block
+from penstock.layers.linear import Linear
+from penstock.layers.norm import Norm, scale_weight
+from penstock.layers.step import Step
+from penstock.layers.weight import Layer, Weight, WeightPart
+
+
+class LayerInputs(Layer):
+    """The vectors of all layers, [T, layers · size]: a table's rows plus a normalised projection of the embedding.
+
+    Tokens beyond the table have its first row.
+    """
+
+    def __init__(
+        self, kernels: KernelSet, layers: int, size: int, *, hidden_size: int, vocab: int, stored: int, eps: float
+    ) -> None:
+        """`stored` rows are in the checkpoint's table, `vocab` tokens look them up."""
+        self._kernels = kernels
+        self.size, self.layers = size, layers
+        half = 0.5**0.5
+        self.scale, self.eps = half * size**0.5, eps * hidden_size  # the projection is scaled by hidden_size ** -0.5
+        order = None if stored == vocab else np.where(np.arange(vocab) < stored, np.arange(vocab), 0)
+        part = WeightPart("model.embed_tokens_per_layer.weight", (stored, layers * size), rows=order)
+        pack, packable = kernels.pack_table, kernels.packable
+        self.table = Weight((vocab, layers * size), (part,), pack=pack, packable=packable, on_request="eight bits")
+        parts = (("model.per_layer_model_projection", layers * size),)
+        self.projection = Linear(kernels, parts, hidden_size, bias=False)
+        key = "model.per_layer_projection_norm.weight"
+        scales = scale_weight(key, size, around_one=False, repeat=layers, factor=half)
+        self.norm = Weight((layers, size), (scales,), keep_float32=True)
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size], the embedding → the same; the step has the vectors."""
+        kernels = self._kernels
+        rows = kernels.embedding(step.batch.token_ids, self.table.value, self.scale)
+        scales = self.norm.value.view(-1)
+        projected = kernels.gated_rms_norm(self.projection(hidden), None, scales, self.eps, self.size)
+        step.layer_inputs = kernels.add(projected, rows)
+        return hidden
+
+
+class LayerInput(Layer):
+    """What layer `index` makes of its vector and the hidden states: norm(projection(activation(gate(x)) · vector))."""
+
+    def __init__(
+        self, kernels: KernelSet, index: int, sizes: tuple[int, int, int], activation: Activation, norm: Norm
+    ) -> None:
+        """sizes: of hidden states, of a vector, and how many layers have one."""
+        self._kernels = kernels
+        self.index, self.activation = index, activation
+        hidden, self.size, self.layers = sizes
+        prefix = f"model.layers.{index}"
+        self.gate = Linear(kernels, ((f"{prefix}.per_layer_input_gate", self.size),), hidden, bias=False)
+        self.projection = Linear(kernels, ((f"{prefix}.per_layer_projection", hidden),), self.size, bias=False)
+        self.norm = norm
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size] → what is added to it; in the last layer both of `step.wanted` rows."""
+        assert step.layer_inputs is not None
+        kernels = self._kernels
+        own = kernels.split(step.wanted(step.layer_inputs), (self.size,) * self.layers)[self.index]
+        gate = kernels.activate(self.gate(hidden), self.activation)
+        return self.norm(self.projection(kernels.multiply(gate, own)))[0]
+
+
+class LayerInputBlock(Layer):
+    """A block, then its layer's input is added, if there is one, then all is multiplied by a learned number."""
+
+    def __init__(self, kernels: KernelSet, block: Block, layer_input: LayerInput | None, scale: Weight) -> None:
+        """scale: [hidden_size], all equal."""
+        self._kernels = kernels
+        self.block, self.attention = block, block.attention
+        self.layer_input, self.scale = layer_input, scale
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
+        hidden = self.block(hidden, step)
+        if self.layer_input is not None:
+            hidden = self._kernels.add(hidden, self.layer_input(hidden, step))
+        return self._kernels.multiply(hidden, self.scale.value)
