@@ -93,8 +93,10 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 ),
             }
         ),
-        "glm": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5}),
-        "gpt_neox": MappingProxyType({"layer_norm_eps": 1e-5}),
+        "glm": MappingProxyType(
+            {"head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5, "attention_bias": True}
+        ),
+        "gpt_neox": MappingProxyType({"layer_norm_eps": 1e-5, "attention_bias": True}),
         "hunyuan": MappingProxyType({"rms_norm_eps": 1e-5}),
         "internlm3": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
         "nemotron": MappingProxyType({"norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
@@ -115,7 +117,7 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "seed_oss": MappingProxyType({"head_dim": 128, "attention_bias": True, "attention_out_bias": False}),
         "stablelm": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
         "starcoder2": MappingProxyType({"norm_epsilon": 1e-5}),
-        "gpt_oss": MappingProxyType({"sliding_window": 128, "head_dim": 64}),
+        "gpt_oss": MappingProxyType({"sliding_window": 128, "head_dim": 64, "attention_bias": True}),
         "qwen3": MappingProxyType({"head_dim": 128}),
     }
 )

@@ -225,9 +225,14 @@ class Blueprint:
         return LayerNorm(self.kernels, key, self.hidden_size, self.norm_eps, **options)
 
     def attention(self, index: int, rotary: Rotary, slot: int | None = None, **options: Any) -> Attention:
-        """Layer `index`'s attention, its keys and values in memory `slot`; options as in AttentionOptions."""
+        """Layer `index`'s attention, its keys and values in memory `slot`; options as in AttentionOptions.
+
+        The configuration's `attention_bias` tells of biases that no option tells of.
+        """
         sizes = (self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
-        settings = AttentionOptions(*sizes, rotary, norm_eps=self.norm_eps, **options)
+        bias = self.fields.flag("attention_bias", False)
+        usual = {"norm_eps": self.norm_eps, "qkv_bias": bias, "output_bias": bias}
+        settings = AttentionOptions(*sizes, rotary, **(usual | options))
         return Attention(self.kernels, f"model.layers.{index}.self_attn", index if slot is None else slot, settings)
 
     def mlp(
@@ -235,20 +240,20 @@ class Blueprint:
         index: int,
         *,
         activation: Activation | None = None,
-        bias: bool = False,
+        bias: bool | None = None,
         gated: bool = True,
         size: int | None = None,
         name: str = "mlp",
         **more: Any,
     ) -> FeedForward:
-        """Layer `index`'s MLP, of the configuration's intermediate size unless told; more as of GatedMlp."""
+        """Layer `index`'s MLP, of the configuration's size and biases unless told; more as of GatedMlp."""
         return (GatedMlp if gated else PlainMlp)(
             self.kernels,
             f"model.layers.{index}.{name}",
             self.hidden_size,
             size or self.fields.integer("intermediate_size"),
             activation=activation or self.activation(),
-            bias=bias,
+            bias=self.fields.flag("mlp_bias", False) if bias is None else bias,
             **more,
         )
 
@@ -264,7 +269,7 @@ class Blueprint:
         self_attention: Callable[[int], SelfAttention | None] | None = None,
         activation: Activation | None = None,
         gated: bool = True,
-        mlp_bias: bool = False,
+        mlp_bias: bool | None = None,
         model: Mapping[str, Any] = MappingProxyType({}),
         ignorable: tuple[str, ...] = (),
         final_norm: bool = True,
@@ -280,7 +285,7 @@ class Blueprint:
             norm: makes a norm of a key, as `norm` and `layer_norm` do; None for RMS norms.
             norms: where a block has norms.
             feed_forward: makes layer `index`'s; None for an MLP of this `activation`, `gated` or not, with biases if
-                `mlp_bias`.
+                `mlp_bias`, or the configuration's.
             self_attention: makes layer `index`'s; the usual one where it gives None, and without it.
             model: options of `model`; `norm` is the last one instead of the usual.
             ignorable: as in DecoderModel.

@@ -22,14 +22,11 @@ def build_cohere2(blueprint: Blueprint) -> DecoderModel:
 
 def _build(blueprint: Blueprint, **options: Any) -> DecoderModel:
     fields = blueprint.fields
-    bias = fields.flag("attention_bias", False)
     return blueprint.uniform(
         rotary=blueprint.rotary(),
         norm=partial(blueprint.layer_norm, bias=False),
         norms=PARALLEL,
         model={"tie_default": True, "logit_scale": fields.number("logit_scale", 0.0625)},
-        qkv_bias=bias,
-        output_bias=bias,
         interleaved=True,
         **options,
     )

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 
 from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.layers.latent_attention import LatentAttention, LatentOptions
 from penstock.layers.rotary import Rotary, yarn_mscale
 from penstock.models.blueprint import Blueprint
-from penstock.models.mixture import (
-    expert_options,
-    first_dense,
-    predictors,
-    sigmoid_experts,
-    sparse_layer,
-    with_shared,
-)
+from penstock.models.mixture import grouped_experts, predictors, sigmoid_experts
 
 # Whether experts are chosen from the best groups.
 METHODS = MappingProxyType({"greedy": False, "group_limited_greedy": True})
@@ -28,7 +20,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     """V2: softmax routing, for the larger models within the best groups of experts."""
     fields = blueprint.fields
     grouped = fields.choice("topk_method", METHODS, "greedy")
-    return _build(blueprint, first_dense(blueprint, partial(_experts, blueprint, grouped=grouped)), interleaved=True)
+    return _build(blueprint, grouped_experts(blueprint, grouped=grouped), interleaved=True)
 
 
 def build_v3(blueprint: Blueprint) -> DecoderModel:
@@ -42,7 +34,7 @@ def build_mistral4(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     if fields.integer("n_group", 1) != 1:
         raise fields.error("n_group", f"is {fields.integer('n_group')}; allowed: 1")
-    experts = first_dense(blueprint, partial(_experts, blueprint, grouped=False, renormalize=True))
+    experts = grouped_experts(blueprint, renormalize=True)
     return _build(blueprint, experts, interleaved=fields.flag("rope_interleave", True))
 
 
@@ -81,14 +73,3 @@ def _temperature(blueprint: Blueprint, rotary: Rotary) -> float:
     if settings is None or rotary.rope.kind == "default" or not settings.has("mscale_all_dim"):
         return 1.0
     return yarn_mscale(rotary.rope.factor, settings.number("mscale_all_dim", minimum=-1.0)) ** 2
-
-
-def _experts(blueprint: Blueprint, index: int, *, grouped: bool, renormalize: bool = False) -> FeedForward:
-    fields = blueprint.fields
-    groups = (fields.integer("n_group", 1), fields.integer("topk_group", 1)) if grouped else (1, 1)
-    options = expert_options(
-        blueprint, groups=groups, scale=fields.number("routed_scaling_factor", 1.0), renormalize=renormalize
-    )
-    prefix = f"model.layers.{index}.mlp"
-    shared = fields.integer("n_shared_experts", 0, minimum=0) * options.intermediate_size
-    return with_shared(blueprint, f"{prefix}.shared_experts", sparse_layer(blueprint, (prefix,), options), shared)

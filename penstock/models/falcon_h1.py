@@ -44,17 +44,14 @@ def build(blueprint: Blueprint) -> DecoderModel:
             slot=2 * index,
             scale=blueprint.head_dim**-0.5 * inward**2 * factor("key_multiplier"),
             output_factor=inward * factor("attention_out_multiplier"),
-            qkv_bias=biases["attention_bias"],
-            output_bias=biases["attention_bias"],
         )
         return ParallelMixers(kernels, attention, mamba2(blueprint, index, slot=2 * index + 1, **scan))
 
-    bias = fields.flag("mlp_bias", False)
     scales = factors("mlp_multipliers", 2, "the gate's and the output's")
     return blueprint.uniform(
         rotary=rotary,
         self_attention=mixers,
-        feed_forward=lambda index: blueprint.mlp(index, name="feed_forward", bias=bias, factors=scales),
+        feed_forward=lambda index: blueprint.mlp(index, name="feed_forward", factors=scales),
         norms=NORMS,
         model={
             "renames": RENAMES,

@@ -44,9 +44,8 @@ def attention_of(
     blueprint: Blueprint, index: int, rotary: Rotary, window: int | None, slot: int, **more: Any
 ) -> Attention:
     """Attention with normalised queries, keys and values and unscaled scores; of a `slot` not its own, without keys."""
-    bias, shared = blueprint.fields.flag("attention_bias", False), slot != index
-    normed = {"scale": 1.0, "qk_norm": True, "value_norm": True, "qkv_bias": bias, "output_bias": bias}
-    return blueprint.attention(index, rotary, slot, window=window, shared=shared, **normed, **more)
+    normed = {"scale": 1.0, "qk_norm": True, "value_norm": True}
+    return blueprint.attention(index, rotary, slot, window=window, shared=slot != index, **normed, **more)
 
 
 def shared_leftovers(slots: Sequence[int]) -> tuple[str, ...]:
@@ -72,7 +71,6 @@ def assemble(
         "embedding_scale": blueprint.hidden_size**0.5,
         "soft_cap": fields.optional_number("final_logit_softcapping"),
     }
-    bias = fields.flag("attention_bias", False)
     return blueprint.uniform(
         rotary=rotary,
         rotaries=rotaries,
@@ -80,7 +78,5 @@ def assemble(
         norms=norms,
         activation=blueprint.activation("hidden_activation", "gelu_pytorch_tanh"),
         model=options | (model or {}),
-        qkv_bias=bias,
-        output_bias=bias,
         **attention,
     )

@@ -9,8 +9,7 @@ AROUND = BlockNorms("input_layernorm", "post_self_attn_layernorm", "post_attenti
 
 
 def build(blueprint: Blueprint, norms: BlockNorms = PRE_NORM) -> DecoderModel:
-    bias = blueprint.fields.flag("attention_bias", True)
-    return blueprint.uniform(norms=norms, qkv_bias=bias, interleaved=True)
+    return blueprint.uniform(norms=norms, output_bias=False, interleaved=True)
 
 
 def build_glm4(blueprint: Blueprint) -> DecoderModel:

@@ -11,7 +11,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     """GLM: half of a head is rotated, the larger models norm queries and keys."""
     return blueprint.uniform(
         feed_forward=sigmoid_experts(blueprint),
-        qkv_bias=blueprint.fields.flag("attention_bias", False),
+        output_bias=False,
         qk_norm=blueprint.fields.flag("use_qk_norm", False),
         ignorable=predictors(blueprint),
     )
@@ -21,11 +21,8 @@ def build_dots(blueprint: Blueprint) -> DecoderModel:
     """dots.llm1: Qwen 3's attention, layers from `max_window_layers` on slide."""
     first = blueprint.fields.integer("max_window_layers", 62, minimum=0)
     slides = blueprint.sliding_window() is not None
-    bias = blueprint.fields.flag("attention_bias", False)
     return blueprint.uniform(
         windows=blueprint.windows(lambda index: slides and index >= first),
         feed_forward=sigmoid_experts(blueprint, renormalize=False),
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm=True,
     )

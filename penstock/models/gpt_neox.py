@@ -23,7 +23,6 @@ MASKS = (r".*\.attention\.(masked_)?bias", r".*\.attention\.rotary_emb\.inv_freq
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     blueprint = blueprint.having(partial_rotary_factor=fields.number("rotary_pct", 0.25))
-    bias = fields.flag("attention_bias", True)
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=fields.number("rotary_emb_base", 10_000.0)),
         norm=blueprint.layer_norm,
@@ -33,7 +32,5 @@ def build(blueprint: Blueprint) -> DecoderModel:
         mlp_bias=True,
         model={"renames": RENAMES},
         ignorable=MASKS,
-        qkv_bias=bias,
-        output_bias=bias,
         grouped=True,
     )

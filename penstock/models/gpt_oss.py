@@ -10,7 +10,6 @@ from penstock.models.blueprint import Blueprint
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
-    bias = fields.flag("attention_bias", True)
     options = ExpertOptions(
         blueprint.hidden_size,
         fields.integer("intermediate_size"),
@@ -35,7 +34,5 @@ def build(blueprint: Blueprint) -> DecoderModel:
         rotary=blueprint.rotary(theta=150_000.0),
         windows=blueprint.windows(lambda index: index % 2 == 0),
         feed_forward=feed_forward,
-        qkv_bias=bias,
-        output_bias=bias,
         sinks=True,
     )

@@ -60,7 +60,6 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
     """
     fields = blueprint.fields
     branch = fields.number("residual_multiplier", 1.0)
-    bias = fields.flag("attention_bias", False)
     return replace(blueprint, norm_eps=blueprint.norm_eps / branch**2).uniform(
         feed_forward=feed_forward,
         model={
@@ -69,8 +68,5 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
             "logit_scale": 1.0 / fields.number("logits_scaling", 1.0),
         },
         scale=fields.number("attention_multiplier", 1.0),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
         **more,
     )

@@ -32,12 +32,9 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 
 
 def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None) -> DecoderModel:
-    bias = blueprint.fields.flag("attention_bias", False)
     return blueprint.uniform(
         feed_forward=feed_forward,
         model={"renames": RENAMES},
         qk_norm=True,
         head_norm="rotated",
-        qkv_bias=bias,
-        output_bias=bias,
     )

@@ -40,12 +40,9 @@ def build_bamba(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     full = fields.integers("attn_layer_indices")
     recurrent = blueprint.recurrent(lambda index: index not in full)
-    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     return blueprint.uniform(
         self_attention=lambda index: mamba2(blueprint, index) if recurrent[index] else None,
-        feed_forward=lambda index: blueprint.mlp(index, name="feed_forward", bias=mlp_bias),
+        feed_forward=lambda index: blueprint.mlp(index, name="feed_forward"),
         norms=NORMS,
         model={"renames": RENAMES},
-        qkv_bias=bias,
-        output_bias=bias,
     )

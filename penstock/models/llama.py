@@ -24,20 +24,15 @@ BAICHUAN = ((r"\.self_attn\.W_pack\.", ".self_attn.qkv_proj."),)
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """The plain pre-norm decoder; biases are optional."""
-    fields = blueprint.fields
-    bias = fields.flag("attention_bias", False)
-    output = fields.flag("attention_out_bias", bias)
-    return blueprint.uniform(qkv_bias=bias, output_bias=output, mlp_bias=fields.flag("mlp_bias", False))
+    told = "attention_out_bias" if blueprint.fields.has("attention_out_bias") else "attention_bias"
+    return blueprint.uniform(output_bias=blueprint.fields.flag(told, False))
 
 
 def build_eurobert(blueprint: Blueprint) -> DecoderModel:
     """EuroBERT (arXiv:2503.05500): the same, attending both ways."""
     if blueprint.head == "labels":
         raise blueprint.fields.error("architectures", "is a EuroBERT classifier; only EuroBertModel is supported")
-    bias = blueprint.fields.flag("attention_bias", False)
-    model = {"mask": MaskKind.BIDIRECTIONAL}
-    mlp_bias = blueprint.fields.flag("mlp_bias", False)
-    return blueprint.uniform(model=model, qkv_bias=bias, output_bias=bias, mlp_bias=mlp_bias)
+    return blueprint.uniform(model={"mask": MaskKind.BIDIRECTIONAL})
 
 
 def build_internlm2(blueprint: Blueprint) -> DecoderModel:

@@ -21,7 +21,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     temperature = None
     if fields.flag("attn_temperature_tuning", True):
         temperature = Temperature(fields.number("floor_scale", 8192.0), fields.number("attn_scale", 0.1), 1)
-    rotary, bias = blueprint.rotary(theta=500_000.0), fields.flag("attention_bias", False)
+    rotary = blueprint.rotary(theta=500_000.0)
     chunk = fields.integer("attention_chunk_size", 8192)
     feed_forward, normed = _feed_forward(blueprint), fields.flag("use_qk_norm", True)
     return blueprint.uniform(
@@ -34,8 +34,6 @@ def build(blueprint: Blueprint) -> DecoderModel:
             interleaved=bool(turned[index]),
             unit_norm=normed and bool(turned[index]),
             temperature=None if turned[index] else temperature,
-            qkv_bias=bias,
-            output_bias=bias,
         ),
         feed_forward=feed_forward,
         model={"renames": RENAMES},

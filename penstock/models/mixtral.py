@@ -24,15 +24,12 @@ def build_phi(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     jitter = fields.number("router_jitter_noise", 0.01, minimum=-1.0)
     options = expert_options(blueprint, size="intermediate_size", routing="sparsemixer", jitter=jitter)
-    bias = fields.flag("attention_bias", False)
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=1_000_000.0),
         windows=[blueprint.sliding_window()] * blueprint.num_layers,
         norm=blueprint.layer_norm,
         feed_forward=lambda index: sparse_layer(blueprint, places(index), options, names=NAMES),
         model={"head_bias": fields.flag("lm_head_bias", False)},
-        qkv_bias=bias,
-        output_bias=bias,
     )
 
 

@@ -126,24 +126,31 @@ def first_dense(blueprint: Blueprint, experts: Callable[[int], FeedForward]) -> 
     return lambda index: blueprint.mlp(index) if index < dense or index % every else experts(index)
 
 
-def sigmoid_experts(blueprint: Blueprint, *, renormalize: bool = True) -> Callable[[int], FeedForward]:
-    """DeepSeek-V3's feed-forward layers (arXiv:2412.19437): sigmoids within the best groups, balanced by a bias."""
+def grouped_experts(
+    blueprint: Blueprint, *, grouped: bool = True, choice_bias: str | None = None, **more: Any
+) -> Callable[[int], FeedForward]:
+    """DeepSeek's feed-forward layers: experts within the best groups, unless not `grouped`, beside an MLP.
+
+    The rest as of `sparse_layer` and `expert_options`.
+    """
     fields = blueprint.fields
-    options = expert_options(
-        blueprint,
-        routing="sigmoid_topk",
-        renormalize=renormalize,
-        groups=(fields.integer("n_group", 1), fields.integer("topk_group", 1)),
-        scale=fields.number("routed_scaling_factor", 1.0),
-    )
+    groups = (fields.integer("n_group", 1), fields.integer("topk_group", 1)) if grouped else (1, 1)
+    scale = fields.number("routed_scaling_factor", 1.0)
+    options = expert_options(blueprint, groups=groups, scale=scale, **more)
     shared = fields.integer("n_shared_experts", 0, minimum=0) * options.intermediate_size
 
     def experts(index: int) -> FeedForward:
         prefix = f"model.layers.{index}.mlp"
-        routed = sparse_layer(blueprint, (prefix,), options, choice_bias="gate.e_score_correction_bias")
+        routed = sparse_layer(blueprint, (prefix,), options, choice_bias=choice_bias)
         return with_shared(blueprint, f"{prefix}.shared_experts", routed, shared)
 
     return first_dense(blueprint, experts)
+
+
+def sigmoid_experts(blueprint: Blueprint, *, renormalize: bool = True) -> Callable[[int], FeedForward]:
+    """DeepSeek-V3's (arXiv:2412.19437): sigmoids, balanced by a bias."""
+    bias = "gate.e_score_correction_bias"
+    return grouped_experts(blueprint, choice_bias=bias, routing="sigmoid_topk", renormalize=renormalize)
 
 
 def predictors(blueprint: Blueprint) -> tuple[str, ...]:

@@ -41,14 +41,12 @@ def build(blueprint: Blueprint) -> DecoderModel:
         out = Dense("classifier", hidden, blueprint.num_labels(), bias=True)
         return Classifier(out, Dense("head.dense", hidden, hidden, bias=bias), functional.gelu, norm("head.norm"))
 
-    bias = fields.flag("attention_bias", False)
     return blueprint.uniform(
         rotaries=[full if window is None else local for window in windows],
         windows=windows,
         norm=norm,
         norms=NORMS,
         activation=blueprint.activation("hidden_activation", "gelu"),
-        mlp_bias=fields.flag("mlp_bias", False),
         model={
             "renames": RENAMES,
             "mask": MaskKind.BIDIRECTIONAL,
@@ -56,6 +54,4 @@ def build(blueprint: Blueprint) -> DecoderModel:
             "classifier": classifier,
         },
         ignorable=(r"decoder\..*",) if blueprint.head == "labels" else (r"(head|decoder|classifier)\..*",),
-        qkv_bias=bias,
-        output_bias=bias,
     )

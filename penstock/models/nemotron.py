@@ -9,12 +9,8 @@ from penstock.models.blueprint import Blueprint
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    bias = blueprint.fields.flag("attention_bias", False)
     return blueprint.uniform(
         norm=partial(blueprint.layer_norm, around_one=True),
         activation=blueprint.activation(default="relu2"),
         gated=False,
-        mlp_bias=blueprint.fields.flag("mlp_bias", False),
-        qkv_bias=bias,
-        output_bias=bias,
     )

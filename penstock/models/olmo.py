@@ -11,12 +11,9 @@ from penstock.models.mixture import expert_options, sparse_layer
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """The first: layer norms without weights, projections bounded where `clip_qkv` says so."""
-    bias = blueprint.fields.flag("attention_bias", False)
     return blueprint.uniform(
         norm=partial(blueprint.layer_norm, scaled=False, bias=False),
         clip=blueprint.fields.optional_number("clip_qkv"),
-        qkv_bias=bias,
-        output_bias=bias,
     )
 
 
@@ -25,27 +22,22 @@ def build_olmoe(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     if fields.has("clip_qkv"):
         raise fields.error("clip_qkv", f"is {fields.values['clip_qkv']}; only null is supported in OLMoE")
-    bias = fields.flag("attention_bias", False)
     options = expert_options(blueprint, size="intermediate_size")
     return blueprint.uniform(
         feed_forward=lambda index: sparse_layer(blueprint, (f"model.layers.{index}.mlp",), options),
         qk_norm=True,
         head_norm="all",
-        qkv_bias=bias,
-        output_bias=bias,
     )
 
 
 def build_olmo2(blueprint: Blueprint) -> DecoderModel:
     """Norms after attention and MLP only; queries and keys are normalised over all heads."""
-    bias = blueprint.fields.flag("attention_bias", False)
-    return blueprint.uniform(norms=POST_NORM, qk_norm=True, head_norm="all", qkv_bias=bias, output_bias=bias)
+    return blueprint.uniform(norms=POST_NORM, qk_norm=True, head_norm="all")
 
 
 def build_olmo3(blueprint: Blueprint) -> DecoderModel:
     """OLMo 2 with three sliding layers to one full layer, whose context alone is stretched."""
     fields = blueprint.fields
-    bias = fields.flag("attention_bias", False)
     windows = blueprint.windows(lambda index: (index + 1) % 4 != 0)
     theta = fields.number("rope_theta", 500_000.0)
     full = blueprint.rotary(theta=theta, layer_type="full_attention")
@@ -57,6 +49,4 @@ def build_olmo3(blueprint: Blueprint) -> DecoderModel:
         norms=POST_NORM,
         qk_norm=True,
         head_norm="all",
-        qkv_bias=bias,
-        output_bias=bias,
     )

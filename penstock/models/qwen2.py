@@ -14,4 +14,4 @@ def upper_windows(blueprint: Blueprint) -> tuple[int | None, ...]:
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return blueprint.uniform(windows=upper_windows(blueprint), qkv_bias=True)
+    return blueprint.uniform(windows=upper_windows(blueprint), qkv_bias=True, output_bias=False)

@@ -8,5 +8,4 @@ from penstock.models.qwen2 import upper_windows
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    bias = blueprint.fields.flag("attention_bias", False)
-    return blueprint.uniform(windows=upper_windows(blueprint), qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return blueprint.uniform(windows=upper_windows(blueprint), qk_norm=True)

@@ -13,13 +13,10 @@ from penstock.models.qwen2 import upper_windows
 def build(blueprint: Blueprint) -> DecoderModel:
     """Qwen 3 with experts in every layer but the configured dense ones."""
     fields = blueprint.fields
-    bias = fields.flag("attention_bias", False)
     window = blueprint.sliding_window() if fields.flag("use_sliding_window", False) else None
     return blueprint.uniform(
         windows=[window] * blueprint.num_layers,
         feed_forward=sparse(blueprint),
-        qkv_bias=bias,
-        output_bias=bias,
         qk_norm=True,
     )
 
@@ -31,6 +28,7 @@ def build_qwen2(blueprint: Blueprint) -> DecoderModel:
         windows=upper_windows(blueprint),
         feed_forward=sparse(blueprint, shared),
         qkv_bias=blueprint.fields.flag("qkv_bias", True),
+        output_bias=False,
     )
 
 

@@ -44,7 +44,6 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
         prefix = f"model.layers.{index}.linear_attn"
         return DeltaNet(blueprint.kernels, prefix, index, options) if recurrent[index] else None
 
-    bias = fields.flag("attention_bias", False)
     return blueprint.uniform(
         self_attention=delta,
         feed_forward=feed_forward,
@@ -53,6 +52,4 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
         output_gate=True,
         qk_norm=True,
         around_one=True,
-        qkv_bias=bias,
-        output_bias=bias,
     )

@@ -8,15 +8,12 @@ from penstock.models.blueprint import UNTURNED, Blueprint
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
-    bias, rotary = fields.flag("attention_bias", False), blueprint.rotary(theta=2_000_000.0)
+    rotary = blueprint.rotary(theta=2_000_000.0)
     turned = blueprint.turned()
     slides = fields.flag("use_sliding_window", False) and fields.has("sliding_window")
     return blueprint.uniform(
         rotary=rotary,
         rotaries=[rotary if turns else UNTURNED for turns in turned],
         windows=blueprint.windows(lambda index: not turned[index]) if slides else None,
-        mlp_bias=fields.flag("mlp_bias", False),
         model={"tie_default": True},
-        qkv_bias=bias,
-        output_bias=bias,
     )

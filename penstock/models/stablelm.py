@@ -15,6 +15,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         norms=PARALLEL if fields.flag("use_parallel_residual", False) else PRE_NORM,
         model={"renames": RENAMES},
         qkv_bias=fields.flag("use_qkv_bias", False),
+        output_bias=False,
         qk_norm=fields.flag("qk_layernorm", False),
         head_norm="layer",
     )

@@ -182,10 +182,11 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     method = checkpoint_method(checkpoint.config, loaded)
     context, longest = _context_lengths(config)
-    floats = [info for info in method.plain(loaded) if info.format in _FLOATS and len(info.shape) > 1]
+    parameters, plain = method.count(loaded)
+    floats = [info for info in plain if info.format in _FLOATS and len(info.shape) > 1]
     return ModelFacts(
         name=served_name(str(checkpoint.path)),
-        parameters=method.values(loaded),
+        parameters=parameters,
         file_bytes=sum(info.nbytes for info in loaded.values()),
         checkpoint_dtype=_dtype(config, checkpoint.tensors),
         context_length=context,

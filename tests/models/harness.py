@@ -19,6 +19,7 @@ from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model, build_model
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from tests.models import tiny
 
 BLOCK_SIZE, ROWS = 4, 8  # ROWS: slots of recurrent states
 
@@ -130,3 +131,10 @@ def greedy(model: Model, prompt: Sequence[int], count: int, stop: Sequence[int] 
         if len(tokens) == count or tokens[-1] in stop:
             return tokens
         logits = harness.step({"row": tokens[-1:]})["row"]
+
+
+def check_logits(path: Path, theirs: Any, count: int = 30) -> None:
+    """A checkpoint gives the logits of transformers' model for a prompt, computed in chunks."""
+    tokens, harness = tiny.prompt(count), Harness(load(path))
+    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, count, 8)])
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4

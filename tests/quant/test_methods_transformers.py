@@ -84,7 +84,7 @@ def test_bitnet(kind: str) -> None:
     expected = ternary * 2.5 if kind == "autobitlinear" else ternary * np.float32(1 / 2.5)
     assert isinstance(matrix, Affine) and (matrix.bits, matrix.zero, matrix.group) == (2, 1, 8)
     assert np.array_equal(decode_canonical(matrix), expected.numpy())
-    assert method.values({"w.weight": tensors[".weight"].info, "w.weight_scale": tensors[".weight_scale"].info}) == 96
+    assert method.count({"w.weight": tensors[".weight"].info, "w.weight_scale": tensors[".weight_scale"].info})[0] == 96
     with pytest.raises(CheckpointError, match="four rows a byte, which do not divide 10 rows"):
         method.canonical("w.weight", tensors, (10, 8))
     with pytest.raises(CheckpointError, match="'online'"):

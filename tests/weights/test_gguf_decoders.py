@@ -11,7 +11,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 
 from penstock.config.errors import CheckpointError
 from penstock.quant.formats import decode_to_float32
@@ -21,7 +20,7 @@ from penstock.weights.readers.gguf_config import gguf_config
 from penstock.weights.readers.gguf_decoders import DECODERS
 from penstock.weights.readers.gguf_file import read_gguf_file
 from tests.models import tiny
-from tests.models.harness import Harness, load
+from tests.models.harness import Harness, check_logits, load
 
 Arrays = dict[str, np.ndarray]
 A = gguf.MODEL_ARCH
@@ -261,13 +260,6 @@ def stored_arrays(folder: Path) -> Arrays:
     return arrays
 
 
-def check(file: Path, theirs: Any) -> None:
-    """Logits of a prompt in chunks."""
-    tokens, harness = tiny.prompt(30), Harness(load(file))
-    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, 30, 8)])
-    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
-
-
 def twin(family: str, tmp_path: Path, write_gguf: Callable[..., Path], **fields: Any) -> tuple[Any, Path]:
     """transformers' model, saved, and its GGUF file."""
     arch, conventional = CASES[family]
@@ -283,7 +275,7 @@ def test_logits(family: str, tmp_path: Path, write_gguf: Callable[..., Path]) ->
     ours, source = open_checkpoint(file), open_checkpoint(tmp_path / "hf")
     planned, expected = model_facts(ours), model_facts(source)
     assert (planned.layers, planned.parameters) == (expected.layers, expected.parameters)
-    check(file, theirs)
+    check_logits(file, theirs)
 
 
 def test_projections_that_older_files_have_whole(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
@@ -302,7 +294,7 @@ def test_projections_that_older_files_have_whole(tmp_path: Path, write_gguf: Cal
     pairs |= {f"deepseek2.{key}": value for key, value in whole.items()}
     file = write_gguf(tmp_path / "m.gguf", "deepseek2", pairs, found)
     assert open_checkpoint(file).config["architectures"] == ["DeepseekV3ForCausalLM"]
-    check(file, theirs)
+    check_logits(file, theirs)
 
 
 def test_fused_projections(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
@@ -313,13 +305,13 @@ def test_fused_projections(tmp_path: Path, write_gguf: Callable[..., Path]) -> N
         for ending in ("weight", "bias"):
             parts = [found.pop(f"blk.{layer}.attn_{part}.{ending}") for part in "qkv"]
             found[f"blk.{layer}.attn_qkv.{ending}"] = np.concatenate(parts)
-    check(write_gguf(tmp_path / "m.gguf", "phi2", metadata(A.PHI2, theirs.config), found), theirs)
+    check_logits(write_gguf(tmp_path / "m.gguf", "phi2", metadata(A.PHI2, theirs.config), found), theirs)
     theirs = tiny.save("dots1", tmp_path / "hf2")
     found = tensors(A.DOTS1, stored_arrays(tmp_path / "hf2"), theirs.config)
     for layer in (1, 2):
         parts = [found.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up")]
         found[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
-    check(write_gguf(tmp_path / "n.gguf", "dots1", metadata(A.DOTS1, theirs.config), found), theirs)
+    check_logits(write_gguf(tmp_path / "n.gguf", "dots1", metadata(A.DOTS1, theirs.config), found), theirs)
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
@@ -329,7 +321,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, write_g
     found["blk.3.nextn.eh_proj.weight"] = np.ones((36, 72), np.float32)
     further = {"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 1}
     pairs = metadata(A.GLM4_MOE, theirs.config) | further
-    check(write_gguf(tmp_path / "m.gguf", "glm4moe", pairs, found), theirs)
+    check_logits(write_gguf(tmp_path / "m.gguf", "glm4moe", pairs, found), theirs)
 
 
 BLOCKS = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from tests.models import tiny
-from tests.models.harness import Harness, load
+from tests.models.harness import check_logits
+from tests.weights import test_gguf_recurrent
 
 ARCHES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -93,12 +95,12 @@ def tensors(name: str, model: transformers.PreTrainedModel) -> dict[str, np.ndar
     return stored
 
 
-@pytest.mark.parametrize("name", ARCHES)
-def test_logits(name: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
-    theirs = tiny.make(name, **CONVENTIONAL.get(name, {}))
-    arch = gguf.MODEL_ARCH_NAMES[ARCHES[name]]
-    file = write_gguf(tmp_path / "model.gguf", arch, metadata(arch, theirs.config), tensors(name, theirs))
-    tokens = tiny.prompt(30)
-    harness = Harness(load(file))
-    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, 30, 8)])
-    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
+@pytest.mark.parametrize(
+    ("name", "writer"),
+    [(name, writer) for writer in (sys.modules[__name__], test_gguf_recurrent) for name in writer.ARCHES],
+)
+def test_logits(name: str, writer: ModuleType, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    theirs = tiny.make(name, **writer.CONVENTIONAL.get(name, {}))
+    arch = gguf.MODEL_ARCH_NAMES[writer.ARCHES[name]]
+    pairs, arrays = writer.metadata(arch, theirs.config), writer.tensors(name, theirs)
+    check_logits(write_gguf(tmp_path / "model.gguf", arch, pairs, arrays), theirs)

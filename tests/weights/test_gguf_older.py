@@ -9,12 +9,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from penstock.config.errors import CheckpointError
 from tests.models import tiny
-from tests.models.harness import Harness, load
+from tests.models.harness import check_logits, load
 
 ARCHES = {
     "gpt2": gguf.MODEL_ARCH.GPT2,
@@ -82,10 +81,7 @@ def test_logits(name: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> N
     theirs = tiny.make(name, **USUAL.get(name, {}))
     arch = gguf.MODEL_ARCH_NAMES[ARCHES[name]]
     file = write_gguf(tmp_path / "model.gguf", arch, metadata(name, theirs.config), tensors(name, theirs))
-    tokens = tiny.prompt(30)
-    harness = Harness(load(file))
-    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, 30, 8)])
-    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
+    check_logits(file, theirs)
 
 
 def test_a_fused_projection_of_other_heads(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from penstock.config.errors import CheckpointError
 from penstock.weights.open import open_checkpoint
 from tests.models import tiny
-from tests.models.harness import Harness, load
+from tests.models.harness import check_logits
 
 ARCHES = {
     "lfm2": gguf.MODEL_ARCH.LFM2,
@@ -197,17 +196,6 @@ def tensors(name: str, model: transformers.PreTrainedModel) -> dict[str, np.ndar
     return stored
 
 
-@pytest.mark.parametrize("name", ARCHES)
-def test_logits(name: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
-    theirs = tiny.make(name, **CONVENTIONAL.get(name, {}))
-    arch = gguf.MODEL_ARCH_NAMES[ARCHES[name]]
-    file = write_gguf(tmp_path / "model.gguf", arch, metadata(arch, theirs.config), tensors(name, theirs))
-    tokens = tiny.prompt(30)
-    harness = Harness(load(file))
-    logits = torch.cat([harness.step({"row": tokens[start : start + 8]})["row"] for start in range(0, 30, 8)])
-    assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
-
-
 def test_projections_by_head_as_older_files_have_them(tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
     theirs = tiny.make("qwen3-next", **CONVENTIONAL["qwen3-next"])
     found = tensors("qwen3-next", theirs)
@@ -216,8 +204,7 @@ def test_projections_by_head_as_older_files_have_them(tmp_path: Path, write_gguf
         whole = theirs.state_dict()[f"model.layers.{layer}.linear_attn.in_proj_qkvz.weight"]
         found[f"blk.{layer}.ssm_in.weight"] = whole.numpy()
     file = write_gguf(tmp_path / "model.gguf", "qwen3next", metadata("qwen3next", theirs.config), found)
-    tokens = tiny.prompt(30)
-    assert tiny.distance(Harness(load(file)).step({"row": tokens})["row"], tiny.reference_logits(theirs, tokens)) < 1e-4
+    check_logits(file, theirs)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from penstock.quant.formats import decode_to_float32
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 from tests.models import tiny
-from tests.models.harness import Harness, load
+from tests.models.harness import check_logits
 
 Arrays = dict[str, np.ndarray]
 LLAMA3 = {**tiny.LLAMA3, "original_max_position_embeddings": 64}
@@ -110,6 +110,4 @@ def test_logits_equal_transformers(
     assert twin.config["architectures"] == source.config["architectures"]
     planned, expected = model_facts(twin), model_facts(source)
     assert (planned.layers, planned.parameters) == (expected.layers, expected.parameters)
-    tokens = tiny.prompt(43)
-    ours = Harness(load(path)).step({"row": tokens})["row"]
-    assert tiny.distance(ours, tiny.reference_logits(theirs, tokens)) < 1e-4
+    check_logits(path, theirs, 43)

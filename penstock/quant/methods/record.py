@@ -176,19 +176,25 @@ class Method:
             f"the tensors of {key!r} ({', '.join(stored)}) are in no layout of {self.name}. {_REMEDY}"
         )
 
-    def values(self, tensors: Mapping[str, TensorInfo]) -> int:
-        """Weights that a checkpoint's tensors stand for: packed ones counted one by one, their scales not at all."""
-        packed = sum(
-            layout.values({suffix: tensors[name] for suffix, name in found.items()})
-            for found, layout in self._packed(tensors)
-        )
-        return packed + sum(math.prod(info.shape) for info in self.plain(tensors))
+    def count(self, tensors: Mapping[str, TensorInfo]) -> tuple[int, list[TensorInfo]]:
+        """What a checkpoint's tensors stand for.
 
-    def plain(self, tensors: Mapping[str, TensorInfo]) -> list[TensorInfo]:
-        """The tensors that hold weights as they are: neither packed ones and their scales, nor ignorable ones."""
-        used = {name for found, _ in self._packed(tensors) for name in found.values()}
-        used.update(name for name in tensors if any(re.fullmatch(pattern, name) for pattern in self.ignorable))
-        return [info for name, info in tensors.items() if name not in used]
+        Returns:
+            The weights, packed ones counted one by one, their scales not at all; and the tensors that hold weights as
+            they are: neither packed ones and their scales, nor ignorable ones.
+        """
+        packed = list(self._packed(tensors))
+        used = {name for found, _ in packed for name in found.values()}
+        ignored = [re.compile(pattern) for pattern in self.ignorable]
+        plain = [
+            info
+            for name, info in tensors.items()
+            if name not in used and not any(pattern.fullmatch(name) for pattern in ignored)
+        ]
+        values = sum(
+            layout.values({suffix: tensors[name] for suffix, name in found.items()}) for found, layout in packed
+        )
+        return values + sum(math.prod(info.shape) for info in plain), plain
 
     def _packed(self, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[dict[str, str], Layout]]:
         for name in tensors:
