@@ -23,6 +23,7 @@ from penstock.server.auth import ApiKeys, HostRule
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
+from penstock.server.dialects.render import render_router
 from penstock.server.dialects.rerank import RerankBody, ScoreBody, rerank_router
 from penstock.server.dialects.responses.routes import Responses, responses_router
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
@@ -81,6 +82,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     app.include_router(embeddings_router(service))
     app.include_router(rerank_router(service))
     app.include_router(tokenize_router(service))
+    app.include_router(render_router(service))
     app.include_router(_operator_router(service, app))
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics)

@@ -24,6 +24,8 @@ OPERATIONS = [
     ("POST", "/detokenize", 15),
     ("POST", "/v1/detokenize", 10),
     ("GET", "/v1/models/{model}", 25),
+    *(("POST", f"/v1/{path}", 10) for path in ("chat/completions/render", "completions/render")),
+    *(("POST", path, 5) for path in ("/apply-template", "/v1/chat/completions/input_tokens")),
     ("POST", "/v1/responses", 25),
     ("POST", "/v1/responses/input_tokens", 15),
     ("POST", "/v1/responses/{response_id}/cancel", 10),

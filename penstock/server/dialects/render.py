@@ -1,0 +1,77 @@
+"""What a request becomes before it runs: vLLM's render routes, llama-server's /apply-template, counts of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from penstock.config.errors import spelled
+from penstock.core.request import GenerationRequest
+from penstock.server.answer import Service
+from penstock.server.body import read_json, validate
+from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
+from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
+from penstock.server.document import takes
+from penstock.server.errors import json_response
+
+
+def render_router(service: Service) -> APIRouter:
+    """The routes over one service."""
+    router, frontend = APIRouter(), service.frontend
+
+    async def chat_request(request: Request) -> tuple[Call, str, tuple[int, ...]]:
+        """The call of a chat, its prompt and the prompt's tokens."""
+        body = validate(ChatBody, await read_json(request))
+        service.check_model(body.model)
+        service.check_template(body.chat_template)
+        service.require_ready()
+        with spelled(sent_names(body)):
+            call = chat_call(body, frontend.text.defaults)
+            prompt = await asyncio.to_thread(frontend.render, call.requests[0])
+            return call, prompt, await frontend.tokenize(call.requests[0])
+
+    def rendered(call: Call, request: GenerationRequest, prompt: str, ids: tuple[int, ...]) -> dict[str, Any]:
+        return {
+            "request_id": call.id,
+            "model": service.model,
+            "prompt": prompt,
+            "token_ids": ids,
+            "features": None,
+            "sampling_params": msgspec.to_builtins(request.sampling),
+            "stream": call.stream,
+            "cache_salt": request.cache_salt or None,
+            "priority": request.priority,
+        }
+
+    @router.post("/v1/chat/completions/render", summary="A chat as it would run", openapi_extra=takes(ChatBody))
+    async def render_chat(request: Request) -> Response:
+        call, prompt, ids = await chat_request(request)
+        return json_response(rendered(call, call.requests[0], prompt, ids))
+
+    @router.post("/v1/completions/render", summary="Texts as they would run", openapi_extra=takes(CompletionBody))
+    async def render_texts(request: Request) -> Response:
+        body = validate(CompletionBody, await read_json(request))
+        service.check_model(body.model)
+        service.require_ready()
+        with spelled(sent_names(body)):
+            call = completion_call(body, frontend.text.defaults)
+            result = []
+            for item in call.requests:
+                ids = await frontend.tokenize(item)
+                prompt = frontend.detokenize(ids) if item.prompt is None else item.prompt
+                result.append(rendered(call, item, prompt, ids))
+        return json_response(result)
+
+    @router.post("/apply-template", summary="The prompt of a chat", openapi_extra=takes(ChatBody))
+    async def apply_template(request: Request) -> Response:
+        return json_response({"prompt": (await chat_request(request))[1]})
+
+    @router.post("/v1/chat/completions/input_tokens", summary="Count a chat's tokens", openapi_extra=takes(ChatBody))
+    async def input_tokens(request: Request) -> Response:
+        return json_response({"object": "response.input_tokens", "input_tokens": len((await chat_request(request))[2])})
+
+    return router
