@@ -66,6 +66,18 @@ TEMPLATE_MAX_CHARS = 16 * 2**20
 MAX_TEMPLATE_SOURCE_CHARS = 2**20
 MAX_PROMPT_CHARS = 32 * 2**20
 
+# Grammars
+MAX_GRAMMAR_CHARS = 2**20
+MAX_GRAMMAR_DEPTH = 64  # of a schema, or of brackets in a grammar
+MAX_REGEX_CHARS = 4096
+MAX_CHOICES = 10_000  # of a list, or of an enum
+MAX_STRUCTURAL_TAGS = 256
+GRAMMAR_TIMEOUT_S = 2.0  # to compile one
+GRAMMAR_QUEUE_S = 30.0  # to wait until others are compiled
+GRAMMAR_THREADS = 2
+MAX_COMPILED_GRAMMARS = 512
+MAX_COMPILED_BYTES = 256 * 2**20  # estimated
+
 # Checkpoints
 MAX_HEADER_JSON_BYTES = 100 * 2**20
 MAX_GGUF_STRING_BYTES = 64 * 2**20

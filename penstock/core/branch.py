@@ -115,5 +115,6 @@ class Branch:
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute now; 0 while the last token allowed is in flight."""
-        return 0 if self.generated >= self.max_tokens else self.known - self.computed
+        """Tokens to compute now; 0 while the last token allowed is in flight, or one that may force others."""
+        waits = self.generated >= self.max_tokens or (self.in_flight and self.request.constrained)
+        return 0 if waits else self.known - self.computed

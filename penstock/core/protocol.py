@@ -220,7 +220,10 @@ class Runner(Protocol):
         """Starts the step: applies rows and cache operations and runs the model."""
 
     def sample(self, step: int, masks: Any = None) -> StepResult:
-        """Finishes step number `step` (the oldest outstanding): draws tokens, under grammar `masks` if given."""
+        """Finishes step number `step` (the oldest outstanding): draws tokens, under grammar `masks` if given.
+
+        `masks.of(rows)` waits for those of these rows: [len(rows), ceil(V / 32)] words, as the sampler takes them.
+        """
 
     def abort(self) -> None:
         """Forgets outstanding plans after one of them failed; rows they introduced may be released or overwritten."""

@@ -88,6 +88,11 @@ class EngineRequest:
     grammar: Grammar | None = None
     thinking: Thinking | None = None
 
+    @property
+    def constrained(self) -> bool:
+        """Whether tokens may be forced on it, so that no step can be planned before the last one's tokens are known."""
+        return self.grammar is not None or (self.thinking is not None and self.thinking.budget is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
+from penstock.engine.text_pipeline import TextPipeline
 from penstock.runtime.assemble import load, make_runner, scheduler_options
+from penstock.runtime.constraints import Constraints
+from penstock.runtime.grammar import Vocabulary
 from penstock.runtime.levels import guarantee, level_notes, products_note
 from penstock.runtime.prepare import (
     Prepared,
@@ -43,13 +47,20 @@ def build_engine(
     prepared, kv_types, notes = load(prepared, progress)
     limits = scheduler_options(concrete, prepared.plan, model)
     runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
-    engine = Engine(Scheduler(limits, prepared.groups), runner)
+    constraints = Constraints(model.vocab_size, partial(_vocabulary, options.model, model.vocab_size))
+    engine = Engine(Scheduler(limits, prepared.groups), runner, constraints)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
     for note in notes:
         log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
     numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv_types)}{products_note(kernels)}"
     return engine, replace(engine_info(prepared, model.vocab_size, notes, executor.fast), numbers=numbers)
+
+
+def _vocabulary(model: str, size: int) -> Vocabulary:
+    text = TextPipeline.load(model)
+    encode = partial(text.tokenizer.encode, add_special_tokens=False, parse_special=False)
+    return Vocabulary(size, text.tokenizer.token_bytes, encode, text.tokenizer.special_ids, text.eos_ids)
 
 
 def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = (), fast: bool = False) -> EngineInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.config.errors import EngineDeadError, RequestError
@@ -40,19 +41,30 @@ class EngineDriver:
         return bool(self._admitted) or self._engine.has_work
 
     def submit(self, request: EngineRequest) -> None:
-        """Adds a request, or tells the sink why not."""
+        """Adds a request, or tells the sink why not; one with a grammar is added when that is compiled."""
+        self._try(request, self._hold)
+
+    def _hold(self, request: EngineRequest) -> None:
+        if not self._engine.constraints.hold(request):
+            self._add(request)
+
+    def _add(self, request: EngineRequest) -> None:
+        self._engine.add(request)
+        self._admitted.append(EngineOutput(request.request_id, 0))
+
+    def _try(self, request: EngineRequest, call: Callable[[EngineRequest], None]) -> None:
         try:
-            self._engine.add(request)
+            call(request)
         except RequestError as error:
             self._sink.refused(request.request_id, error)
         except Exception:
             _log.exception("a request could not be added")
             self._sink.refused(request.request_id, RequestError("The engine cannot process this request."))
-        else:
-            self._admitted.append(EngineOutput(request.request_id, 0))
 
     def cancel(self, request_id: str) -> None:
         """Ends a request's branches with the next step; unknown ids are ignored."""
+        if self._engine.constraints.cancel(request_id):
+            self._sink.refused(request_id, RequestError("The request was cancelled."))
         self._engine.cancel(request_id)
 
     def stats(self) -> EngineStats:
@@ -64,6 +76,11 @@ class EngineDriver:
         Raises:
             EngineDeadError: MAX_FAILED_STEPS steps in a row failed as a whole.
         """
+        for request, error in self._engine.constraints.ready():
+            if error is not None:
+                self._sink.refused(request.request_id, error)
+            else:
+                self._try(request, self._add)
         admitted, self._admitted = self._admitted, []
         if admitted:
             self._sink.outputs(admitted)

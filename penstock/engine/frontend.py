@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 
 from penstock.config import limits
@@ -15,11 +16,13 @@ from penstock.config.errors import (
     RequestError,
     TemplateError,
 )
+from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.text.grammar.translate import translate
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
 _INLINE_CHARS = 4096  # shorter texts are tokenised at once: a worker thread would cost more
@@ -63,7 +66,8 @@ class Frontend:
         self.text.pooling.check_generates()
         prompt_ids = await self.tokenize(request)
         sampling = self._resolve(request, prompt_ids)
-        eos_ids = () if sampling.ignore_eos else self.text.eos_ids
+        grammar = None if request.grammar is None else await self._translated(request.grammar)
+        eos_ids = () if sampling.ignore_eos and grammar is None else self.text.eos_ids  # a grammar's end is the end
         outputs = self.client.submit(
             EngineRequest(
                 request.request_id,
@@ -77,6 +81,7 @@ class Frontend:
                 ),
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                grammar=grammar,
             )
         )
         try:
@@ -147,6 +152,19 @@ class Frontend:
             field = _prompt_field(request)
             raise RequestError(f"{field} is empty; at least one token is needed.", param=field, code="invalid_value")
         return ids
+
+    async def _translated(self, grammar: Grammar) -> Grammar:
+        """A grammar as the engine takes it.
+
+        Raises:
+            RequestError: it is too large, or not what its kind says.
+        """
+        tokenizer = self.text.tokenizer
+        special = {piece: token for token in tokenizer.special_ids if (piece := tokenizer.piece(token))}
+        call = partial(translate, grammar.kind.value, grammar.source, special)
+        return Grammar(
+            GrammarKind.LARK, call() if len(grammar.source) <= _INLINE_CHARS else await asyncio.to_thread(call)
+        )
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included.

@@ -1,4 +1,4 @@
-"""The step loop: scheduler and runner joined, nothing else. Synchronous, single-threaded, no I/O."""
+"""The step loop: scheduler, runner and constraints joined, nothing else. Synchronous, single-threaded, no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
+from penstock.runtime.constraints import Constraints, Masks
 
+_WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
 _PARTS = ("plan", "commit", "build", "forward", "sample")  # of a step, each timed
 log = logging.getLogger(__name__)
 
@@ -19,26 +21,31 @@ log = logging.getLogger(__name__)
 class Engine:
     """Runs requests step by step. Up to `depth` plans are made ahead of the oldest unanswered one."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, constraints: Constraints | None = None) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        self.constraints = constraints or Constraints()
         self._depth = scheduler.options.depth
-        self._submitted: list[int] = []
+        self._submitted: dict[int, Masks | None] = {}
         self._steps = 0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._result = StepResult(-1)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self.constraints.pending
 
     def add(self, request: EngineRequest) -> None:
-        """Queues a request.
+        """Queues a request; one with a grammar was taken by `constraints` before, and is compiled.
 
         Raises:
             RequestError: it can never be served; see Scheduler.add.
         """
-        self.scheduler.add(request)
+        try:
+            self.scheduler.add(request)
+        except BaseException:
+            self.constraints.drop(request.request_id)
+            raise
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request; its last outputs come with the next step."""
@@ -50,13 +57,20 @@ class Engine:
         An exception in the runner ends the requests in the outstanding steps with an error; the others go on.
         """
         while len(self._submitted) <= self._depth and (plan := self._plan()) is not None:
-            self._submitted.append(plan.step)
+            self._submitted[plan.step] = self.constraints.begin(plan)
             if not self._guarded(self.runner.submit, plan):
-                return self.scheduler.take_outputs()
-        if self._submitted and self._guarded(self._sample, self._submitted[0]):
-            self._submitted.pop(0)
+                return self._outputs()
+        if self._submitted and self._guarded(self._sample, next(iter(self._submitted))):
+            del self._submitted[self._result.step]
             self._commit(self._result)
-        return self.scheduler.take_outputs()
+        elif not self.scheduler.has_work:
+            self.constraints.wait(_WAIT_S)
+        return self._outputs()
+
+    def _outputs(self) -> list[EngineOutput]:
+        outputs = self.scheduler.take_outputs()
+        self.constraints.forget(outputs)
+        return outputs
 
     def _plan(self) -> StepPlan | None:
         started = perf_counter()
@@ -72,16 +86,17 @@ class Engine:
         except Exception:
             log.exception("a step failed")
             self.runner.abort()
+            self.constraints.abort()
             self._submitted.clear()
             self.scheduler.fail_outstanding("the engine failed while computing this request; send it again.")
             return False
 
     def _sample(self, step: int) -> None:
-        self._result = self.runner.sample(step)
+        self._result = self.runner.sample(step, self._submitted[step])
 
     def _commit(self, result: StepResult) -> None:
         started = perf_counter()
-        self.scheduler.commit(result)
+        self.scheduler.commit(*self.constraints.end(result))
         self._steps += 1
         self._seconds["commit"] += perf_counter() - started
         self._seconds["build"] += result.timings.build
@@ -114,4 +129,5 @@ class Engine:
 
     def close(self) -> None:
         """Frees what the runner holds."""
+        self.constraints.close()
         self.runner.close()

@@ -165,7 +165,8 @@ class ModelRunner:
         sampled = (span for span in plan.spans if span.sample and self._new[span.row].pooling is None)
         draws = [Draw(span.row, span.start + len(span.tokens)) for span in sampled]
         results: dict[int, RowResult] = {}
-        for draw, sample in zip(draws, self._sampler.sample(logits, draws, masks), strict=True):
+        words = None if masks is None else masks.of([draw.row for draw in draws])
+        for draw, sample in zip(draws, self._sampler.sample(logits, draws, words), strict=True):
             if sample.error is not None:
                 results[draw.row] = RowResult(draw.row, error=sample.error)
                 continue

@@ -167,6 +167,8 @@ async def beam_search(frontend: Frontend, request: GenerationRequest, params: Be
         value = getattr(request.sampling, name)
         if value != getattr(SamplingParams(), name):
             raise ParameterError(name, value, "nothing together with beam search")
+    if request.grammar is not None:
+        raise ParameterError("grammar", request.grammar.kind.value, "nothing together with beam search")
     prompt_ids = await frontend.tokenize(request)
     context, wanted = frontend.info.max_model_len, params.max_tokens
     room = context - len(prompt_ids)

@@ -24,10 +24,10 @@ class StreamOptions(Body):
 
 
 class ResponseFormat(BaseModel):
-    """The wished form of the answer; only "text" is available."""
+    """The wished form of the answer; see `server.structured`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    type: str = "text"
+    type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
 
 
 class Sampling(RequestBody):
@@ -76,10 +76,14 @@ class Sampling(RequestBody):
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
     structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
 
     # Accepted because OpenAI accepts them and nothing in the answer depends on them.
     store: bool | None = None

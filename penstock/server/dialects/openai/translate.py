@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
+from penstock.core.constraint import Grammar
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.search.beam import BeamParams
@@ -16,6 +17,7 @@ from penstock.server.conversation import checked_messages, checked_tools, prompt
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.errors import bad_value, shown
 from penstock.server.prompts import prompts_of, text_request
+from penstock.server.structured import FIELDS, Asked, asked
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 _SAME_NAME = (
@@ -25,10 +27,8 @@ _SAME_NAME = (
 )
 _TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
-_STRUCTURED = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 # Field → values that change nothing, and what to do instead of any other.
 _UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    **dict.fromkeys(_STRUCTURED, (({},), "Structured outputs are not available yet; leave it out.")),
     "suffix": (("",), "Filling in the middle is not available; leave it out."),
     "modalities": ((["text"], []), "Only text is available; leave it out or send ['text']."),
     "audio": (({},), "Audio is not available; leave it out."),
@@ -71,6 +71,8 @@ class Call:
 def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
     """What the client sent for fields of the internal request that have another name; see `spelled`."""
     names = {"beam_width": "n" if body.best_of is None else "best_of"}
+    if (form := _asked(body)) is not None:
+        names["grammar"] = form.field
     if body.prompt_logprobs is None:
         names["prompt_logprobs"] = "echo"
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
@@ -110,6 +112,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         add_special_tokens=bool(body.add_special_tokens),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        grammar=_grammar(body),
     )
     search = _search(body, max_tokens)
     return _call(body, "chatcmpl-", (request,), chat=True, logprobs=logprobs, search=search)
@@ -129,7 +132,8 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     if echo and body.logprobs is not None:
         extra["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     sampling = _sampling(body, defaults, **extra)
-    requests = tuple(text_request(body, prompt, sampling) for prompt in prompts)
+    grammar = _grammar(body)
+    requests = tuple(replace(text_request(body, prompt, sampling), grammar=grammar) for prompt in prompts)
     search = _search(body, max(max_tokens, 1))
     rest = {"echo": echo, "no_output": body.max_tokens == 0, "search": search}
     return _call(body, "cmpl-", requests, chat=False, logprobs=body.logprobs, **rest)
@@ -164,6 +168,23 @@ def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> Samp
     return SamplingParams(**chosen | extra)
 
 
+def _asked(body: Sampling) -> Asked | None:
+    form = body.response_format
+    fields = {name: getattr(body, name) for name in FIELDS}
+    return asked(fields | {"response_format": None if form is None else form.model_dump()})
+
+
+def _grammar(body: Sampling) -> Grammar | None:
+    form = _asked(body)
+    if form is not None and body.use_beam_search:
+        raise RequestError(
+            f"use_beam_search cannot follow {form.field}; leave one of them out.",
+            param="use_beam_search",
+            code="unsupported_parameter",
+        )
+    return None if form is None else form.grammar
+
+
 def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:
     """Beam search with `best_of` beams, else the best of so many branches; None where neither is asked for."""
     n = body.n or 1
@@ -195,10 +216,6 @@ def _refuse_unavailable(body: Sampling) -> None:
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
             raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
-    wanted = body.response_format
-    if wanted is not None and wanted.type != "text":
-        allowed = "'text' (other forms are not available yet)"
-        raise bad_value("response_format.type", wanted.type, allowed, "unsupported_parameter")
 
 
 def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...] | None:

@@ -1,0 +1,296 @@
+"""Compiles grammars off the step loop, under limits of time and size, and keeps what was compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from penstock.config import limits
+from penstock.config.errors import OverloadedError, RequestError
+
+_NICE: Final = 10  # a compiling thread stands back behind those that compute
+_BYTES_A_GRAMMAR: Final = 64 * 2**10
+_BYTES_A_CHAR: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What matchers know of a tokenizer.
+
+    Attributes:
+        size: logits a position; ids behind the tokenizer's have no bytes and are never allowed.
+        token_bytes: the bytes of a token.
+        encode: a text's tokens, control tokens in it read as plain text.
+        special_ids: control tokens.
+        eos_ids: tokens that end an answer, the usual one first.
+    """
+
+    size: int
+    token_bytes: Callable[[int], bytes]
+    encode: Callable[[str], list[int]]
+    special_ids: frozenset[int]
+    eos_ids: tuple[int, ...]
+
+
+class _Tokens:
+    """A vocabulary as `TokenizerWrapper` wants it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.eos_ids[0]
+        self.bos_token_id = None
+        self.tokens = [vocabulary.token_bytes(token) for token in range(vocabulary.size)]
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self._encode = vocabulary.encode
+        special = vocabulary.special_ids
+        self._ids = {text: token for token, text in enumerate(self.tokens) if text and token not in special}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Tokens whose bytes are exactly the text's, the tokenizer's own choice where it has one."""
+        data = text if isinstance(text, bytes) else text.encode()
+        plain = data.decode("utf-8", "replace")
+        for before in ("", "\n"):  # some tokenizers put a space before a text; not so before what follows another
+            ids = self._encode(before + plain)
+            spelled = [self.tokens[token] for token in ids]
+            while spelled and before and b"".join(spelled) != data:
+                del spelled[0]
+            if b"".join(spelled) == data:
+                return ids[len(ids) - len(spelled) :]
+        return self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        ids, place = [], 0
+        while place < len(data):
+            for length in range(min(self._longest, len(data) - place), 0, -1):
+                token = self._ids.get(data[place : place + length])
+                if token is not None:
+                    ids.append(token)
+                    place += length
+                    break
+            else:
+                break
+        return ids
+
+
+def parser_limits() -> LLParserLimits:
+    """What one grammar may cost, to compile and in each step."""
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=2_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=20_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Compilation:
+    """A grammar to be compiled, or that was.
+
+    Attributes:
+        asked, began: when it was asked for, and when its compiling began (monotonic seconds).
+        matcher: at the beginning of the grammar; never advanced itself, only copied.
+        error: why it cannot be met.
+    """
+
+    source: str
+    asked: float
+    began: float | None = None
+    matcher: LLMatcher | None = None
+    error: str | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def cost(self) -> int:
+        return _BYTES_A_GRAMMAR + _BYTES_A_CHAR * len(self.source)
+
+
+class GrammarCompiler:
+    """Compiles in threads of its own. Its methods belong to the thread of the step loop.
+
+    Args:
+        vocabulary: what the grammars' tokens are; called in a compiling thread, at the first grammar.
+        threads: compiling at a time.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], *, threads: int = limits.GRAMMAR_THREADS) -> None:
+        self._make = vocabulary
+        self._lock = threading.Lock()
+        self._wanted = threading.Condition(self._lock)
+        self._news = threading.Event()
+        self._queue: deque[Compilation] = deque()
+        self._jobs: OrderedDict[str, Compilation] = OrderedDict()
+        self._bytes = 0
+        self._vocabulary: Vocabulary | None = None
+        self._tokenizer: LLTokenizer | None = None
+        self._loading = threading.Lock()
+        self._count = threads
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Only once something was compiled."""
+        assert self._vocabulary is not None
+        return self._vocabulary
+
+    def want(self, source: str) -> Compilation:
+        """Asks for a grammar; equal ones are compiled once."""
+        job = self._jobs.get(source)
+        if job is not None:
+            self._jobs.move_to_end(source)
+            return job
+        job = Compilation(source, monotonic())
+        self._jobs[source] = job
+        self._bytes += job.cost
+        while len(self._jobs) > limits.MAX_COMPILED_GRAMMARS or self._bytes > limits.MAX_COMPILED_BYTES:
+            if not self._evict(job):
+                break
+        with self._wanted:
+            self._queue.append(job)
+            self._wanted.notify()
+        while len(self._threads) < self._count:
+            self._threads.append(threading.Thread(target=self._work, name="penstock-grammar", daemon=True))
+            self._threads[-1].start()
+        return job
+
+    def _evict(self, keep: Compilation) -> bool:
+        """Drops what was used longest ago; what is being compiled is somebody's and stays."""
+        oldest = next((job for job in self._jobs.values() if job.done.is_set() and job is not keep), None)
+        if oldest is None:
+            return False
+        del self._jobs[oldest.source]
+        self._bytes -= oldest.cost
+        return True
+
+    def outcome(self, job: Compilation) -> LLMatcher | RequestError | None:
+        """The matcher, why there is none, or None as long as it is not known."""
+        if job.matcher is not None:
+            return job.matcher
+        if job.error is not None:
+            return RequestError(job.error, param="grammar", code="invalid_grammar")
+        now = monotonic()
+        if job.began is not None and now - job.began > limits.GRAMMAR_TIMEOUT_S:
+            job.error = (
+                f"the grammar takes longer to compile than the {limits.GRAMMAR_TIMEOUT_S:g} s allowed; simplify it."
+            )
+            return self.outcome(job)
+        if job.began is None and now - job.asked > limits.GRAMMAR_QUEUE_S:
+            self.drop(job)
+            return OverloadedError("Too many grammars wait to be compiled; retry later.")
+        return None
+
+    def drop(self, job: Compilation) -> None:
+        """Nobody waits for it any more: if it has not begun, it never does."""
+        with self._lock:
+            if job.began is None and job in self._queue:
+                self._queue.remove(job)
+                job.done.set()
+        if job.done.is_set() and job.matcher is None and job.error is None and self._jobs.get(job.source) is job:
+            del self._jobs[job.source]
+            self._bytes -= job.cost
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps until something was compiled, at most so long."""
+        if self._news.wait(seconds):
+            self._news.clear()
+
+    def close(self) -> None:
+        with self._wanted:
+            self._closed = True
+            self._queue.clear()
+            self._wanted.notify_all()
+
+    # ---- below: the compiling threads
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone, on Linux
+        while True:
+            with self._wanted:
+                while not self._queue and not self._closed:
+                    self._wanted.wait()
+                if self._closed:
+                    return
+                job = self._queue.popleft()
+            try:
+                tokenizer = self._load()
+                job.began = monotonic()
+                matcher = _compile(tokenizer, job.source)
+                if job.error is None:
+                    job.matcher = matcher
+            except RequestError as error:
+                job.error = str(error)
+            except Exception as error:  # a matcher reports the client's errors itself; this is ours
+                job.error = f"the grammar could not be compiled ({type(error).__name__})."
+            job.done.set()
+            self._news.set()
+
+    def _load(self) -> LLTokenizer:
+        with self._loading:
+            if self._tokenizer is None:
+                vocabulary = self._make()
+                if not vocabulary.eos_ids:
+                    raise RequestError("this model has no end-of-sequence token, which a grammar needs to end.")
+                self._vocabulary = vocabulary
+                eos = [token for token in vocabulary.eos_ids if token < vocabulary.size]
+                self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=eos)
+            return self._tokenizer
+
+
+def _compile(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    """A matcher whose first mask allows something.
+
+    Raises:
+        RequestError: the grammar is wrong, cannot be met, or costs too much.
+    """
+    matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
+    probe = matcher.deep_copy()
+    if not probe.is_error():
+        row = compute_mask(probe, np.zeros((tokenizer.vocab_size + 31) // 32, np.uint32))
+        begins = row.any() and (probe.is_accepting() or allows_more(row, tokenizer.eos_tokens))
+        if not probe.is_error() and not begins:
+            raise RequestError("the grammar cannot be met: no text fits it.", param="grammar")
+    if probe.is_error():
+        raise RequestError(explained(probe.get_error()), param="grammar")
+    return matcher
+
+
+def allows_more(row: npt.NDArray[np.uint32], tokens: Sequence[int]) -> bool:
+    """Whether a mask allows any token but these."""
+    rest = row.copy()
+    for token in tokens:
+        rest[token // 32] &= ~np.uint32(1 << (token % 32))
+    return bool(rest.any())
+
+
+def compute_mask(matcher: LLMatcher, row: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Writes a matcher's mask into a row of words and returns it."""
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+    return row
+
+
+# How the library's messages begin that do not name the keyword they are about.
+_KEYWORDS: Final = (("regex parse error", "pattern"), ("Resource ", "$ref"), ("Unknown format", "format"))
+
+
+def explained(error: str) -> str:
+    """A library's message as a sentence for the client, the keyword named."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    text = " ".join(lines)[:400]
+    for begin, keyword in _KEYWORDS:
+        if text.startswith(begin):
+            text = f"{keyword}: {text}"
+    return f"the grammar cannot be met: {text}"

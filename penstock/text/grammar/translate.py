@@ -1,0 +1,108 @@
+"""From a client's grammar to the text the matchers take: llguidance's Lark dialect, or its JSON list of grammars.
+
+Everything here is bounded by the source's size; what a grammar costs to compile is bounded where it is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from penstock.config import limits
+from penstock.config.errors import RequestError
+from penstock.text.grammar import lark
+from penstock.text.grammar.gbnf import gbnf_to_lark
+from penstock.text.grammar.schema import compact_schema
+from penstock.text.grammar.tags import tags_to_lark
+
+Special = Mapping[str, int]
+"""Control tokens as they are written, and their ids."""
+
+
+def translate(kind: str, source: str, special: Special = MappingProxyType({})) -> str:
+    """The matchers' form of a grammar.
+
+    Args:
+        kind: a value of `core.constraint.GrammarKind`.
+        source: as that kind says.
+        special: of the model's tokenizer; in structural tags they are matched as tokens.
+
+    Raises:
+        RequestError: it is too large, too deep, or not what its kind says; `param` is "grammar".
+    """
+    if len(source) > limits.MAX_GRAMMAR_CHARS:
+        raise refused(f"grammar has {len(source)} characters; allowed: at most {limits.MAX_GRAMMAR_CHARS}.")
+    if "\0" in source or (not source.isascii() and any("\ud800" <= char <= "\udfff" for char in source)):
+        raise refused("grammar holds a NUL character or a lone surrogate; remove it.")
+    try:
+        return _TRANSLATORS[kind](source, special)
+    except RecursionError as error:
+        raise refused(f"grammar is nested too deeply; allowed: {limits.MAX_GRAMMAR_DEPTH} levels.") from error
+
+
+def refused(message: str) -> RequestError:
+    """A 400 about a grammar."""
+    return RequestError(message, param="grammar", code="invalid_grammar")
+
+
+def _json(source: str, what: str) -> Any:
+    try:
+        return json.loads(source)
+    except ValueError as error:
+        raise refused(f"grammar is no {what}: {error}.") from error
+
+
+def _schema(source: str, _: Special) -> str:
+    return json.dumps({"grammars": [{"json_schema": compact_schema(_json(source, "JSON schema"))}]})
+
+
+def _object(source: str, special: Special) -> str:
+    return _schema('{"type": "object"}', special)
+
+
+def _regex(source: str, _: Special) -> str:
+    if len(source) > limits.MAX_REGEX_CHARS:
+        raise refused(
+            f"grammar is a regular expression of {len(source)} characters; allowed: {limits.MAX_REGEX_CHARS}."
+        )
+    return f"start: {lark.regex(source)}" if source else 'start: ""'
+
+
+def _choice(source: str, _: Special) -> str:
+    choices = _json(source, "list of strings")
+    if not isinstance(choices, list) or not choices or not all(isinstance(item, str) for item in choices):
+        raise refused("grammar is no list of choices; allowed: at least one string.")
+    if len(choices) > limits.MAX_CHOICES:
+        raise refused(f"grammar lists {len(choices)} choices; allowed: at most {limits.MAX_CHOICES}.")
+    return "start: " + " | ".join(lark.literal(choice) for choice in dict.fromkeys(choices))
+
+
+def _lark(source: str, _: Special) -> str:
+    if not source.strip():
+        raise refused("grammar is empty; write at least a rule named start.")
+    if source.lstrip().startswith("{"):
+        return json.dumps(_json(source, "Lark grammar, and a list of grammars"))
+    return source
+
+
+def _gbnf(source: str, _: Special) -> str:
+    return gbnf_to_lark(source)
+
+
+def _tags(source: str, special: Special) -> str:
+    return tags_to_lark(_json(source, "structural tag"), special)
+
+
+_TRANSLATORS: Final[Mapping[str, Callable[[str, Special], str]]] = MappingProxyType(
+    {
+        "json_schema": _schema,
+        "json_object": _object,
+        "regex": _regex,
+        "choice": _choice,
+        "lark": _lark,
+        "gbnf": _gbnf,
+        "structural_tag": _tags,
+    }
+)

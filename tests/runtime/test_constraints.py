@@ -1,0 +1,231 @@
+"""Constraints on branches: masks, forced tokens, budgets of reasoning, rewinding."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from penstock.config.errors import RequestError
+from penstock.core.constraint import Thinking
+from penstock.core.sampling import SamplingParams
+from penstock.runtime.constraints import Constraint, Words
+from penstock.runtime.grammar import GrammarCompiler, Vocabulary, compute_mask
+from penstock.text.grammar.translate import translate
+
+EOS, ALSO_EOS, BEGIN, END = 0, 1, 2, 3
+SPECIAL = ("<eos>", "<also>", "<think>", "</think>")
+TEXTS = [*SPECIAL, *map(chr, range(32, 127)), '{"', '":', '",', "name", "yes", "no", "certain", "true"]
+SIZE = len(TEXTS) + 40  # rows of logits behind the vocabulary
+
+
+def encode(text: str) -> list[int]:
+    """Longest match first; control tokens are plain text."""
+    ids, place = [], 0
+    while place < len(text):
+        token = max((t for t in range(4, len(TEXTS)) if text.startswith(TEXTS[t], place)), key=lambda t: len(TEXTS[t]))
+        ids.append(token)
+        place += len(TEXTS[token])
+    return ids
+
+
+def vocabulary() -> Vocabulary:
+    def token_bytes(token: int) -> bytes:
+        return TEXTS[token].encode() if token < len(TEXTS) else b""
+
+    return Vocabulary(SIZE, token_bytes, encode, frozenset(range(4)), (EOS, ALSO_EOS))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(vocabulary)
+
+
+def matcher(compiler: GrammarCompiler, kind: str, source: str) -> LLMatcher:
+    job = compiler.want(translate(kind, source))
+    assert job.done.wait(10)
+    outcome = compiler.outcome(job)
+    assert isinstance(outcome, LLMatcher), outcome
+    return outcome.deep_copy()
+
+
+def constraint(
+    compiler: GrammarCompiler, kind: str, source: str, thinking: Thinking | None = None, **sampling: object
+) -> Constraint:
+    params = SamplingParams(**{"max_tokens": 100, **sampling})  # type: ignore[arg-type]
+    return Constraint(matcher(compiler, kind, source) if kind else None, thinking, params, (EOS, ALSO_EOS))
+
+
+def mask(held: Constraint) -> Words:
+    row = np.zeros((SIZE + 31) // 32, np.uint32)
+    if held.matcher is not None:
+        compute_mask(held.matcher, row)
+    held.finish(row)
+    return row
+
+
+def allowed(held: Constraint) -> set[int]:
+    bits = np.unpackbits(mask(held).view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:SIZE]).tolist())
+
+
+def text(tokens: Sequence[int]) -> str:
+    return "".join(TEXTS[token] for token in tokens if token not in (EOS, ALSO_EOS))
+
+
+def walk(held: Constraint, seed: int = 0, most: int = 500) -> list[int]:
+    """Random tokens that the masks allow, up to the end."""
+    chance, tokens = random.Random(seed), list[int]()
+    while not tokens or tokens[-1] not in (EOS, ALSO_EOS):
+        assert len(tokens) < most
+        token = chance.choice(sorted(allowed(held)))
+        tokens += (token, *held.take([token]))
+    return tokens
+
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"enum": ["yes", "no"]}, "other": {"type": "boolean"}},
+        "required": ["name", "other"],
+        "additionalProperties": False,
+    }
+)
+
+
+def test_forced_tokens_follow_what_was_sampled_to_the_very_end(compiler: GrammarCompiler) -> None:
+    held = constraint(compiler, "json_schema", SCHEMA)
+    assert allowed(held) == {TEXTS.index('{"')}
+    forced = held.take([TEXTS.index('{"')])
+    assert text(forced) == 'name":"'
+    forced = held.take([TEXTS.index("yes")])
+    assert text(forced) == '","other":'
+    assert text(held.take([TEXTS.index("f")])) == "alse}"
+    assert held.take([]) == ()
+
+
+def test_the_end_is_forced_when_nothing_else_is_allowed(compiler: GrammarCompiler) -> None:
+    held = constraint(compiler, "choice", '["yes", "no"]')
+    assert held.take([TEXTS.index("no")]) == (EOS,)
+
+
+def test_with_logprobs_the_same_tokens_come_one_by_one(compiler: GrammarCompiler) -> None:
+    for seed in range(20):
+        tokens = walk(constraint(compiler, "json_schema", SCHEMA), seed)
+        one_by_one = constraint(compiler, "json_schema", SCHEMA, logprobs=0)
+        for token in tokens:
+            assert token in allowed(one_by_one)
+            assert one_by_one.take([token]) == ()
+    json.loads(text(tokens))
+
+
+def test_the_masks_of_forced_tokens_allow_one(compiler: GrammarCompiler) -> None:
+    held = constraint(compiler, "choice", '["certainly yes"]', logprobs=0)
+    tokens = walk(held)
+    again = constraint(compiler, "choice", '["certainly yes"]', logprobs=0)
+    for token in tokens:
+        assert allowed(again) == {token}
+        again.take([token])
+    assert tokens == [*encode("certainly yes"), EOS]
+
+
+def test_rows_behind_the_vocabulary_are_never_allowed(compiler: GrammarCompiler) -> None:
+    assert max(allowed(constraint(compiler, "regex", "(?s:.)*"))) < len(TEXTS)
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_grammars_end_is_the_end_whatever_min_tokens_and_bans_say(
+    compiler: GrammarCompiler, logprobs: int | None
+) -> None:
+    for rest in ({"min_tokens": 50}, {"allowed_token_ids": tuple(encode("no"))}, {"ignore_eos": True}):
+        held = constraint(compiler, "choice", '["no"]', logprobs=logprobs, **rest)
+        assert held.take([TEXTS.index("no")]) == (EOS,) or allowed(held) == {EOS}
+
+
+def test_ignore_eos_goes_on_where_the_grammar_does(compiler: GrammarCompiler) -> None:
+    going = constraint(compiler, "regex", "a+", ignore_eos=True)
+    going.take([TEXTS.index("a")])
+    assert allowed(going) == {TEXTS.index("a")}
+    ending = constraint(compiler, "regex", "a+")
+    ending.take([TEXTS.index("a")])
+    assert allowed(ending) == {TEXTS.index("a"), EOS, ALSO_EOS}
+
+
+def test_reasoning_is_free_but_cannot_end_the_answer(compiler: GrammarCompiler) -> None:
+    held = constraint(compiler, "choice", '["yes", "no"]', Thinking((END,)))
+    assert allowed(held) >= set(range(len(TEXTS))) - {EOS, ALSO_EOS}
+    assert not allowed(held) & {EOS, ALSO_EOS}
+    held.take(encode("let me see"))
+    held.take([END])
+    assert allowed(held) == {TEXTS.index(t) for t in ("yes", "no", "y", "n")}
+
+
+def test_a_spent_budget_forces_the_end_of_reasoning_and_what_the_grammar_forces(compiler: GrammarCompiler) -> None:
+    held = constraint(compiler, "choice", '["certain", "certainty"]', Thinking((END, 5), budget=3))
+    assert held.take([10]) == () == held.take([11])
+    assert held.take([12]) == (END, 5)[:2] + held_prefix(compiler)
+    alone = Constraint(None, Thinking((END,), budget=0), SamplingParams(), ())
+    assert not alone.idle and allowed(alone) == {END}
+    alone.take([END])
+    assert alone.idle
+
+
+def held_prefix(compiler: GrammarCompiler) -> tuple[int, ...]:
+    """What is forced at the beginning of the grammar of the test above."""
+    return tuple(matcher(compiler, "choice", '["certain", "certainty"]').compute_ff_tokens())
+
+
+def test_an_end_half_said_when_the_budget_is_spent_is_completed() -> None:
+    held = Constraint(None, Thinking((7, 8, 9), budget=3), SamplingParams(), ())
+    held.take([5])
+    held.take([7])
+    assert held.take([8]) == (9,)
+    assert held.idle
+
+
+def test_a_model_may_think_or_answer_at_once(compiler: GrammarCompiler) -> None:
+    thinking = Thinking((END,), begin_ids=(BEGIN,), budget=2)
+    held = constraint(compiler, "choice", '["yes"]', thinking)
+    assert allowed(held) == {BEGIN, TEXTS.index("yes")}
+    assert held.take([TEXTS.index("yes")]) == (EOS,)
+    held = constraint(compiler, "choice", '["yes"]', thinking)
+    assert held.take([BEGIN]) == ()
+    assert held.take(encode("a")) == ()
+    assert held.take(encode("b")) == (END, TEXTS.index("yes"), EOS)
+
+
+@pytest.mark.parametrize(
+    "thinking", [None, Thinking((END,)), Thinking((END,), (BEGIN,), 4), Thinking((END,), (BEGIN,))]
+)
+def test_rewinding_leads_to_the_same_masks(compiler: GrammarCompiler, thinking: Thinking | None) -> None:
+    chance = random.Random(1)
+    for seed in range(8):
+        held = constraint(compiler, "json_schema", SCHEMA, thinking, logprobs=0)
+        tokens: list[int] = []
+        before = [allowed(held)]
+        pick = random.Random(seed)
+        while not (tokens and tokens[-1] in (EOS, ALSO_EOS)) and len(tokens) < 60:
+            options = allowed(held)
+            token = END if END in options and pick.random() < 0.3 else pick.choice(sorted(options))
+            held.take([token])
+            tokens.append(token)
+            before.append(allowed(held))
+        for _ in range(6):
+            count = chance.randint(0, len(tokens))
+            held.rewind(count)
+            assert allowed(held) == before[len(tokens) - count]
+            for place in range(len(tokens) - count, len(tokens)):
+                held.take([tokens[place]])
+                assert allowed(held) == before[place + 1]
+        with pytest.raises(ValueError, match="cannot be taken back"):
+            held.rewind(len(tokens) + 1)
+
+
+def test_a_token_outside_the_grammar_is_an_error_of_the_branch(compiler: GrammarCompiler) -> None:
+    held = constraint(compiler, "choice", '["yes"]')
+    with pytest.raises(RequestError, match="left its grammar"):
+        held.take([TEXTS.index("x")])
