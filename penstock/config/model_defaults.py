@@ -30,6 +30,18 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "sliding_window": 4096,
             }
         ),
+        "arcee": MappingProxyType({"rms_norm_eps": 1e-5}),
+        "cwm": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 8192}),
+        "exaone_moe": MappingProxyType(
+            {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "sliding_window": 4096}
+        ),
+        "granite_swa": MappingProxyType({"rms_norm_eps": 1e-5, "sliding_window": 128, "tie_word_embeddings": True}),
+        "helium": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-8}),
+        "iquestcoder": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
+        "jais2": MappingProxyType({"layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True}),
+        "mellum": MappingProxyType({"head_dim": 128, "sliding_window": 1024}),
+        "solar_open": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
+        "youtu": MappingProxyType({"tie_word_embeddings": True}),
         "bloom": MappingProxyType({"max_position_embeddings": 2048, "expansion_ratio": 4}),
         "falcon": MappingProxyType({"max_position_embeddings": 2048, "multi_query": True, "expansion_ratio": 4}),
         "gpt2": MappingProxyType({"layer_norm_eps": 1e-5, "expansion_ratio": 4}),

@@ -29,6 +29,11 @@ def build_v3(blueprint: Blueprint) -> DecoderModel:
     return _build(blueprint, sigmoid_experts(blueprint), interleaved=interleaved)
 
 
+def build_youtu(blueprint: Blueprint) -> DecoderModel:
+    """Youtu-LLM (Tencent, 2025): V3's attention, no experts."""
+    return _build(blueprint, blueprint.mlp, interleaved=blueprint.fields.flag("rope_interleave", True))
+
+
 def build_mistral4(blueprint: Blueprint) -> DecoderModel:
     """V3's attention with V2's routing, and queries that grow with the position."""
     fields = blueprint.fields

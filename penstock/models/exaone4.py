@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import POST_NORM, UNTURNED, Blueprint
+from penstock.models.blueprint import POST_NORM, PRE_NORM, UNTURNED, BlockNorms, Blueprint
+from penstock.models.mixture import sigmoid_experts
 
 
-def build(blueprint: Blueprint) -> DecoderModel:
+def build_moe(blueprint: Blueprint) -> DecoderModel:
+    """K-EXAONE (LG, 2026): DeepSeek-V3's experts, norms before attention and MLP."""
+    shared = blueprint.fields.integer("num_shared_experts", 1, minimum=0)
+    experts = sigmoid_experts(blueprint.having(n_shared_experts=shared))
+    model = {"renames": ((r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),)}
+    return build(blueprint, norms=PRE_NORM, feed_forward=experts, model=model, ignorable=(r"mtp\..*",))
+
+
+def build(blueprint: Blueprint, norms: BlockNorms = POST_NORM, **more: Any) -> DecoderModel:
     fields, rotary = blueprint.fields, blueprint.rotary()
     pattern = fields.values.get("sliding_window_pattern")  # a number, or spelled out as in "LLLG"
     every = len(pattern) if isinstance(pattern, str) else fields.integer("sliding_window_pattern", 4, minimum=0)
@@ -16,6 +27,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         rotary=rotary,
         rotaries=[UNTURNED if slides and window is None else rotary for window in windows],
         windows=windows,
-        norms=POST_NORM,
+        norms=norms,
         qk_norm=True,
+        **more,
     )

@@ -22,11 +22,16 @@ def build(blueprint: Blueprint) -> DecoderModel:
     return assemble(blueprint, PRE_NORM)
 
 
-def build_gemma2(blueprint: Blueprint) -> DecoderModel:
+def build_vault(blueprint: Blueprint) -> DecoderModel:
+    """VaultGemma (Google, 2025): Gemma 2 without norms behind the parts of a block."""
+    return build_gemma2(blueprint, BlockNorms(before_mlp="pre_feedforward_layernorm"))
+
+
+def build_gemma2(blueprint: Blueprint, norms: BlockNorms = AROUND) -> DecoderModel:
     """Norms around both parts of a block, every other layer slides, scores and logits are capped."""
     return assemble(
         blueprint,
-        AROUND,
+        norms,
         windows=blueprint.windows(lambda index: index % 2 == 0),
         scale=blueprint.fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         soft_cap=blueprint.fields.optional_number("attn_logit_softcapping"),

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock.layers.decoder import DecoderModel, FeedForward
+from penstock.layers.rotary import Rotary
 from penstock.models.blueprint import UNTURNED, Blueprint
 from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options, sparse_layer, with_shared
@@ -38,6 +39,24 @@ def build_hybrid(blueprint: Blueprint) -> DecoderModel:
         _experts(blueprint) if fields.integer("num_local_experts", 0, minimum=0) else mlp,
         rotary=rotary,
         self_attention=lambda index: mamba2(blueprint, index) if recurrent[index] else None,
+    )
+
+
+def build_sliding(blueprint: Blueprint) -> DecoderModel:
+    """Most layers slide, all have sinks; `layer_rope_theta` gives each layer's base, 0 for no rotation."""
+    fields, count = blueprint.fields, blueprint.num_layers
+    rotary = blueprint.rotary()
+    bases = fields.values.get("layer_rope_theta") or (rotary.rope.theta,) * count
+    if len(bases) != count or not all(type(base) in (int, float) and base >= 0 for base in bases):
+        raise fields.error("layer_rope_theta", f"is {bases}; allowed: {count} numbers of at least 0")
+    longest = fields.integer("max_position_embeddings")
+    own = {base: Rotary(replace(rotary.rope, theta=float(base)), longest) for base in bases if base}
+    return build(
+        blueprint,
+        rotary=rotary,
+        rotaries=[own.get(base, UNTURNED) for base in bases],
+        windows=blueprint.windows(lambda index: index % 4 != 0),
+        sinks=True,
     )
 
 

@@ -35,6 +35,16 @@ def build_eurobert(blueprint: Blueprint) -> DecoderModel:
     return blueprint.uniform(model={"mask": MaskKind.BIDIRECTIONAL})
 
 
+def build_helium(blueprint: Blueprint) -> DecoderModel:
+    """Helium (Kyutai, 2025): rotated pairs lie side by side."""
+    return blueprint.uniform(output_bias=False, interleaved=True)
+
+
+def build_cwm(blueprint: Blueprint) -> DecoderModel:
+    """CWM (Meta, 2025): three sliding layers to one full layer, which comes first."""
+    return blueprint.uniform(windows=blueprint.windows(lambda index: index % 4 != 0))
+
+
 def build_internlm2(blueprint: Blueprint) -> DecoderModel:
     bias = blueprint.fields.flag("bias", False)
     return blueprint.uniform(model={"renames": INTERNLM2}, grouped=True, qkv_bias=bias, output_bias=bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import POST_NORM, Blueprint
+from penstock.models.blueprint import POST_NORM, PRE_NORM, BlockNorms, Blueprint
 from penstock.models.mixture import expert_options, sparse_layer
 
 
@@ -17,13 +17,19 @@ def build(blueprint: Blueprint) -> DecoderModel:
     )
 
 
-def build_olmoe(blueprint: Blueprint) -> DecoderModel:
+def build_flex(blueprint: Blueprint) -> DecoderModel:
+    """FlexOlmo (arXiv:2507.07024): OLMo 2 with experts."""
+    return build_olmoe(blueprint, POST_NORM)
+
+
+def build_olmoe(blueprint: Blueprint, norms: BlockNorms = PRE_NORM) -> DecoderModel:
     """Experts in every layer; queries and keys are normalised over all heads."""
     fields = blueprint.fields
     if fields.has("clip_qkv"):
         raise fields.error("clip_qkv", f"is {fields.values['clip_qkv']}; only null is supported in OLMoE")
     options = expert_options(blueprint, size="intermediate_size")
     return blueprint.uniform(
+        norms=norms,
         feed_forward=lambda index: sparse_layer(blueprint, (f"model.layers.{index}.mlp",), options),
         qk_norm=True,
         head_norm="all",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.models.blueprint import Blueprint
-from penstock.models.mixture import expert_options, sparse_layer, with_shared
+from penstock.models.mixture import expert_options, first_dense, sparse_layer, with_shared
 from penstock.models.qwen2 import upper_windows
 
 
@@ -17,6 +17,24 @@ def build(blueprint: Blueprint) -> DecoderModel:
     return blueprint.uniform(
         windows=[window] * blueprint.num_layers,
         feed_forward=sparse(blueprint),
+        qk_norm=True,
+    )
+
+
+def build_mellum(blueprint: Blueprint) -> DecoderModel:
+    """Mellum 2 (JetBrains, 2026): layers of two kinds, each with its own rotation, as `layer_types` says."""
+    windows = blueprint.windows(lambda index: False)
+    full = blueprint.rotary(theta=500_000.0, layer_type="full_attention")
+    local = blueprint.rotary(layer_type="sliding_attention", local=True)
+    options = expert_options(blueprint, renormalize=True)
+    return blueprint.uniform(
+        rotary=full,
+        rotaries=[full if window is None else local for window in windows],
+        windows=windows,
+        feed_forward=first_dense(
+            blueprint, lambda index: sparse_layer(blueprint, (f"model.layers.{index}.mlp",), options)
+        ),
+        ignorable=(r"mtp\..*",),
         qk_norm=True,
     )
 

@@ -58,7 +58,8 @@ def baichuan(tensors: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "change"), [("InternLM2ForCausalLM", internlm2), ("BaichuanForCausalLM", baichuan)]
+    ("architecture", "change"),
+    [("InternLM2ForCausalLM", internlm2), ("BaichuanForCausalLM", baichuan), ("IQuestCoderForCausalLM", dict)],
 )
 def test_fused_projections(architecture: str, change: Callable[[Tensors], Tensors], tmp_path: Path) -> None:
     theirs = tiny.save("llama", tmp_path)

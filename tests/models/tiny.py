@@ -90,7 +90,7 @@ SCAN = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 7, "mamba_expa
 MIXED = ["linear_attention", "full_attention", "linear_attention"]
 
 # Families whose norms store their scale less one.
-AROUND_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
+AROUND_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron", "VaultGemma")
 OLD = {"head_dim": None, "num_key_value_heads": None, "intermediate_size": None}  # families before those fields
 OWN_HEADS = {"head_dim": None}  # the hidden size over the heads: 6
 LONGROPE = {
@@ -336,6 +336,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanDenseV1",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
     ),
+    "arcee": ("Arcee", {"rope_parameters": YARN}),
+    "jais2": ("Jais2", {}),
+    "helium": ("Helium", {"head_dim": 6, "num_key_value_heads": 3}),
+    "cwm": ("Cwm", {"sliding_window": 7, "num_hidden_layers": 5, "rope_parameters": LLAMA3}),
+    "ministral": (
+        "Ministral",
+        {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "flex-olmo": ("FlexOlmo", {**ROUTED, **OWN_HEADS}),
+    "youtu": ("Youtu", {**{key: value for key, value in LATENT.items() if "expert" not in key}, "q_lora_rank": 24}),
+    "solar-open": ("SolarOpen", {**BALANCED, "intermediate_size": None, "first_k_dense_replace": None}),
+    "vaultgemma": ("VaultGemma", {"sliding_window": 7, "query_pre_attn_scalar": 17, "attn_logit_softcapping": 2.0}),
+    "exaone-moe": ("ExaoneMoe", {**EXPERTS, "num_hidden_layers": 4, "sliding_window": 7}),
+    "mellum": (
+        "Mellum",
+        {
+            **EXPERTS,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+    ),
+    "granite-swa": ("GraniteSWA", {**GRANITE, **OWN_HEADS, "sliding_window": 7, "layer_rope_theta": [500.0, 0, 10.0]}),
     "nemotron": ("Nemotron", {"partial_rotary_factor": 0.4}),
     "starcoder2": ("Starcoder2", {"sliding_window": 8}),
     "gpt-neox": ("GPTNeoX", {**OWN_HEADS, "num_key_value_heads": None, "rotary_pct": 0.7}),
