@@ -20,7 +20,12 @@ from penstock.engine.api import EngineState
 from penstock.server import document
 from penstock.server.answer import Service
 from penstock.server.auth import ApiKeys, HostRule
+from penstock.server.dialects.anthropic.routes import anthropic_router
+from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
+from penstock.server.dialects.models import models_router
+from penstock.server.dialects.ollama.routes import ollama_router
+from penstock.server.dialects.ollama.schema import OLLAMA_BODIES
 from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.render import render_router
@@ -79,6 +84,9 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     )
     app.include_router(openai_router(service))
     app.include_router(responses_router(responses, keys))
+    app.include_router(anthropic_router(service))
+    app.include_router(ollama_router(service))
+    app.include_router(models_router(service))
     app.include_router(embeddings_router(service))
     app.include_router(rerank_router(service))
     app.include_router(tokenize_router(service))
@@ -90,7 +98,8 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     pooling = (EmbeddingBody, ClassifyBody, PoolingBody, RerankBody, ScoreBody)
-    models = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody, *pooling)
+    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody)
+    models = (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)
 
     def openapi() -> dict[str, Any]:
         app.openapi_schema = app.openapi_schema or document.openapi(app, models, secured=bool(options.api_keys))

@@ -59,21 +59,21 @@ def limited(receive: Receive, declared: int | None) -> Receive:
     return bounded
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object in the body.
+async def read_json(request: Request, *, any_type: bool = False) -> dict[str, Any]:
+    """The JSON object in the body; with `any_type` whatever content type it says to be.
 
     Raises:
         HttpError: 415 for a content type other than JSON or a compressed body, 413, 408.
         RequestError: not UTF-8, not JSON, not an object, nested too deeply, or with values JSON does not have.
     """
-    _check_type(request)
+    _check_type(request, any_type)
     raw = await request.body()
     return parse_json(raw) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, raw)
 
 
-def _check_type(request: Request) -> None:
+def _check_type(request: Request, any_type: bool) -> None:
     kind, _, options = request.headers.get("content-type", "").partition(";")
-    if kind.strip().lower() != "application/json":
+    if not any_type and kind.strip().lower() != "application/json":
         message = f"Content-Type is {shown(kind.strip())}; allowed: application/json."
         raise HttpError(415, message, code="unsupported_media_type")
     charset = re.search(r'charset\s*=\s*"?([^\s";]+)', options, re.IGNORECASE)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -14,7 +11,7 @@ from penstock.server.body import read_json, validate
 from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
-from penstock.server.document import gives, takes
+from penstock.server.document import takes
 from penstock.server.errors import json_response
 
 _EVENTS = "text/event-stream"
@@ -23,11 +20,6 @@ _EVENTS = "text/event-stream"
 def openai_router(service: Service) -> APIRouter:
     """The routes over one service."""
     router, frontend = APIRouter(), service.frontend
-    created = int(time.time())
-
-    def model_object() -> dict[str, Any]:
-        about = {"id": service.model, "object": "model", "created": created, "owned_by": "penstock"}
-        return {**about, "root": service.model, "parent": None, "max_model_len": service.max_model_len()}
 
     async def run(request: Request, call: Call) -> Response:
         answer = await while_connected(
@@ -59,14 +51,5 @@ def openai_router(service: Service) -> APIRouter:
             call = completion_call(body, frontend.text.defaults)
             service.require_ready()
             return await run(request, call)
-
-    @router.get("/v1/models", summary="List the models served", openapi_extra=gives("application/json"))
-    async def models() -> Response:
-        return json_response({"object": "list", "data": [model_object()]})
-
-    @router.get("/v1/models/{model:path}", summary="Describe a model", openapi_extra=gives("application/json"))
-    async def model(model: str) -> Response:
-        service.check_model(model)
-        return json_response(model_object())
 
     return router

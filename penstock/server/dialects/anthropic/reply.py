@@ -1,0 +1,145 @@
+"""Answers of the engine to Anthropic's messages: one walk over the events, sent as they are or gathered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from typing import Any
+
+from pydantic_core import from_json
+
+from penstock.core.request import FinishReason
+from penstock.engine.api import Delta, ToolCallDelta
+from penstock.server.answer import Answer, event
+from penstock.server.dialects.anthropic.translate import Call
+
+PING = event({"type": "ping"}, "ping")
+_Event = dict[str, Any]
+
+
+class Reply:
+    """The answer to one call."""
+
+    def __init__(self, call: Call, answer: Answer) -> None:
+        self._call, self._answer = call, answer
+        self._output_tokens = 0
+        self._blocks = -1  # number of the last one
+        self._open: tuple[str, int] | None = None  # its kind, and which call it is
+        self._thought = hashlib.sha256()
+        self._blank = ""  # white space that may turn out to be the beginning of a text
+        self._called = False
+        self._last = Delta(0, finish_reason=FinishReason.STOP)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The server-sent events of a stream."""
+        async for body in self._walk():
+            yield event(body, body["type"])
+            if body["type"] == "message_start":
+                yield PING
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete message."""
+        message: dict[str, Any] = {}
+        content: list[dict[str, Any]] = []
+        arguments = ""
+        async for body in self._walk():
+            match body:
+                case {"type": "message_start", "message": message}:
+                    pass
+                case {"type": "content_block_start", "content_block": block}:
+                    content.append(block)
+                    arguments = ""
+                case {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": piece}}:
+                    arguments += piece
+                case {"type": "content_block_delta", "delta": {"type": kind, **rest}}:
+                    name = kind.removesuffix("_delta")
+                    content[-1][name] += rest[name]
+                case {"type": "content_block_stop"} if arguments:  # a call that was cut short keeps what is there
+                    with suppress(ValueError):
+                        content[-1]["input"] = from_json(arguments, allow_partial=True)
+                case {"type": "message_delta", "delta": ending, "usage": usage}:
+                    message |= {**ending, "content": content, "usage": usage}
+        return message
+
+    async def _walk(self) -> AsyncIterator[_Event]:
+        started = False
+        async for _, delta in self._answer.deltas():
+            if not started:  # from the first delta on it is known what came from the cache
+                started = True
+                yield {"type": "message_start", "message": self._message()}
+            if self._call.max_tokens:
+                self._output_tokens += len(delta.token_ids)
+                for body in self._pieces(delta):
+                    yield body
+            self._last = delta
+        for body in self._close():
+            yield body
+        stopped = self._last.stop_reason if isinstance(self._last.stop_reason, str) else None
+        ending = {"stop_reason": self._stop_reason(), "stop_sequence": stopped}
+        yield {"type": "message_delta", "delta": ending, "usage": self._usage()}
+        yield {"type": "message_stop"}
+
+    def _message(self) -> dict[str, Any]:
+        head = {"id": f"msg_{self._call.request.request_id}", "type": "message", "role": "assistant"}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
+        return {**head, "model": self._call.model, **empty}
+
+    def _usage(self) -> dict[str, int]:
+        cached = self._answer.cached_tokens
+        return {
+            "input_tokens": self._answer.prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self._output_tokens,
+        }
+
+    def _stop_reason(self) -> str:
+        if self._last.finish_reason is FinishReason.LENGTH:
+            whole = self._output_tokens >= self._call.max_tokens
+            return "max_tokens" if whole else "model_context_window_exceeded"
+        if isinstance(self._last.stop_reason, str):
+            return "stop_sequence"
+        return "tool_use" if self._called else "end_turn"
+
+    def _pieces(self, delta: Delta) -> Iterator[_Event]:
+        if delta.reasoning:
+            yield from self._enter("thinking", {"thinking": "", "signature": ""})
+            self._thought.update(delta.reasoning.encode("utf-8", "replace"))
+            if not self._call.hide_thinking:
+                yield self._piece({"type": "thinking_delta", "thinking": delta.reasoning})
+        text = self._blank + delta.text
+        self._blank = ""
+        if text and (self._open == ("text", 0) or not text.isspace()):
+            yield from self._enter("text", {"text": ""})
+            yield self._piece({"type": "text_delta", "text": text})
+        else:
+            self._blank = text
+        for call in delta.tool_calls:
+            yield from self._call_piece(call)
+
+    def _call_piece(self, call: ToolCallDelta) -> Iterator[_Event]:
+        self._called, self._blank = True, ""
+        yield from self._enter("tool_use", {"id": call.id, "name": call.name, "input": {}}, call.index)
+        if call.arguments:
+            yield self._piece({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def _enter(self, kind: str, fields: dict[str, Any], index: int = 0) -> Iterator[_Event]:
+        """Makes a block the open one."""
+        if self._open == (kind, index):
+            return
+        yield from self._close()
+        self._blocks += 1
+        self._open = kind, index
+        yield {"type": "content_block_start", "index": self._blocks, "content_block": {"type": kind, **fields}}
+
+    def _close(self) -> Iterator[_Event]:
+        if self._open is None:
+            return
+        if self._open[0] == "thinking":
+            yield self._piece({"type": "signature_delta", "signature": self._thought.hexdigest()})
+        self._open = None
+        yield {"type": "content_block_stop", "index": self._blocks}
+
+    def _piece(self, delta: dict[str, Any]) -> _Event:
+        return {"type": "content_block_delta", "index": self._blocks, "delta": delta}

@@ -1,0 +1,68 @@
+"""The Anthropic dialect's routes."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from penstock.config.errors import spelled
+from penstock.core.sampling import SamplingParams
+from penstock.server.answer import EventStream, Service, event, open_within_context, while_connected
+from penstock.server.body import read_json, validate
+from penstock.server.dialects.anthropic.reply import PING, Reply
+from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
+from penstock.server.dialects.anthropic.translate import messages_call, prompt_request
+from penstock.server.document import takes
+from penstock.server.errors import describe, json_response
+
+_Body = TypeVar("_Body", bound=CountTokensBody)
+_SENT = {"stop": "stop_sequences", "response_format": "output_config.format", "thinking_budget": "thinking"}
+
+
+async def _read(request: Request, model: type[_Body]) -> _Body:
+    """The body. Fields unknown here belong to a beta if the request names any, and are passed over."""
+    data: dict[str, Any] = await read_json(request)
+    if "anthropic-beta" in request.headers:
+        data = {name: value for name, value in data.items() if name in model.model_fields}
+    return validate(model, data)
+
+
+def anthropic_router(service: Service) -> APIRouter:
+    """The routes over one service."""
+    router, frontend = APIRouter(), service.frontend
+
+    @router.post("/v1/messages", summary="Answer a chat", openapi_extra=takes(MessagesBody, "text/event-stream"))
+    async def messages(request: Request) -> Response:
+        body = await _read(request, MessagesBody)
+        service.check_model(body.model)
+        with spelled(_SENT):
+            call = messages_call(body, frontend.text.defaults)
+            service.require_ready()
+            opening = open_within_context(service, call.request)
+            answer = await while_connected(opening, request.receive, service.lifecycle)
+        reply = Reply(call, answer)
+        if call.stream:
+            return EventStream(
+                reply.events(),
+                answer.aclose,
+                service.lifecycle,
+                failed=lambda error: event(describe(error, request.scope)[1], "error"),
+                keepalive=PING,
+            )
+        try:
+            return json_response(await while_connected(reply.whole(), request.receive, service.lifecycle))
+        finally:
+            await answer.aclose()
+
+    @router.post("/v1/messages/count_tokens", summary="Count a chat's tokens", openapi_extra=takes(CountTokensBody))
+    async def count_tokens(request: Request) -> Response:
+        body = await _read(request, CountTokensBody)
+        service.check_model(body.model)
+        with spelled(_SENT):
+            asked = prompt_request(body, SamplingParams(max_tokens=1))
+            service.require_ready()
+            return json_response({"input_tokens": len(await frontend.tokenize(asked))})
+
+    return router

@@ -1,0 +1,232 @@
+"""Anthropic bodies to the internal request. Pure: no engine, no I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.config.errors import ParameterError, RequestError
+from penstock.core.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice, ToolMode
+from penstock.core.request import GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
+from penstock.server.errors import bad_value, encode_json, shown
+
+_MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED, "none": ToolMode.NONE}
+_OF_ROLE: Mapping[str, tuple[str, ...]] = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+_EFFORTS = {"xhigh": "high", "max": "high"}  # templates know three
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A translated call.
+
+    Attributes:
+        request: what to run.
+        model: as the client wrote it.
+        stream: whether the answer comes in events.
+        max_tokens: as asked; 0 wants no answer, only the prompt in the cache.
+        hide_thinking: thinking blocks come without their text.
+    """
+
+    request: GenerationRequest
+    model: str
+    stream: bool
+    max_tokens: int
+    hide_thinking: bool
+
+
+def messages_call(body: MessagesBody, defaults: Mapping[str, Any]) -> Call:
+    """Translates a body; `defaults` are the model's own sampling parameters.
+
+    Raises:
+        RequestError: a value or a combination that is not served.
+    """
+    given = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+    sampling = SamplingParams(
+        **{**defaults, **{name: value for name, value in given.items() if value is not None}},
+        max_tokens=max(body.max_tokens, 1),
+        stop=tuple(body.stop_sequences or ()),
+    )
+    hidden = body.thinking is not None and body.thinking.display == "omitted"
+    return Call(prompt_request(body, sampling), body.model, bool(body.stream), body.max_tokens, hidden)
+
+
+def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> GenerationRequest:
+    """The request that a body's prompt makes.
+
+    Raises:
+        RequestError: a value or a combination that is not served.
+    """
+    for name, value in (("container", body.container), ("mcp_servers", body.mcp_servers)):
+        if value:
+            raise RequestError(f"{name} is {shown(value)}; it is not available here, leave it out.", param=name)
+    tools = _tools(body.tools or ())
+    choice = _tool_choice(body, [tool["function"]["name"] for tool in tools])
+    messages = _chat(body)
+    continued = messages[-1]["role"] == "assistant"
+    if continued and messages[-1].get("tool_calls"):
+        where = f"messages[{len(body.messages) - 1}]"
+        raise RequestError(f"{where} ends with a tool_use; send a message with its tool_result.", param=where)
+    config = body.output_config
+    wanted = (config and config.format) or body.output_format
+    thinking = body.thinking
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        sampling=sampling,
+        messages=messages,
+        tools=tools if tools and choice.mode is not ToolMode.NONE else None,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        template_kwargs=_variables(body),
+        add_special_tokens=False,
+        grammar=Grammar(GrammarKind.JSON_SCHEMA, encode_json(wanted.json_schema).decode()) if wanted else None,
+        tool_choice=choice,
+        parse=True,
+        thinking_budget=thinking.budget_tokens if thinking and thinking.type == "enabled" else None,
+    )
+
+
+def _variables(body: CountTokensBody) -> Mapping[str, Any]:
+    """What thinking and effort are to the templates of models that know them."""
+    variables: dict[str, Any] = {}
+    if (thinking := body.thinking) is not None:
+        if thinking.type == "enabled" and thinking.budget_tokens is None:
+            field = "thinking.budget_tokens"
+            raise RequestError(f"{field} is required with thinking.type 'enabled'.", param=field)
+        variables["enable_thinking"] = thinking.type != "disabled"
+    if body.output_config and (effort := body.output_config.effort):
+        variables["reasoning_effort"] = _EFFORTS.get(effort, effort)
+    return variables
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """Declarations of functions as templates know them."""
+    result = []
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.get("type") not in (None, "custom"):
+            allowed = "'custom' (tools that a service runs, or that a model was trained on, are not available)"
+            raise bad_value(f"{where}.type", tool["type"], allowed, "unsupported_parameter")
+        function: dict[str, Any] = {"name": tool.get("name")}
+        if not isinstance(function["name"], str) or not function["name"]:
+            raise bad_value(f"{where}.name", function["name"], "a string that is not empty")
+        for ours, theirs, kind, allowed in (
+            ("description", "description", str, "a string"),
+            ("parameters", "input_schema", dict, "an object"),
+            ("strict", "strict", bool, "true or false"),
+        ):
+            value = tool.get(theirs)
+            if value is None and theirs != "input_schema":
+                continue
+            if not isinstance(value, kind):
+                raise bad_value(f"{where}.{theirs}", value, allowed)
+            function[ours] = value
+        result.append({"type": "function", "function": function})
+    return tuple(result)
+
+
+def _tool_choice(body: CountTokensBody, names: Sequence[str]) -> ToolChoice:
+    choice = body.tool_choice
+    if choice is None:
+        return ANY_TOOL
+    mode = _MODES[choice.type]
+    if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not names:
+        raise ParameterError("tool_choice.type", choice.type, "'auto' or 'none' without tools")
+    if mode is ToolMode.NAMED and choice.name not in names:
+        raise ParameterError("tool_choice.name", choice.name, f"one of tools: {', '.join(names)}"[:200])
+    return ToolChoice(mode, choice.name or "", parallel=not choice.disable_parallel_tool_use)
+
+
+def _chat(body: CountTokensBody) -> tuple[Mapping[str, Any], ...]:
+    """The conversation in OpenAI's message objects; turns of the same side that follow each other become one."""
+    chat: list[dict[str, Any]] = []
+    if body.system:
+        text = body.system if isinstance(body.system, str) else _joined("system", body.system)
+        chat.append({"role": "system", "content": text})
+    calls: dict[str, str] = {}
+    for index, message in enumerate(body.messages):
+        for turn in _turns(f"messages[{index}]", message, calls):
+            if chat and turn["role"] in ("user", "assistant") and chat[-1]["role"] == turn["role"]:
+                _extend(chat[-1], turn)
+            else:
+                chat.append(turn)
+    return tuple(chat)
+
+
+def _extend(turn: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        if name != "role":
+            before = turn.get(name)
+            text = isinstance(value, str)
+            turn[name] = "\n".join(filter(None, (before, value))) if text else [*(before or ()), *value]
+
+
+def _turns(where: str, message: Mapping[str, Any], calls: dict[str, str]) -> list[dict[str, Any]]:
+    """A message: results of tools first, each a turn, then what was said; `calls` keeps the tools' names by call."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or role not in _OF_ROLE:
+        raise bad_value(f"{where}.role", role, ", ".join(_OF_ROLE))
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list) or not content:
+        raise bad_value(f"{where}.content", content, "a string or a list of blocks")
+    turns: list[dict[str, Any]] = []
+    said: dict[str, Any] = {"role": role, "content": ""}
+    for index, block in enumerate(content):
+        spot = f"{where}.content[{index}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind not in _OF_ROLE[role]:
+            allowed = f"{', '.join(map(repr, _OF_ROLE[role]))} (this model takes text)"
+            raise bad_value(f"{spot}.type" if isinstance(block, dict) else spot, kind, allowed, "unsupported_content")
+        if kind == "tool_result":
+            turns.append(_tool_result(spot, block, calls))
+        elif kind == "tool_use":
+            _extend(said, {"tool_calls": [_tool_use(spot, block, calls)]})
+        elif kind == "thinking":
+            _extend(said, {"reasoning_content": _string(spot, block, "thinking")})
+        elif kind == "text":
+            _extend(said, {"content": _string(spot, block, "text")})
+    return [*turns, said] if len(turns) < len(content) else turns
+
+
+def _tool_use(where: str, block: Mapping[str, Any], calls: dict[str, str]) -> dict[str, Any]:
+    name, call = _string(where, block, "name"), _string(where, block, "id")
+    if not isinstance(block.get("input"), dict):
+        raise bad_value(f"{where}.input", block.get("input"), "an object")
+    calls[call] = name
+    return {"id": call, "type": "function", "function": {"name": name, "arguments": block["input"]}}
+
+
+def _tool_result(where: str, block: Mapping[str, Any], calls: Mapping[str, str]) -> dict[str, Any]:
+    call, content = _string(where, block, "tool_use_id"), block.get("content")
+    if call not in calls:
+        raise bad_value(f"{where}.tool_use_id", call, "the id of a tool_use in an earlier message")
+    text = content if isinstance(content, str) else _joined(f"{where}.content", content or [])
+    if block.get("is_error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": call, "name": calls[call], "content": text}
+
+
+def _joined(where: str, blocks: object) -> str:
+    """The text of a list of text blocks."""
+    if not isinstance(blocks, list):
+        raise bad_value(where, blocks, "a string or a list of text blocks")
+    for index, block in enumerate(blocks):
+        if not isinstance(block, dict) or block.get("type") != "text":
+            kind = block.get("type") if isinstance(block, dict) else block
+            raise bad_value(f"{where}[{index}].type", kind, "'text' (this model takes text)", "unsupported_content")
+    return "\n".join(_string(f"{where}[{index}]", block, "text") for index, block in enumerate(blocks))
+
+
+def _string(where: str, block: Mapping[str, Any], name: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise bad_value(f"{where}.{name}", value, "a string")
+    return value

@@ -1,0 +1,1 @@
+"""Ollama's native API, for the one model that is served."""

@@ -1,0 +1,89 @@
+"""What Ollama's clients ask of models: the list, what runs, what one can do."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from penstock.server.answer import Service
+
+_NEVER = "9999-12-31T23:59:59Z"
+_WEIGHTS = (".safetensors", ".gguf")
+_OLLAMA_NAMES = {"repetition_penalty": "repeat_penalty"}
+
+
+def names(service: Service) -> tuple[str, str]:
+    """What the model may be called: with a tag, as Ollama lists models, or without."""
+    return f"{service.model}:latest", service.model
+
+
+def served(service: Service, name: str) -> str:
+    """The served name of a model, or the name as it is."""
+    return service.model if name in names(service) else name
+
+
+def listed(service: Service) -> dict[str, Any]:
+    """An entry of the list of models."""
+    info, (name, _) = service.frontend.info, names(service)
+    size, changed = _weights(Path(info.model_path))
+    facts = (service.model, info.architecture, info.dtype, info.numbers, size)
+    family = info.architecture.removesuffix("ForCausalLM").lower()
+    details = {
+        "parent_model": "",
+        "format": "gguf" if info.model_path.endswith(".gguf") else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "",
+        "quantization_level": info.dtype,
+    }
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest, "details": details}
+
+
+def running(service: Service) -> dict[str, Any]:
+    """An entry of the list of what is loaded: it stays so."""
+    info, entry = service.frontend.info, listed(service)
+    del entry["modified_at"]
+    on_device = 0 if info.device == "cpu" else entry["size"]
+    return {**entry, "expires_at": _NEVER, "size_vram": on_device, "context_length": info.max_model_len}
+
+
+def shown(service: Service) -> dict[str, Any]:
+    """A model in detail."""
+    text, info, entry = service.frontend.text, service.frontend.info, listed(service)
+    sources = text.template.sources if text.template else {}
+    template = sources.get("default", "")
+    parameters = "\n".join(f"{_OLLAMA_NAMES.get(name, name)} {value}" for name, value in sorted(text.defaults.items()))
+    can = {
+        "completion": text.pooling.generates,
+        "embedding": not text.pooling.labels,
+        "tools": any("tools" in source for source in sources.values()),
+        "thinking": any("think" in source or "reasoning" in source for source in sources.values()),
+    }
+    family = entry["details"]["family"]
+    return {
+        "license": "",
+        "modelfile": f"FROM {entry['name']}\n" + "".join(f"PARAMETER {row}\n" for row in parameters.splitlines()),
+        "parameters": parameters,
+        "template": template,
+        "details": entry["details"],
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": service.model,
+            f"{family}.context_length": info.max_model_len,
+            f"{family}.embedding_length": text.pooling.size,
+            f"{family}.vocab_size": info.vocab_size,
+        },
+        "capabilities": [name for name, there in can.items() if there],
+        "modified_at": entry["modified_at"],
+    }
+
+
+def _weights(path: Path) -> tuple[int, str]:
+    """Bytes of the files that hold a model's weights, and when the newest was changed; 0 where there are none."""
+    files = [path] if path.is_file() else [file for end in _WEIGHTS for file in path.glob(f"*{end}")]
+    stats = [file.stat() for file in files]
+    changed = datetime.fromtimestamp(max((stat.st_mtime for stat in stats), default=0.0), UTC)
+    return sum(stat.st_size for stat in stats), changed.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,157 @@
+"""Answers of the engine to Ollama's lines, or to the one object that their sum is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.errors import RequestError
+from penstock.core.protocol import TokenLogprobs
+from penstock.core.request import FinishReason
+from penstock.engine.api import Delta, ToolCallDelta
+from penstock.server.answer import Answer
+from penstock.server.body import parse_json
+from penstock.server.dialects.ollama.translate import Call
+from penstock.server.errors import encode_json
+
+if TYPE_CHECKING:
+    from penstock.engine.frontend import Frontend
+
+_LEAST_LOGPROB = -9999.0  # JSON has no -Infinity
+
+
+def timestamp() -> str:
+    """Now, in RFC 3339."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def line(body: object) -> bytes:
+    """One line of a stream."""
+    return encode_json(body) + b"\n"
+
+
+def loaded(call: Call) -> dict[str, Any]:
+    """The answer to a call that only wants the model loaded, which it is."""
+    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if call.chat else {"response": ""}
+    return {"model": call.model, "created_at": timestamp(), **said, "done": True, "done_reason": "load"}
+
+
+class Reply:
+    """The answer to one call."""
+
+    def __init__(self, call: Call, answer: Answer, frontend: Frontend) -> None:
+        self._call, self._answer, self._frontend = call, answer, frontend
+        self._first = self._last = answer.started
+        self._token_ids: list[int] = []
+        self._tokens = 0
+        self._tool_call: ToolCallDelta | None = None  # whose arguments are still coming in
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """The lines of a stream."""
+        async for part in self._walk():
+            yield line(part)
+
+    async def whole(self) -> dict[str, Any]:
+        """The complete object."""
+        total: dict[str, Any] = {}
+        async for part in self._walk():
+            total = _added(total, part)
+        return total
+
+    async def _walk(self) -> AsyncIterator[dict[str, Any]]:
+        async for _, delta in self._answer.deltas():
+            self._count(delta)
+            calls = self._calls(delta.tool_calls, ended=delta.finish_reason is not None)
+            thinking = delta.reasoning if self._call.thinking else ""
+            if delta.text or thinking or calls or delta.logprobs:
+                yield self._part(delta.text, thinking, calls, delta.logprobs)
+            if delta.finish_reason is not None:
+                reason = "length" if delta.finish_reason is FinishReason.LENGTH else "stop"
+                yield {**self._part("", "", [], ()), "done": True, "done_reason": reason, **self._figures()}
+
+    def _count(self, delta: Delta) -> None:
+        if not delta.token_ids:
+            return
+        self._last = time.monotonic()
+        if not self._tokens:
+            self._first = self._last
+        self._tokens += len(delta.token_ids)
+        if self._call.keeps_context:
+            self._token_ids += delta.token_ids
+
+    def _part(
+        self, text: str, thinking: str, calls: list[dict[str, Any]], logprobs: Sequence[TokenLogprobs]
+    ) -> dict[str, Any]:
+        said: dict[str, Any] = {"content" if self._call.chat else "response": text}
+        if thinking:
+            said["thinking"] = thinking
+        if calls:
+            said["tool_calls"] = calls
+        if self._call.chat:
+            said = {"message": {"role": "assistant", **said}}
+        if self._call.logprobs is not None and logprobs:
+            said["logprobs"] = [self._logprob(entry, self._call.logprobs) for entry in logprobs]
+        return {"model": self._call.model, "created_at": timestamp(), **said, "done": False}
+
+    def _calls(self, pieces: Sequence[ToolCallDelta], *, ended: bool) -> list[dict[str, Any]]:
+        """The calls that are complete with these pieces; one that was cut short is none."""
+        complete: list[dict[str, Any]] = []
+        for piece in pieces:
+            open_call = self._tool_call
+            if open_call is None or piece.index != open_call.index:
+                complete += _call_object(open_call)
+                self._tool_call = piece
+            else:
+                arguments = open_call.arguments + piece.arguments
+                self._tool_call = ToolCallDelta(open_call.index, open_call.id, open_call.name, arguments)
+        if ended:
+            complete += _call_object(self._tool_call)
+            self._tool_call = None
+        return complete
+
+    def _logprob(self, entry: TokenLogprobs, most: int) -> dict[str, Any]:
+        top = [self._token(token, logprob) for token, logprob in entry.top[:most]]
+        return {**self._token(entry.token, entry.logprob), **({"top_logprobs": top} if most else {})}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = list(self._frontend.token_bytes(token))
+        return {"token": self._frontend.piece(token), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": raw}
+
+    def _figures(self) -> dict[str, Any]:
+        """Counts, and durations in ns; that of loading is the wait for a place in the batch."""
+        answer = self._answer
+        waited = answer.generations[0].queue_seconds or 0.0
+        seconds = {
+            "total_duration": time.monotonic() - answer.started,
+            "load_duration": waited,
+            "prompt_eval_duration": max(self._first - answer.started - waited, 0.0),
+            "eval_duration": self._last - self._first,
+        }
+        figures = {name: int(value * 1e9) for name, value in seconds.items()}
+        figures |= {"prompt_eval_count": answer.prompt_tokens, "eval_count": self._tokens}
+        if not self._call.keeps_context:
+            return figures
+        return {**figures, "context": [*answer.generations[0].prompt_ids, *self._token_ids]}
+
+
+def _call_object(call: ToolCallDelta | None) -> list[dict[str, Any]]:
+    if call is None:
+        return []
+    try:
+        arguments = parse_json((call.arguments or "{}").encode("utf-8", "replace"))
+    except RequestError:
+        return []
+    return [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}]
+
+
+def _added(total: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """What a stream's lines up to one say together: texts and lists are joined, the rest is the newest."""
+    result = {**total, **part}
+    for name in ("response", "thinking", "content", "tool_calls", "logprobs"):
+        if name in total:
+            result[name] = total[name] + part[name] if name in part else total[name]
+    if "message" in total:
+        result["message"] = _added(total["message"], part["message"])
+    return result

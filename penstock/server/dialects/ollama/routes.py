@@ -1,0 +1,171 @@
+"""The Ollama dialect's routes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import PlainTextResponse, Response
+
+from penstock import __version__
+from penstock.config.errors import RequestError, spelled
+from penstock.core.pooling import PoolingParams
+from penstock.engine.api import EngineState
+from penstock.engine.pooling import Pooled, pool_all
+from penstock.server.answer import EventStream, Service, open_within_context, while_connected
+from penstock.server.body import read_json, validate
+from penstock.server.dialects.embeddings import ONE_TOKEN, answered
+from penstock.server.dialects.ollama.about import listed, running, served, shown
+from penstock.server.dialects.ollama.reply import Reply, line, loaded
+from penstock.server.dialects.ollama.schema import (
+    EmbedBody,
+    GenerateBody,
+    OllamaChatBody,
+    OllamaEmbeddingsBody,
+    ShowBody,
+)
+from penstock.server.dialects.ollama.translate import SENT, Call, chat_call, generate_call
+from penstock.server.document import gives, takes
+from penstock.server.errors import HttpError, describe, json_response
+from penstock.server.prompts import text_request
+from penstock.server.shapes import RequestBody
+
+OLLAMA_VERSION = "0.12.11"  # whose API this is; clients ask for a least one
+_LINES = "application/x-ndjson"
+_LIBRARY = ("pull", "push", "create", "copy", "delete", "blobs/{digest}")
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+async def _read(request: Request, model: type[_Body]) -> _Body:
+    return validate(model, await read_json(request, any_type="origin" not in request.headers))
+
+
+def ollama_router(service: Service) -> APIRouter:
+    """The routes over one service."""
+    router = APIRouter()
+    _add_answers(router, service)
+    _add_embeddings(router, service)
+    _add_models(router, service)
+    return router
+
+
+def _add_answers(router: APIRouter, service: Service) -> None:
+    frontend = service.frontend
+
+    async def run(request: Request, call: Call) -> Response:
+        service.require_ready()
+        asked = call.request
+        if asked is None:
+            done = loaded(call)
+            return Response(line(done), media_type=_LINES) if call.stream else json_response(done)
+        if call.context:
+            ids = await frontend.tokenize(asked)
+            asked = replace(asked, messages=None, prompt=None, prompt_ids=(*call.context, *ids))
+        answer = await while_connected(open_within_context(service, asked), request.receive, service.lifecycle)
+        reply = Reply(call, answer, frontend)
+        if call.stream:
+            return EventStream(
+                reply.lines(),
+                answer.aclose,
+                service.lifecycle,
+                failed=lambda error: line(describe(error, request.scope)[1]),
+                keepalive=b"",  # an empty line is none to clients
+                media_type=_LINES,
+            )
+        try:
+            return json_response(await while_connected(reply.whole(), request.receive, service.lifecycle))
+        finally:
+            await answer.aclose()
+
+    @router.post("/api/generate", summary="Continue a prompt", openapi_extra=takes(GenerateBody, _LINES))
+    async def generate(request: Request) -> Response:
+        body = await _read(request, GenerateBody)
+        service.check_model(served(service, body.model))
+        with spelled(SENT):
+            service.check_template(body.template or None)
+            call = generate_call(body, frontend.text.defaults, templated=frontend.text.template is not None)
+        with spelled({**SENT, "messages": "prompt"}):
+            return await run(request, call)
+
+    @router.post("/api/chat", summary="Answer a chat", openapi_extra=takes(OllamaChatBody, _LINES))
+    async def chat(request: Request) -> Response:
+        body = await _read(request, OllamaChatBody)
+        service.check_model(served(service, body.model))
+        with spelled(SENT):
+            return await run(request, chat_call(body, frontend.text.defaults))
+
+
+def _add_embeddings(router: APIRouter, service: Service) -> None:
+    pooling = service.frontend.text.pooling
+
+    async def embedded(request: Request, texts: list[str], params: PoolingParams, field: str) -> list[Pooled]:
+        service.require_ready()
+        sent = [text_request(RequestBody(), text, ONE_TOKEN) for text in texts]
+        return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent), field))
+
+    @router.post("/api/embed", summary="Embed texts", openapi_extra=takes(EmbedBody))
+    async def embed(request: Request) -> Response:
+        started = time.monotonic()
+        body = await _read(request, EmbedBody)
+        service.check_model(served(service, body.model))
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        found = await embedded(request, texts, pooling.embedding(body.dimensions, normalize=True), "input")
+        counts = {"prompt_eval_count": sum(result.prompt_tokens for result in found), "load_duration": 0}
+        total = int((time.monotonic() - started) * 1e9)
+        vectors = [result.values.tolist() for result in found]
+        return json_response({"model": body.model, "embeddings": vectors, "total_duration": total, **counts})
+
+    @router.post("/api/embeddings", summary="Embed a text", openapi_extra=takes(OllamaEmbeddingsBody))
+    async def embeddings(request: Request) -> Response:
+        body = await _read(request, OllamaEmbeddingsBody)
+        service.check_model(served(service, body.model))
+        found = await embedded(request, [body.prompt], pooling.embedding(), "prompt")
+        return json_response({"embedding": found[0].values.tolist()})
+
+
+def _add_models(router: APIRouter, service: Service) -> None:
+    def models(entries: list[dict[str, Any]]) -> Response:
+        return json_response({"models": entries})
+
+    async def root() -> Response:
+        return PlainTextResponse("Ollama is running")  # by which clients know that the API is there
+
+    async def tags() -> Response:
+        service.require_ready()
+        return models([listed(service)])
+
+    async def version() -> Response:
+        return json_response({"version": OLLAMA_VERSION, "penstock": __version__})
+
+    for path, handler, summary in (
+        ("/", root, "Whether the server runs"),
+        ("/api/tags", tags, "List the models served"),
+        ("/api/version", version, "The version of Ollama's API"),
+    ):
+        media_type = "text/plain" if path == "/" else "application/json"
+        router.get(path, summary=summary, openapi_extra=gives(media_type))(handler)
+        router.head(path, include_in_schema=False)(handler)
+
+    @router.get("/api/ps", summary="List the models loaded", openapi_extra=gives("application/json"))
+    async def ps() -> Response:
+        return models([running(service)] if service.frontend.client.state is EngineState.READY else [])
+
+    @router.post("/api/show", summary="Describe a model", openapi_extra=takes(ShowBody))
+    async def show(request: Request) -> Response:
+        body = await _read(request, ShowBody)
+        name = body.model or body.name
+        if name is None:
+            raise RequestError("model is required.", param="model", code="missing_required_parameter")
+        service.check_model(served(service, name))
+        service.require_ready()
+        return json_response(shown(service))
+
+    async def library(request: Request) -> Response:
+        message = f"{request.url.path} is not available yet: this server keeps the one model it was started with."
+        raise HttpError(501, message, code="not_implemented")
+
+    for name in _LIBRARY:
+        router.add_api_route(f"/api/{name}", library, methods=["POST", "DELETE", "HEAD"], include_in_schema=False)

@@ -1,0 +1,144 @@
+"""Bodies of the Ollama dialect. As in Ollama, fields and options that are unknown are passed over."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from penstock.config import limits
+from penstock.server.shapes import StopString, TokenId
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]  # clients in languages with one kind of number send 40.0
+_CALL: dict[str, Any] = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
+        }
+    },
+}
+_MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "user", "assistant", "tool"]},
+        "content": {"type": "string"},
+        "thinking": {"type": "string"},
+        "tool_name": {"type": "string"},
+        "tool_calls": {"type": "array", "items": _CALL},
+    },
+}
+_TOOL: dict[str, Any] = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    },
+}
+Messages = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=limits.MAX_MESSAGES),
+    WithJsonSchema({"type": "array", "items": _MESSAGE, "maxItems": limits.MAX_MESSAGES}),
+]
+Tools = Annotated[
+    list[dict[str, Any]],
+    Field(max_length=limits.MAX_TOOLS),
+    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
+]
+Format = Annotated[
+    Literal["", "json"] | dict[str, Any], WithJsonSchema({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]})
+]
+
+
+class Loose(BaseModel):
+    """Settings of every body: exact types, unknown fields passed over."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class Options(Loose):
+    """How to sample. Those that load a model another way (num_ctx, num_gpu …) have no effect on one that is loaded."""
+
+    num_predict: Annotated[Whole, Field(ge=-2, le=limits.MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[Whole, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)] | None = None
+
+
+class NamedBody(Loose):
+    """A model, which stays loaded whatever `keep_alive` says."""
+
+    model: str
+    keep_alive: float | str | None = None
+    options: Options | None = None
+
+
+class AnswerBody(NamedBody):
+    """What generating and chatting share."""
+
+    stream: bool | None = None
+    format: Format | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)] | None = None
+
+
+class GenerateBody(AnswerBody):
+    """POST /api/generate. Without a prompt it only says that the model is loaded."""
+
+    prompt: str | None = None
+    system: str | None = None
+    template: str | None = None
+    raw: bool | None = None
+    context: list[TokenId] | None = None
+    suffix: str | None = None
+    images: list[Any] | None = None
+
+
+class OllamaChatBody(AnswerBody):
+    """POST /api/chat. Without messages it only says that the model is loaded."""
+
+    messages: Messages | None = None
+    tools: Tools | None = None
+
+
+class EmbedBody(NamedBody):
+    """POST /api/embed. Nothing is cut: a text that is too long is refused, whatever `truncate` says."""
+
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: Whole | None = None
+
+
+class OllamaEmbeddingsBody(NamedBody):
+    """POST /api/embeddings, the older form, of one text."""
+
+    prompt: str
+
+
+class ShowBody(Loose):
+    """POST /api/show."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+
+OLLAMA_BODIES = (GenerateBody, OllamaChatBody, EmbedBody, OllamaEmbeddingsBody, ShowBody)

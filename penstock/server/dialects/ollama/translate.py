@@ -1,0 +1,181 @@
+"""Ollama bodies to the internal request. Pure: no engine, no I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from penstock.config.errors import ParameterError, RequestError
+from penstock.core.constraint import Grammar, GrammarKind
+from penstock.core.request import GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.server.conversation import checked_messages, checked_tools
+from penstock.server.dialects.ollama.schema import AnswerBody, GenerateBody, OllamaChatBody, Options
+from penstock.server.errors import bad_value, encode_json
+
+_DEFAULTS: Mapping[str, Any] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.9})  # Ollama's
+_OURS: Mapping[str, str] = MappingProxyType({"repeat_penalty": "repetition_penalty"})
+_SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
+_LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in Ollama
+SENT: Mapping[str, str] = MappingProxyType(
+    {
+        **{name: f"options.{name}" for name in (*_SAME, "stop")},
+        "repetition_penalty": "options.repeat_penalty",
+        "max_tokens": "options.num_predict",
+        "logprobs": "top_logprobs",
+        "chat_template": "template",
+        "response_format": "format",
+    }
+)
+"""What the client sent for fields of the internal request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A translated call.
+
+    Attributes:
+        request: what to run; None when the model is only to be loaded.
+        model: as the client wrote it.
+        chat: whether it chats, or generates.
+        stream: whether the answer comes in lines.
+        thinking: whether reasoning is told.
+        context: tokens that go before the prompt's.
+        keeps_context: whether the answer ends with the tokens so far.
+        logprobs: alternatives to report with each token, None for none.
+    """
+
+    request: GenerationRequest | None
+    model: str
+    chat: bool
+    stream: bool
+    thinking: bool
+    context: tuple[int, ...] = ()
+    keeps_context: bool = False
+    logprobs: int | None = None
+
+
+def chat_call(body: OllamaChatBody, defaults: Mapping[str, Any]) -> Call:
+    """Translates a chat; `defaults` are the model's own sampling parameters.
+
+    Raises:
+        RequestError: a value that is not served.
+    """
+    if not body.messages:
+        return _call(body, None, chat=True)
+    tools = checked_tools([{"type": "function", **tool} for tool in body.tools or ()])
+    messages = checked_messages([_message(index, message) for index, message in enumerate(body.messages)])
+    continued = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    return _call(
+        body,
+        _request(
+            body,
+            defaults,
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=not continued,
+            continue_final_message=continued,
+            add_special_tokens=False,
+            parse=True,
+        ),
+        chat=True,
+    )
+
+
+def generate_call(body: GenerateBody, defaults: Mapping[str, Any], templated: bool) -> Call:
+    """Translates a prompt; `templated` says whether the model has a chat template.
+
+    Raises:
+        RequestError: a value or a combination that is not served.
+    """
+    if body.suffix:
+        raise bad_value("suffix", body.suffix, "nothing (filling in the middle is not available)", "unsupported")
+    if body.images:
+        raise bad_value("images", f"{len(body.images)} images", "none (this model takes text)", "unsupported_content")
+    if not body.prompt:
+        return _call(body, None, chat=False)
+    if body.raw and (body.system or body.template or body.context):
+        raise ParameterError("raw", True, "only without system, template and context")
+    if body.raw or not templated:
+        if body.system or body.template:
+            name = "system" if body.system else "template"
+            raise RequestError(f"{name} cannot be used: this model has no chat template; leave it out.", param=name)
+        return _call(body, _request(body, defaults, prompt=body.prompt), chat=False)
+    messages = [{"role": "user", "content": body.prompt}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    variables = {"chat_template": body.template} if body.template else {}
+    request = _request(body, defaults, variables, messages=tuple(messages), add_special_tokens=False, parse=True)
+    return _call(body, request, chat=False)
+
+
+def _call(body: AnswerBody, request: GenerationRequest | None, *, chat: bool) -> Call:
+    context = tuple(body.context or ()) if isinstance(body, GenerateBody) else ()
+    return Call(
+        request,
+        body.model,
+        chat,
+        stream=body.stream is not False,
+        thinking=body.think is not False,
+        context=context,
+        keeps_context=isinstance(body, GenerateBody) and not body.raw,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def _request(
+    body: AnswerBody, defaults: Mapping[str, Any], variables: Mapping[str, Any] | None = None, **prompt: Any
+) -> GenerationRequest:
+    kwargs = dict(variables or {})
+    if body.think is not None:
+        kwargs["enable_thinking"] = bool(body.think)
+        if isinstance(body.think, str):
+            kwargs["reasoning_effort"] = body.think
+    return GenerationRequest(
+        request_id=uuid.uuid4().hex,
+        sampling=_sampling(body, defaults),
+        template_kwargs=kwargs,
+        grammar=_grammar(body.format),
+        **prompt,
+    )
+
+
+def _grammar(wanted: str | dict[str, Any] | None) -> Grammar | None:
+    if isinstance(wanted, dict):
+        return Grammar(GrammarKind.JSON_SCHEMA, encode_json(wanted).decode())
+    return Grammar(GrammarKind.JSON_OBJECT) if wanted else None
+
+
+def _sampling(body: AnswerBody, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The client's options over the model's own over Ollama's, whose penalty of repetitions alone is left out."""
+    options = body.options or Options()
+    given = {_OURS.get(name, name): getattr(options, name) for name in (*_SAME, *_OURS)}
+    chosen = {**_DEFAULTS, **defaults, **{name: value for name, value in given.items() if value is not None}}
+    if options.seed is not None and options.seed < 0:  # as in Ollama: any
+        del chosen["seed"]
+    predicted = options.num_predict or 0
+    return SamplingParams(
+        **chosen | {"top_p": max(chosen["top_p"], _LEAST_TOP_P)},
+        max_tokens=predicted if predicted > 0 else None,
+        stop=tuple([options.stop] if isinstance(options.stop, str) else options.stop or ()),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def _message(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message in OpenAI's form."""
+    result = dict(message)
+    if result.pop("images", None):
+        where = f"messages[{index}].images"
+        raise bad_value(where, message["images"], "none (this model takes text)", "unsupported_content")
+    for theirs, ours in (("thinking", "reasoning_content"), ("tool_name", "name")):
+        if (value := result.pop(theirs, None)) is not None:
+            if not isinstance(value, str):
+                raise bad_value(f"messages[{index}].{theirs}", value, "a string")
+            result[ours] = value
+    if result.get("content") is None:
+        result["content"] = ""
+    return result
