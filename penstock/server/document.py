@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+
+from penstock.server.errors import Dialect, dialect_of
 
 _REF = "#/components/schemas/{model}"
 _STATUSES: Mapping[str, str] = {
@@ -38,9 +41,35 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every error."""
+    """The body of every error but those of the Anthropic and Ollama dialects."""
 
     error: ErrorDetail
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What went wrong, in Anthropic's API."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """The body of errors in Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
+class OllamaErrorBody(BaseModel):
+    """The body of errors in Ollama's API."""
+
+    error: str
+
+
+_ERRORS: Mapping[Dialect, type[BaseModel]] = MappingProxyType(
+    {Dialect.OPENAI: ErrorBody, Dialect.ANTHROPIC: AnthropicErrorBody, Dialect.OLLAMA: OllamaErrorBody}
+)
 
 
 def takes(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
@@ -58,11 +87,13 @@ def openapi(app: FastAPI, models: Sequence[type[BaseModel]], *, secured: bool) -
     """The document of an app's routes; `models` are the bodies `takes` refers to."""
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     shapes: list[tuple[type[BaseModel], Literal["validation"]]] = [(model, "validation") for model in models]
-    _, schemas = models_json_schema([*shapes, (ErrorBody, "validation")], ref_template=_REF)
+    shapes += [(model, "validation") for model in _ERRORS.values()]
+    _, schemas = models_json_schema(shapes, ref_template=_REF)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
-    failure = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorBody.__name__)}}}
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
+        model = _ERRORS[dialect_of(path)].__name__
+        failure = {"application/json": {"schema": {"$ref": _REF.format(model=model)}}}
         for operation in operations.values():
             operation["responses"].pop("422", None)
             for status, about in _STATUSES.items():

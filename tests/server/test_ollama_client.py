@@ -109,7 +109,7 @@ def test_defaults(api: ollama.Client, server: Running) -> None:
     api.chat(model="scripted", messages=HELLO)
     api.chat(model="scripted", messages=HELLO, options={"num_predict": -1, "seed": -1, "top_p": 0})
     first, second = (request.sampling for request in server.runner.seen)
-    assert (first.temperature, first.top_p, first.top_k) == (0.6, 0.95, 20)
+    assert (first.temperature, first.top_p, first.top_k) == (0.6, 0.95, 40)
     assert (second.seed, second.max_tokens) == (None, first.max_tokens)
     assert 0 < second.top_p < 1e-6
 
@@ -214,7 +214,7 @@ def test_the_library_is_not_there_yet(server: Running, method: str, name: str) -
         ("generate", {"context": [10**9]}, "prompt is 1000000000; allowed: token ids"),
         ("generate", {"prompt": 5}, "prompt is 5; allowed: a string"),
         ("embed", {"input": 5}, "input is 5; allowed: a string or a list"),
-        ("embed", {"input": "x " * 5000}, "input"),
+        ("embed", {"input": "x " * 5000}, "at most 2048 are taken"),
         ("show", {"model": 5}, "model is 5"),
     ],
 )
