@@ -36,12 +36,19 @@ OPERATIONS = [
     *(("POST", f"/api/{name}", 25) for name in ("generate", "chat")),
     *(("POST", f"/api/{name}", 10) for name in ("embed", "embeddings", "show")),
     *(("GET", path, 2) for path in ("/", "/api/tags", "/api/ps", "/api/version")),
+    *(("HEAD", path, 2) for path in ("/", "/api/tags", "/api/version")),
     *(("POST", path, 15) for path in ("/v1/embeddings", "/pooling", "/classify", "/rerank", "/score")),
     *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/score")),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/docs", "/openapi.json")),
     *(("GET", path, 2) for path in ("/livez", "/readyz", "/health")),
 ]
 
+
+# These answer 501 to everybody.
+NOT_YET = {
+    *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
+    *{("DELETE", "/api/delete"), ("HEAD", "/api/blobs/{digest}")},
+}
 
 # Without these, which well-formed requests rarely have right, more requests reach the engine.
 OFTEN_REFUSED = frozenset({
@@ -71,7 +78,7 @@ def fuzzed(text: TextPipeline) -> Iterator[Running]:
 def test_every_operation_is_in_the_list(fuzzed: Running) -> None:
     document = httpx.get(f"{fuzzed.url}/openapi.json").json()
     there = {(method.upper(), path) for path, item in document["paths"].items() for method in item}
-    assert there == {(method, path) for method, path, _ in OPERATIONS}
+    assert there == {(method, path) for method, path, _ in OPERATIONS} | NOT_YET
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,17 @@ from penstock.server.dialects.ollama.schema import (
 from penstock.server.dialects.ollama.translate import SENT, Call, chat_call, generate_call
 from penstock.server.document import gives, takes
 from penstock.server.errors import HttpError, describe, json_response
+from penstock.server.errors import shown as cut
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 
 OLLAMA_VERSION = "0.12.11"  # whose API this is; clients ask for a least one
 _LINES = "application/x-ndjson"
-_LIBRARY = ("pull", "push", "create", "copy", "delete", "blobs/{digest}")
+_LIBRARY = (
+    *(("POST", f"/api/{name}", f"{name.capitalize()} a model") for name in ("pull", "push", "create", "copy")),
+    ("DELETE", "/api/delete", "Delete a model"),
+    *((method, "/api/blobs/{digest}", "A file of a model") for method in ("POST", "HEAD")),
+)
 _Body = TypeVar("_Body", bound=BaseModel)
 
 
@@ -147,7 +152,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
     ):
         media_type = "text/plain" if path == "/" else "application/json"
         router.get(path, summary=summary, openapi_extra=gives(media_type))(handler)
-        router.head(path, include_in_schema=False)(handler)
+        router.head(path, summary=summary)(handler)
 
     @router.get("/api/ps", summary="List the models loaded", openapi_extra=gives("application/json"))
     async def ps() -> Response:
@@ -164,8 +169,12 @@ def _add_models(router: APIRouter, service: Service) -> None:
         return json_response(shown(service))
 
     async def library(request: Request) -> Response:
-        message = f"{request.url.path} is not available yet: this server keeps the one model it was started with."
+        message = f"{cut(request.url.path)} is not available yet: this server keeps the one model it was started with."
         raise HttpError(501, message, code="not_implemented")
 
-    for name in _LIBRARY:
-        router.add_api_route(f"/api/{name}", library, methods=["POST", "DELETE", "HEAD"], include_in_schema=False)
+    async def blob(request: Request, digest: str) -> Response:
+        return await library(request)
+
+    for method, path, summary in _LIBRARY:
+        refuse = blob if "{digest}" in path else library
+        router.add_api_route(path, refuse, methods=[method], summary=f"{summary} (not yet)", status_code=501)
