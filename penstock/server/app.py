@@ -82,16 +82,8 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         lifespan=lifespan,
         default_response_class=Response,
     )
-    app.include_router(openai_router(service))
-    app.include_router(responses_router(responses, keys))
-    app.include_router(anthropic_router(service))
-    app.include_router(ollama_router(service))
-    app.include_router(models_router(service))
-    app.include_router(embeddings_router(service))
-    app.include_router(rerank_router(service))
-    app.include_router(tokenize_router(service))
-    app.include_router(render_router(service))
-    app.include_router(_operator_router(service, app))
+    for router in (*_routers(service, responses, keys), _operator_router(service, app)):
+        app.include_router(router)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics)
     if options.allowed_origins:
@@ -107,6 +99,21 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
+
+
+def _routers(service: Service, responses: Responses, keys: ApiKeys) -> tuple[APIRouter, ...]:
+    """Those of the dialects."""
+    return (
+        openai_router(service),
+        responses_router(responses, keys),
+        anthropic_router(service),
+        ollama_router(service),
+        models_router(service),
+        embeddings_router(service),
+        rerank_router(service),
+        tokenize_router(service),
+        render_router(service),
+    )
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
