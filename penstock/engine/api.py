@@ -10,6 +10,7 @@ from typing import Protocol
 from penstock.config.resolve import Decision
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.text.parsers.events import ToolCallDelta as ToolCallDelta
 
 
 class EngineState(str, Enum):
@@ -111,22 +112,6 @@ class EngineClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """A piece of a tool call. The pieces of one call have its index; joined, `arguments` is a JSON object.
-
-    Attributes:
-        index: number of the call in its branch.
-        id, name: on a call's first piece.
-        arguments: new text of the arguments.
-    """
-
-    index: int
-    id: str | None = None
-    name: str | None = None
-    arguments: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
     """A piece of one branch's answer, in text.
 
@@ -141,6 +126,7 @@ class Delta:
         error: a sentence for the client when finish_reason is ERROR.
         reasoning: new text of the reasoning, where the request is parsed.
         tool_calls: pieces of tool calls, where the request is parsed.
+        reasoning_tokens: how many of `token_ids` belong to the reasoning, where the request is parsed.
     """
 
     index: int
@@ -153,3 +139,4 @@ class Delta:
     error: str | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    reasoning_tokens: int = 0

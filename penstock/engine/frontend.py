@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import (
@@ -16,13 +17,14 @@ from penstock.config.errors import (
     RequestError,
     TemplateError,
 )
-from penstock.core.constraint import Grammar, GrammarKind
+from penstock.core.constraint import Grammar, GrammarKind, ToolMode
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.grammar.translate import translate
+from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
 _INLINE_CHARS = 4096  # shorter texts are tokenised at once: a worker thread would cost more
@@ -57,7 +59,8 @@ class Frontend:
     async def generate(self, request: GenerationRequest) -> TextGeneration:
         """Starts an answer; returns once the engine has admitted the request.
 
-        With tools, special tokens stay in the text whatever skip_special_tokens says: they mark the calls.
+        With tools, and where reasoning and calls are not told apart, special tokens stay in the text whatever
+        skip_special_tokens says: they mark the calls.
 
         Raises:
             RequestError: the request is refused (ContextLengthError, ParameterError, OverloadedError and others).
@@ -92,8 +95,19 @@ class Frontend:
         if first.finish_reason is FinishReason.ERROR and not first.tokens:
             await outputs.aclose()
             raise EngineDeadError(first.error or "The engine stopped before it took the request.")
+        readers = self.readers(request, prompt_ids, sampling)
+        return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers)
+
+    def readers(
+        self, request: GenerationRequest, prompt_ids: tuple[int, ...], sampling: SamplingParams
+    ) -> dict[int, AnswerReader]:
+        """What turns the tokens of each branch into text, told apart where the request is parsed."""
+        text, tools, reading = self.text, _tools(request), None
+        if request.parse and request.messages and (text.answers.reasoning or (text.answers.calls and tools)):
+            continued, key = request.continue_final_message, request.request_id
+            reading = Reading.of(text.answers, text.tokenizer, prompt_ids, request.messages, tools, continued, key)
         continues = request.messages is None or request.continue_final_message
-        return TextGeneration(self.text.tokenizer, prompt_ids, sampling, eos_ids, first, outputs, continues=continues)
+        return answer_readers(text.tokenizer, sampling, continues, reading, text.mark_ids)
 
     def render(self, request: GenerationRequest) -> str:
         """The prompt text of a chat.
@@ -120,7 +134,7 @@ class Frontend:
         try:
             return self.text.template.render(
                 request.messages,
-                tools=request.tools,
+                tools=_tools(request),
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 **request.template_kwargs,
@@ -228,7 +242,7 @@ class Frontend:
         self._check_ids("logit_bias", (token for token, _ in sampling.logit_bias))
         self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
-        if request.tools:  # models mark their calls with special tokens
+        if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
         bad_words_ids = dict.fromkeys(sampling.bad_words_ids)
         for word in sampling.bad_words:
@@ -241,6 +255,11 @@ class Frontend:
             ids = tuple(self.text.tokenizer.encode(text, add_special_tokens=False))
             if ids:
                 yield ids
+
+
+def _tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]] | None:
+    """The functions an answer may call."""
+    return None if request.tool_choice.mode is ToolMode.NONE else request.tools
 
 
 def _prompt_field(request: GenerationRequest) -> str:

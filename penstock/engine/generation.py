@@ -1,4 +1,4 @@
-"""A running answer in text: tokens of every branch are detokenised, searched for stop strings and cut there."""
+"""A running answer in text: tokens of every branch are detokenised, searched for stop strings, cut and told apart."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, Outputs
-from penstock.text.detokenizer import IncrementalDetokenizer
-from penstock.text.tokenizer import Tokenizer
+from penstock.text.parsers.reading import AnswerReader
 
 
 class TextGeneration:
@@ -23,18 +22,16 @@ class TextGeneration:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
         prompt_ids: tuple[int, ...],
         sampling: SamplingParams,
         eos_ids: tuple[int, ...],
         first: EngineOutput,
         outputs: Outputs,
-        *,
-        continues: bool,
+        readers: dict[int, AnswerReader],
     ) -> None:
         """`first` was taken from `outputs` already; `eos_ids` are those in force (none with ignore_eos).
 
-        `continues` says that the answer goes on with the prompt's text, so that a leading space belongs to it.
+        `readers` turn the branches' tokens into text.
         """
         self.prompt_ids = prompt_ids
         self.cached_tokens = 0
@@ -44,17 +41,7 @@ class TextGeneration:
         self._first: EngineOutput | None = first
         self._outputs = outputs
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self._branches = {
-            branch: IncrementalDetokenizer(
-                tokenizer,
-                stop=sampling.stop,
-                include_stop=sampling.include_stop_str_in_output,
-                skip_special_tokens=sampling.skip_special_tokens,
-                min_tokens=sampling.min_tokens,
-                after_prompt=continues,
-            )
-            for branch in range(sampling.n)
-        }
+        self._branches = readers
 
     def __aiter__(self) -> TextGeneration:
         return self
@@ -81,21 +68,18 @@ class TextGeneration:
         if output.cached_tokens is not None and output.branch == 0:  # the others share what the first computes
             self.cached_tokens, self.queue_seconds = output.cached_tokens, output.queue_seconds
         self._prompt_logprobs.extend(output.prompt_logprobs)
-        detokenizer = self._branches.get(output.branch)
-        if detokenizer is None or not (output.tokens or output.finish_reason):
+        reader = self._branches.get(output.branch)
+        if reader is None or not (output.tokens or output.finish_reason):
             return None
         finish, stop_reason = output.finish_reason, None
         shown = used = len(output.tokens)
         if finish is FinishReason.STOP and output.tokens:
             shown -= not self._sampling.include_stop_str_in_output
             stop_reason = None if output.tokens[-1] in self._eos_ids else output.tokens[-1]
-        piece = detokenizer.push(output.tokens[:shown])
-        text, stopped = piece.text, piece.stopped
+        part = reader.push(output.tokens[:shown], finish is not None)
+        stopped = part.stopped
         if stopped is not None:
-            used = piece.tokens_used
-        elif finish is not None:
-            rest = detokenizer.finish()
-            text, stopped = text + rest.text, rest.stopped
+            used = part.tokens_used
         if finish is not None or stopped is not None:
             del self._branches[output.branch]
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -103,11 +87,14 @@ class TextGeneration:
             prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         return Delta(
             output.branch,
-            text,
+            part.text,
             output.tokens[:used],
             output.logprobs[:used],
             prompt_logprobs,
             finish if stopped is None else FinishReason.STOP,
             stop_reason if stopped is None else stopped,
             output.error if stopped is None else None,
+            part.reasoning,
+            part.tool_calls,
+            part.reasoning_tokens,
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from penstock.core.sampling import SamplingParams
+from penstock.text.parsers.format import AnswerFormat, choose
+from penstock.text.parsers.reading import visible_ids
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import text_config
@@ -27,6 +29,8 @@ class TextPipeline:
         defaults: the model's own values for sampling fields that a client leaves out (generation_config.json).
         vocab_size: logits a position; token ids lie below.
         pooling: how the model embeds, classifies and ranks.
+        answers: how it writes reasoning and tool calls.
+        mark_ids: control tokens that mark these.
     """
 
     tokenizer: Tokenizer
@@ -35,12 +39,17 @@ class TextPipeline:
     defaults: Mapping[str, Any]
     vocab_size: int
     pooling: Pooling
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
+    mark_ids: frozenset[int] = frozenset()
 
     @classmethod
-    def load(cls, model: str) -> TextPipeline:
+    def load(cls, model: str, tool_parser: str | None = None, reasoning_parser: str | None = None) -> TextPipeline:
         """Reads the text side of a Hugging Face folder, a .gguf file or the bundled model; no weights.
 
+        `tool_parser` and `reasoning_parser` name formats of answers; without them the chat template tells.
+
         Raises:
+            ParameterError: there is no format of that name.
             CheckpointError: nothing usable is there, or the vocabulary is larger than the model's.
             TemplateError: the chat template is unsafe or no template.
         """
@@ -49,13 +58,17 @@ class TextPipeline:
             Tokenizer.from_gguf(checkpoint.metadata) if checkpoint.metadata else Tokenizer.from_folder(checkpoint.path)
         )
         template = template_config(checkpoint, tokenizer.piece, bos_token=tokenizer.bos_id, eos_token=tokenizer.eos_id)
+        chat = ChatTemplate.from_config(template) if template.get("chat_template") else None
+        answers = choose("\n".join(chat.sources.values()) if chat else "", tool_parser, reasoning_parser)
         return cls(
             tokenizer,
-            ChatTemplate.from_config(template) if template.get("chat_template") else None,
+            chat,
             eos_ids(checkpoint, tokenizer.end_ids),
             MappingProxyType(sampling_defaults(checkpoint.generation_config)),
             tokenizer.rows(text_config(checkpoint.config).get("vocab_size")),
             read_pooling(checkpoint, tokenizer.token_to_id),
+            answers,
+            visible_ids(answers, tokenizer),
         )
 
     def sampling(self, **given: Any) -> SamplingParams:

@@ -185,10 +185,10 @@ async def beam_search(frontend: Frontend, request: GenerationRequest, params: Be
         ends = f"at most {most}, as {len(search.stop_ids)} tokens can end an answer"
         raise ParameterError("beam_width", params.width, ends)
     sampling = replace(request.sampling, n=params.n)
-    continues = request.messages is None or request.continue_final_message
     outputs = _outputs(frontend.client, request, prompt_ids, search)
     first = EngineOutput(request.request_id, 0)
-    return TextGeneration(frontend.text.tokenizer, prompt_ids, sampling, eos_ids, first, outputs, continues=continues)
+    readers = frontend.readers(request, prompt_ids, sampling)
+    return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers)
 
 
 async def _outputs(

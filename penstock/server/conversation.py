@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.config.errors import RequestError
+from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.body import parse_json
 from penstock.server.errors import bad_value
 
@@ -22,8 +23,10 @@ _RESERVED = frozenset(
 )
 
 
-def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[str, Any], ...] | None:
-    """Function declarations, or None where there are none.
+def checked_tools(
+    tools: Sequence[Mapping[str, Any]] | None, where: str = "tools"
+) -> tuple[Mapping[str, Any], ...] | None:
+    """Function declarations, or None where there are none; `where` names the field they were sent in.
 
     Raises:
         RequestError: an entry is not a function declaration.
@@ -32,10 +35,35 @@ def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Mapping[st
         function = tool.get("function")
         function = function if isinstance(function, dict) else {}
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
-            raise bad_value(f"tools[{index}]", tool, "an object of type 'function' with function.name")
+            raise bad_value(f"{where}[{index}]", tool, "an object of type 'function' with function.name")
         for name, kind, allowed in _FUNCTION_FIELDS:
-            _check_kind(f"tools[{index}].function.{name}", function.get(name), kind, allowed)
+            _check_kind(f"{where}[{index}].function.{name}", function.get(name), kind, allowed)
     return tuple(tools) if tools else None
+
+
+def tool_choice(
+    choice: object, tools: Sequence[Mapping[str, Any]] | None, *, parallel: bool = True, param: str = "tool_choice"
+) -> ToolChoice:
+    """Whether and which functions an answer calls, from OpenAI's forms of the choice.
+
+    Raises:
+        RequestError: the choice has another form, or names or requires a function that is not declared.
+    """
+    names = [tool["function"]["name"] for tool in tools or ()]
+    if choice is None or (isinstance(choice, str) and choice in ("auto", "none")):
+        return ToolChoice(ToolMode(choice or "auto"), parallel=parallel)
+    if choice in ("required", "any"):
+        if not names:
+            raise bad_value(param, choice, "'auto' or 'none' without tools")
+        return ToolChoice(ToolMode.REQUIRED, parallel=parallel)
+    function = choice.get("function", choice) if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        allowed = "'auto', 'none', 'required', or an object with function.name"
+        raise bad_value(param, choice, allowed)
+    if name not in names:
+        raise bad_value(param, name, f"a function among the tools: {', '.join(names) or 'there are none'}")
+    return ToolChoice(ToolMode.NAMED, name, parallel=False)
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

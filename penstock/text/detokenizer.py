@@ -67,6 +67,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: leave control tokens out of the text.
         min_tokens: a stop string completed before this many tokens is ordinary text.
         after_prompt: the text continues other text, so a leading space is kept (SentencePiece drops the first one).
+        visible: control tokens that stay in the text all the same.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         after_prompt: bool = False,
+        visible: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids - visible if skip_special_tokens else frozenset[int]()
         self._include_stop = include_stop
         self._min_tokens = min_tokens
         self._strip_next = tokenizer.strip_first and not after_prompt

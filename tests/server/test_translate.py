@@ -8,6 +8,7 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import RequestError
+from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.body import validate
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call
@@ -109,6 +110,23 @@ def test_tools_reach_the_template_unless_the_choice_is_none() -> None:
     assert chat(tools=[TOOL]).requests[0].tools == (TOOL,)
     assert chat(tools=[TOOL], tool_choice="auto").requests[0].tools == (TOOL,)
     assert chat(tools=[TOOL], tool_choice="none").requests[0].tools is None
+
+
+def test_the_choice_of_tools() -> None:
+    named = {"type": "function", "function": {"name": "book"}}
+    assert chat(tools=[TOOL]).requests[0].tool_choice == ToolChoice()
+    assert chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False).requests[0].tool_choice == ToolChoice(
+        ToolMode.REQUIRED, parallel=False
+    )
+    assert chat(tools=[TOOL], tool_choice=named).requests[0].tool_choice == ToolChoice(ToolMode.NAMED, "book", False)
+
+
+def test_functions_are_tools_of_old() -> None:
+    call = chat(functions=[TOOL["function"]], function_call={"name": "book"})
+    assert call.legacy_functions
+    assert call.requests[0].tools == (TOOL,)
+    assert call.requests[0].tool_choice == ToolChoice(ToolMode.NAMED, "book", False)
+    assert chat(functions=[TOOL["function"]], function_call="none").requests[0].tools is None
 
 
 def test_continuing_the_last_message_needs_no_generation_prompt() -> None:
@@ -218,8 +236,11 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages[0].tool_calls[0]", "function.name"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "function.name"),
         ({"tools": [TOOL] * 129}, "tools", "128"),
-        ({"tool_choice": "required"}, "tool_choice", "not available yet"),
-        ({"tool_choice": {"type": "function", "function": {"name": "book"}}}, "tool_choice", "not available yet"),
+        ({"tool_choice": "required"}, "tool_choice", "'auto' or 'none' without tools"),
+        ({"tool_choice": "always", "tools": [TOOL]}, "tool_choice", "'required'"),
+        ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice", "function.name"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}, "tools": [TOOL]}, "tool_choice", "book"),
+        ({"functions": [{"description": "?"}]}, "functions[0]", "function.name"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "an object with name and schema"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "whitespace_pattern"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "send one of them"),

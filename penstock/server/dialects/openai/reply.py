@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.constraint import ToolMode
 from penstock.core.protocol import TokenLogprobs
-from penstock.engine.api import Delta
+from penstock.core.request import FinishReason
+from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.answer import Answer, event
 from penstock.server.dialects.openai.translate import Call
 
@@ -30,6 +32,9 @@ class _Choice:
     stop_reason: str | int | None = None
     offset: int = 0
     begun: bool = False
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    called: bool = False
 
 
 class Reply:
@@ -39,7 +44,7 @@ class Reply:
         self._call, self._answer, self._frontend = call, answer, frontend
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in call.requests]
-        self._completion_tokens = 0
+        self._completion_tokens = self._reasoning_tokens = 0
         kind = "chat.completion" if call.chat else "text_completion"
         self._head: dict[str, Any] = {
             "id": call.id,
@@ -73,12 +78,15 @@ class Reply:
 
     def usage(self) -> dict[str, Any]:
         prompt = self._answer.prompt_tokens
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion_tokens,
             "total_tokens": prompt + self._completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._answer.cached_tokens},
         }
+        if self._call.chat:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
+        return usage
 
     def _take(self, index: int, delta: Delta) -> tuple[int, _Choice]:
         """Adds a delta to its choice; a stream keeps counts only."""
@@ -89,21 +97,34 @@ class Reply:
             self._prompt_logprobs[index] += delta.prompt_logprobs
         if not call.no_output:
             self._completion_tokens += len(delta.token_ids)
+            self._reasoning_tokens += delta.reasoning_tokens
+            choice.called = choice.called or bool(delta.tool_calls)
             if not call.stream:
                 choice.text.append(delta.text)
+                if call.include_reasoning:
+                    choice.reasoning.append(delta.reasoning)
+                choice.calls += delta.tool_calls
                 choice.token_ids += delta.token_ids
                 choice.logprobs += delta.logprobs
         if delta.finish_reason is not None:
-            choice.finish_reason = "length" if call.no_output else delta.finish_reason.value
+            choice.finish_reason = "length" if call.no_output else self._ending(choice, delta.finish_reason)
             choice.stop_reason = None if call.no_output else delta.stop_reason
         return number, choice
+
+    def _ending(self, choice: _Choice, reason: FinishReason) -> str:
+        """OpenAI's finish_reason: calls the client did not name beforehand are the reason an answer stopped."""
+        if reason is not FinishReason.STOP or not choice.called:
+            return reason.value
+        if self._call.requests[0].tool_choice.mode is ToolMode.NAMED:
+            return "stop"
+        return "function_call" if self._call.legacy_functions else "tool_calls"
 
     def _finished(self, number: int, choice: _Choice) -> dict[str, Any]:
         call, index = self._call, number // self._call.n
         text = "".join(choice.text)
         body: dict[str, Any] = {"index": number}
         if call.chat:
-            body["message"] = {"role": "assistant", "content": text, "refusal": None}
+            body["message"] = self._message(choice, text)
             body["logprobs"] = None if call.logprobs is None else self._chat_logprobs(choice.logprobs)
         else:
             body["text"] = self._echoed(index) + text
@@ -115,6 +136,18 @@ class Reply:
         if call.return_token_ids:
             body["token_ids"] = choice.token_ids
         return {**body, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+
+    def _message(self, choice: _Choice, text: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning := "".join(choice.reasoning):
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if calls := whole_calls(choice.calls):
+            message["content"] = text or None
+            if self._call.legacy_functions:
+                message["function_call"] = calls[0]["function"]
+            else:
+                message["tool_calls"] = calls
+        return message
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]], with_usage: bool) -> bytes:
         body: dict[str, Any] = {**self._head, "choices": choices}
@@ -130,25 +163,44 @@ class Reply:
         ending = {"finish_reason": choice.finish_reason}
         if choice.finish_reason is not None:
             ending["stop_reason"] = choice.stop_reason  # type: ignore[assignment]
+        counted = False
         if call.chat:
             if first:
                 role = {"role": "assistant", "content": "", "refusal": None}
                 result.append({"index": number, "delta": role, "logprobs": None, "finish_reason": None})
             logprobs = self._chat_logprobs(entries) if call.logprobs is not None and entries else None
-            body = {"index": number, "delta": {"content": text} if text or entries else {}, "logprobs": logprobs}
+            told = {} if call.no_output else self._told(delta)
+            if text or (entries and not told):
+                told["content"] = text
+            body: dict[str, Any] = {"index": number, "delta": told, "logprobs": logprobs}
+            counted = bool(told)
         else:
             echoed = self._echoed(index) if first else ""
-            told = self._text_logprobs(index, choice, entries, first) if entries or (first and call.echo) else None
+            shown = self._text_logprobs(index, choice, entries, first) if entries or (first and call.echo) else None
             text = echoed + text
-            body = {"index": number, "text": text, "logprobs": told}
+            body = {"index": number, "text": text, "logprobs": shown}
         if call.return_token_ids:
             body["token_ids"] = list(ids)
             if first:
                 body["prompt_token_ids"] = list(self._answer.generations[index].prompt_ids)
-        counted = bool(ids) and (call.continuous_usage or call.return_token_ids)
+        counted = counted or (bool(ids) and (call.continuous_usage or call.return_token_ids))
         if text or entries or counted or choice.finish_reason is not None:
             result.append({**body, **ending})
         return result
+
+    def _told(self, delta: Delta) -> dict[str, Any]:
+        """Reasoning and calls of a delta, as a chunk tells them."""
+        told: dict[str, Any] = {}
+        if delta.reasoning and self._call.include_reasoning:
+            told |= {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
+        calls = [_call_piece(piece) for piece in delta.tool_calls]
+        if calls and self._call.legacy_functions:
+            first = [call["function"] for call in calls if call["index"] == 0]
+            if first:
+                told["function_call"] = first[0]
+        elif calls:
+            told["tool_calls"] = calls
+        return told
 
     def _echoed(self, index: int) -> str:
         if not self._call.echo:
@@ -208,6 +260,29 @@ class Reply:
                 told[str(token)] = {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": text}
             result.append(told)
         return result
+
+
+def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def whole_calls(pieces: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """Calls from all their pieces."""
+    arguments: dict[int, list[str]] = {}
+    for piece in pieces:
+        arguments.setdefault(piece.index, []).append(piece.arguments)
+    return [
+        {
+            "id": piece.id,
+            "type": "function",
+            "function": {"name": piece.name, "arguments": "".join(arguments[piece.index])},
+        }
+        for piece in pieces
+        if piece.id is not None
+    ]
 
 
 def fingerprint(frontend: Frontend) -> str:

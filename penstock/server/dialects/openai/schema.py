@@ -115,8 +115,10 @@ class ChatBody(Sampling):
     documents: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
     audio: dict[str, Any] | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
+    functions: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS)] | None = None
+    function_call: str | dict[str, Any] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
+    include_reasoning: bool | None = None
     web_search_options: dict[str, Any] | None = None
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
-from penstock.core.constraint import Grammar
+from penstock.core.constraint import Grammar, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.search.beam import BeamParams
-from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
+from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs, tool_choice
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
-from penstock.server.errors import bad_value, shown
+from penstock.server.errors import shown
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.structured import FIELDS, Asked, asked
 
@@ -32,8 +32,6 @@ _UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), "Filling in the middle is not available; leave it out."),
     "modalities": ((["text"], []), "Only text is available; leave it out or send ['text']."),
     "audio": (({},), "Audio is not available; leave it out."),
-    "functions": (([],), "It is the deprecated form of tools; send tools."),
-    "function_call": (("none", "auto"), "It is the deprecated form of tool_choice; send tool_choice."),
     "web_search_options": (({},), "Web search is not available; leave it out."),
 }
 
@@ -51,6 +49,8 @@ class Call:
         echo: the answer's text starts with the prompt.
         no_output: only the prompt is wanted (max_tokens 0).
         search: by beams, or for the best of so many branches; None generates.
+        legacy_functions: calls are told as OpenAI did before there were tools.
+        include_reasoning: the reasoning is told.
     """
 
     id: str
@@ -66,6 +66,8 @@ class Call:
     no_output: bool = False
     return_token_ids: bool = False
     search: BeamParams | int | None = None
+    legacy_functions: bool = False
+    include_reasoning: bool = True
 
 
 def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
@@ -89,7 +91,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         RequestError: a value or a combination that is not served.
     """
     _refuse_unavailable(body)
-    tools = _tools(body)
+    tools, choice = _tools(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
     if body.add_generation_prompt and body.continue_final_message:
@@ -101,6 +103,9 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         sampling=_sampling(body, defaults, max_tokens=max_tokens, logprobs=logprobs),
         messages=checked_messages(body.messages),
         tools=tools,
+        tool_choice=choice,
+        parse=True,
+        thinking_budget=body.thinking_token_budget,
         add_generation_prompt=prompted(body.add_generation_prompt, body.continue_final_message),
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=template_kwargs(
@@ -114,8 +119,9 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         cache_salt=body.cache_salt or "",
         grammar=_grammar(body),
     )
+    told = {"legacy_functions": bool(body.functions), "include_reasoning": body.include_reasoning is not False}
     search = _search(body, max_tokens)
-    return _call(body, "chatcmpl-", (request,), chat=True, logprobs=logprobs, search=search)
+    return _call(body, "chatcmpl-", (request,), chat=True, logprobs=logprobs, search=search, **told)
 
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
@@ -218,10 +224,15 @@ def _refuse_unavailable(body: Sampling) -> None:
             raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
 
 
-def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...] | None:
-    choice = body.tool_choice
-    if choice not in (None, "auto", "none"):
-        allowed = "'auto', 'none' (forced tool calls are not available yet)"
-        raise bad_value("tool_choice", choice, allowed, "unsupported_parameter")
-    tools = checked_tools(body.tools)
-    return None if choice == "none" else tools
+def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
+    """Functions and the choice among them, from today's fields or those they had before there were tools."""
+    given, choice, where = body.tools, body.tool_choice, "tools"
+    if body.functions and not body.tools:
+        given, where = [{"type": "function", "function": function} for function in body.functions], "functions"
+    if body.function_call is not None and choice is None:
+        choice = body.function_call
+        if isinstance(choice, dict):
+            choice = {"type": "function", "function": choice}
+    tools = checked_tools(given, where)
+    chosen = tool_choice(choice, tools, parallel=body.parallel_tool_calls is not False)
+    return None if chosen.mode is ToolMode.NONE else tools, chosen

@@ -1,0 +1,173 @@
+"""One answer told apart as it comes: reasoning, then content, then tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.text.parsers.calls import CallReader, Shape
+from penstock.text.parsers.events import Parsed, ToolCallDelta, Trimmed
+from penstock.text.parsers.format import AnswerFormat
+from penstock.text.parsers.stream import Reader, Stream, finding
+from penstock.text.parsers.values import MalformedError
+
+
+class AnswerParser:
+    """Reads one branch's text; what it tells in all does not depend on how the text is cut into pieces.
+
+    It never fails: text that looks like a call but names no function is content; a call that breaks off has its
+    arguments closed; what stands between the place where a call breaks and its end mark is left out. Memory is bounded,
+    but for arguments that have to be read whole before their type is known, and time is linear.
+
+    Args:
+        format: how the model writes.
+        tools: parameter schemas by the function's name; None reads no calls.
+        opened: whether the prompt has opened the reasoning; None if it has closed it.
+        call_id: makes the id of a call from its index and name.
+
+    Attributes:
+        thinking: whether the text read so far ends within the reasoning.
+    """
+
+    def __init__(
+        self,
+        format: AnswerFormat,
+        *,
+        tools: Mapping[str, Any] | None = None,
+        opened: bool | None = False,
+        call_id: Callable[[int, str], str] = lambda index, name: f"call_{index}",
+    ) -> None:
+        self._reasoning_format = format.reasoning
+        self.thinking = bool(opened) or (opened is False and format.reasoning is not None and format.reasoning.assumed)
+        self._call_id = call_id
+        self._text: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[ToolCallDelta] = []
+        self._count = 0
+        self._stream = Stream()
+        self._content = Trimmed(self._text.append)
+        self._thinking = Trimmed(self._thoughts.append, strip=True)
+        self._shape = Shape(format.calls) if format.calls is not None and tools is not None else None
+        self._reader = (
+            CallReader(self._stream, self._shape, tools or {}, self._announce, self._argue) if self._shape else None
+        )
+        self._machine = self._run()
+
+    def feed(self, text: str) -> None:
+        """Takes further text; what it brings is told by the next `push` or `finish`."""
+        if text:
+            self._stream.feed(text)
+            next(self._machine, None)
+
+    def push(self, text: str) -> Parsed:
+        """Takes further text; returns what is sure by now."""
+        self.feed(text)
+        return self._news()
+
+    def finish(self) -> Parsed:
+        """Takes the end of the text. Call once."""
+        self._stream.ended = True
+        next(self._machine, None)
+        return self._news()
+
+    def _news(self) -> Parsed:
+        news = Parsed("".join(self._text), "".join(self._thoughts), tuple(_merged(self._calls)))
+        self._text.clear()
+        self._thoughts.clear()
+        self._calls.clear()
+        return news
+
+    def _run(self) -> Reader[None]:
+        thinks, shape = self._reasoning_format, self._shape
+        begins = frozenset(thinks.begins if thinks else ())
+        dropped = frozenset(thinks.dropped if thinks else ())
+        opening = shape.opening if shape else frozenset()
+        marks = finding((*begins, *dropped, *opening))
+        mark = ""
+        if self.thinking:
+            mark = yield from self._think(opening)
+        elif shape and shape.format.bare:
+            yield from self._bare()
+        while mark or (mark := (yield from self._stream.until(marks, self._content.say))):
+            following = ""
+            if mark in opening:
+                following = yield from self._section(mark)
+            elif mark in dropped:
+                self._content.drop()
+            elif self._content.begun or self._count:
+                self._content.say(mark)
+            else:
+                following = yield from self._think(opening)
+            mark = following
+        self._content.finish()
+
+    def _think(self, opening: frozenset[str]) -> Reader[str]:
+        """Reads reasoning; returns the mark of a call that ended it, else ""."""
+        assert self._reasoning_format is not None
+        thinks, stream, self.thinking = self._reasoning_format, self._stream, True
+        self._content.drop()
+        yield from stream.spaces()
+        yield from stream.follows(finding(thinks.begins))
+        marks = finding((*thinks.ends, *(opening if thinks.calls_end else ())))
+        mark = yield from stream.until(marks, self._thinking.say)
+        self._thinking.drop()
+        self.thinking = not mark
+        return mark if mark in opening else ""
+
+    def _section(self, mark: str) -> Reader[str]:
+        """Reads calls; returns the mark of further ones where a broken call led to it, else ""."""
+        assert self._reader is not None and self._shape is not None
+        stream, count = self._stream, self._count
+        stream.start_log(mark)
+        try:
+            yield from self._reader.section(mark)
+        except MalformedError:
+            if stream.log is not None:
+                self._content.say(stream.end_log())
+                return ""
+            if count == self._count or not self._shape.recovery.longest:
+                return ""
+            return (yield from self._recover())
+        stream.end_log()
+        return ""
+
+    def _recover(self) -> Reader[str]:
+        assert self._shape is not None
+        mark = yield from self._stream.until(self._shape.recovery, lambda text: None)
+        return mark if mark in self._shape.opening else ""
+
+    def _bare(self) -> Reader[None]:
+        """Calls without a mark, if the answer begins with one."""
+        char = yield from self._stream.spaces()
+        if char and char in "[{":
+            yield from self._section("")
+
+    def _announce(self, name: str) -> None:
+        index = self._count
+        self._count += 1
+        self._content.drop()
+        self._calls.append(ToolCallDelta(index, self._call_id(index, name), name))
+
+    def _argue(self, text: str) -> None:
+        self._calls.append(ToolCallDelta(self._count - 1, arguments=text))
+
+
+def _merged(calls: list[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The pieces of each call joined."""
+    merged: list[ToolCallDelta] = []
+    parts: list[str] = []
+    for piece in calls:
+        if merged and merged[-1].index == piece.index:
+            parts.append(piece.arguments)
+            continue
+        if merged:
+            merged[-1] = _with(merged[-1], parts)
+        merged.append(piece)
+        parts = [piece.arguments]
+    if merged:
+        merged[-1] = _with(merged[-1], parts)
+    return merged
+
+
+def _with(piece: ToolCallDelta, parts: list[str]) -> ToolCallDelta:
+    return ToolCallDelta(piece.index, piece.id, piece.name, "".join(parts))

@@ -1,0 +1,197 @@
+"""How a request's answers are read: what its prompt opened, which functions it names, and one parser a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol, Self
+
+from penstock.text.detokenizer import IncrementalDetokenizer
+from penstock.text.parsers.events import ToolCallDelta, call_id
+from penstock.text.parsers.format import AnswerFormat, CallIds
+from penstock.text.parsers.parser import AnswerParser
+from penstock.text.tokenizer import Tokenizer
+
+_TAIL: Final = 64  # tokens at the end of a prompt in which an opened or closed reasoning shows
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What tokens have brought.
+
+    Attributes:
+        text, reasoning, tool_calls: see Parsed.
+        stopped: the stop string that ended the output, else None.
+        tokens_used: how many of the tokens were consumed; all of them unless a stop string was found.
+        reasoning_tokens: of those, how many belong to the reasoning.
+    """
+
+    text: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    stopped: str | None = None
+    tokens_used: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one request's answers are read.
+
+    Attributes:
+        format: how the model writes.
+        tools: parameter schemas by the function's name, None if no calls are read.
+        opened: whether the prompt has opened the reasoning; None if it has closed it.
+        key: of the answer, unique among all; ids of calls come from it.
+        earlier: calls in the conversation so far.
+    """
+
+    format: AnswerFormat
+    tools: Mapping[str, Any] | None
+    opened: bool | None
+    key: str
+    earlier: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        format: AnswerFormat,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        continues: bool,
+        key: str,
+    ) -> Self:
+        """`tools` as sent, None where none may be called; `continues`: the last message is gone on with."""
+        earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
+        tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False)
+        last = messages[-1].get("content") if continues and messages else None
+        opened = _opened(format, last if isinstance(last, str) else "", tail)
+        return cls(format, None if tools is None else schemas(tools), opened, key, earlier)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether an answer may begin with reasoning."""
+        return self.format.reasoning is not None and self.opened is not None
+
+    def reader(self, detokenizer: IncrementalDetokenizer, branch: int) -> AnswerReader:
+        """Reads one branch of the answer."""
+        key, calls = f"{self.key}/{branch}", self.format.calls
+        parser = AnswerParser(
+            self.format,
+            tools=self.tools,
+            opened=self.opened,
+            call_id=partial(_call_id, calls.ids if calls else CallIds.CALL, key, self.earlier),
+        )
+        return AnswerReader(detokenizer, parser)
+
+
+@dataclass(slots=True)
+class AnswerReader:
+    """Tokens of one branch to its text, told apart by a parser, or as it is without one."""
+
+    detokenizer: IncrementalDetokenizer
+    parser: AnswerParser | None = None
+    _reasoning: int = field(default=0)
+
+    def push(self, tokens: Sequence[int], ended: bool = False) -> Part:
+        """Takes further tokens; with `ended`, the last ones. After a stop string nothing more is consumed."""
+        if self.parser is None:
+            piece = self.detokenizer.push(tokens)
+            rest = self.detokenizer.finish() if ended and piece.stopped is None else None
+            stopped = piece.stopped if rest is None else rest.stopped
+            return Part(piece.text + (rest.text if rest else ""), stopped=stopped, tokens_used=piece.tokens_used)
+        return self._parsed(self.parser, tokens, ended)
+
+    def _parsed(self, parser: AnswerParser, tokens: Sequence[int], ended: bool) -> Part:
+        used, reasoning, stopped = 0, 0, None
+        for token in tokens:
+            before = parser.thinking
+            piece = self.detokenizer.push((token,))
+            used, stopped = used + piece.tokens_used, piece.stopped
+            parser.feed(piece.text)
+            reasoning += before or parser.thinking
+            if stopped is not None:
+                break
+        if ended and stopped is None:
+            rest = self.detokenizer.finish()
+            parser.feed(rest.text)
+            stopped = rest.stopped
+        news = parser.finish() if ended or stopped is not None else parser.push("")
+        return Part(news.text, news.reasoning, news.tool_calls, stopped, used, reasoning)
+
+
+class Shown(Protocol):
+    """What of an answer is shown: sampling parameters, in part."""
+
+    @property
+    def n(self) -> int: ...
+    @property
+    def stop(self) -> Sequence[str]: ...
+    @property
+    def include_stop_str_in_output(self) -> bool: ...
+    @property
+    def skip_special_tokens(self) -> bool: ...
+    @property
+    def min_tokens(self) -> int: ...
+
+
+def answer_readers(
+    tokenizer: Tokenizer, shown: Shown, continues: bool, reading: Reading | None, mark_ids: frozenset[int]
+) -> dict[int, AnswerReader]:
+    """One reader a branch.
+
+    Args:
+        tokenizer: whose tokens will come.
+        shown: how many branches, and what of them is shown.
+        continues: the answer goes on with the prompt's text, so that a leading space belongs to it.
+        reading: tells reasoning and calls apart, None for plain text.
+        mark_ids: control tokens that mark these.
+    """
+    readers = {}
+    for branch in range(shown.n):
+        detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            stop=shown.stop,
+            include_stop=shown.include_stop_str_in_output,
+            skip_special_tokens=shown.skip_special_tokens,
+            min_tokens=shown.min_tokens,
+            after_prompt=continues,
+            visible=mark_ids if reading else frozenset(),
+        )
+        readers[branch] = reading.reader(detokenizer, branch) if reading else AnswerReader(detokenizer)
+    return readers
+
+
+def schemas(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Parameter schemas by the function's name, of declarations as OpenAI's."""
+    functions = [tool.get("function", tool) for tool in tools]
+    return {function["name"]: function.get("parameters") for function in functions}
+
+
+def visible_ids(format: AnswerFormat, tokenizer: Tokenizer) -> frozenset[int]:
+    """Special tokens that a format's marks are made of: their text is needed to read an answer."""
+    pieces = {token: tokenizer.piece(token) for token in tokenizer.special_ids}
+    return frozenset(token for token, piece in pieces.items() if piece and any(piece in mark for mark in format.marks))
+
+
+def _call_id(kind: CallIds, key: str, earlier: int, index: int, name: str) -> str:
+    return call_id(kind, key, index, name, earlier)
+
+
+def _opened(format: AnswerFormat, continued: str, tail: str) -> bool | None:
+    thinks = format.reasoning
+    if thinks is None:
+        return None
+    begins, ends = thinks.begins, thinks.ends
+    begun = max((continued.rfind(text) for text in begins), default=-1)
+    if begun >= 0:
+        return True if begun > max(continued.rfind(text) for text in ends) else None
+    tail = tail.rstrip()
+    if tail.endswith(tuple(text.rstrip() for text in ends)):
+        return None
+    if tail.endswith(tuple(text.rstrip() for text in begins)):
+        return True
+    return None if continued.strip() else False
