@@ -128,10 +128,18 @@ class AsyncLLM:
         )
 
     async def embed(
-        self, prompts: Sequence[Prompt], *, dimensions: int | None = None, normalize: bool | None = None
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> list[Pooled]:
         """One vector a text; see LLM.embed."""
-        return await self._pool(prompts, self._text.pooling.embedding(dimensions, normalize))
+        pooling = self._text.pooling
+        params = pooling.embedding(dimensions, normalize)
+        return await self._pool(pooling.prompted(prompts, prompt_name, prompt), params)
 
     async def classify(self, prompts: Sequence[Prompt]) -> list[Pooled]:
         """The scores of all labels for each text; see LLM.classify."""

@@ -160,6 +160,8 @@ class LLM:
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> list[Pooled]:
         """Turns texts or token ids into vectors, as the model's files say.
 
@@ -167,15 +169,19 @@ class LLM:
             prompts: a text, a list of token ids, or a list of either.
             dimensions: only so many leading elements (Matryoshka embeddings).
             normalize: to a length of one; None does as the model's files say.
+            prompt_name: puts the model's own prompt of this name before each text, for example "query"; None takes the
+                one its files call the default, if any.
+            prompt: puts this before each text instead.
 
         Returns:
             One result a prompt, in order; `values` is its vector, an array of float32.
 
         Raises:
-            RequestError: the model does not embed, has fewer dimensions, or a prompt is refused.
+            RequestError: the model does not embed, has fewer dimensions or no such prompt, or a text is refused.
             EngineDeadError: the engine is closed.
         """
-        return self._wait(self._async.embed(_listed(prompts), dimensions=dimensions, normalize=normalize))
+        how: dict[str, Any] = {"dimensions": dimensions, "normalize": normalize}
+        return self._wait(self._async.embed(_listed(prompts), prompt_name=prompt_name, prompt=prompt, **how))
 
     def classify(self, prompts: Prompt | Sequence[Prompt]) -> list[Pooled]:
         """The score of each of `labels`, as `values`, for texts or token ids.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import tokenizers
 import torch
 
 from penstock import LLM, AsyncLLM
-from penstock.config.errors import ParameterError, RequestError
+from penstock.config.errors import CheckpointError, ParameterError, RequestError
 from tests.models import encoders
 from tests.server.test_embeddings import LABELS, words
 
@@ -48,6 +49,45 @@ def test_embed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             llm.embed("one", dimensions=99)
         with pytest.raises(RequestError, match="The text has 129 tokens; at most 128"):
             llm.embed(["one", "one " * 127])
+
+
+def test_prompts(tmp_path: Path) -> None:
+    """As sentence-transformers puts them before a text."""
+    saved(tmp_path)
+    known = {"prompts": {"query": "two three ", "document": ""}, "default_prompt_name": "document"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(known))
+    with LLM(tmp_path, **OPTIONS) as llm:
+        (expected,) = llm.embed("two three one")
+        assert llm.embed("one", prompt_name="query")[0].values == expected.values
+        assert llm.embed("one", prompt="two three ")[0].values == expected.values
+        assert llm.embed("one", prompt_name="document")[0].values == llm.embed("one")[0].values != expected.values
+        with pytest.raises(ParameterError, match="prompt_name is 'title'; allowed: this model's: query, document"):
+            llm.embed("one", prompt_name="title")
+        with pytest.raises(ParameterError, match="only without prompt"):
+            llm.embed("one", prompt_name="query", prompt="")
+        with pytest.raises(ParameterError, match="not with token ids"):
+            llm.embed([1, 2], prompt_name="query")
+    known["default_prompt_name"] = "query"
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(known))
+    with LLM(tmp_path, **OPTIONS) as llm:
+        assert llm.embed("one")[0].values == expected.values
+        assert llm.embed("one", prompt="")[0].values != expected.values
+        assert llm.score("one", "one") == pytest.approx([1.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"prompts": ["query"]}, "prompts is .*an object of strings"),
+        ({"prompts": {"query": 5}}, "prompts is .*an object of strings"),
+        ({"prompts": {"query": "x"}, "default_prompt_name": "title"}, "default_prompt_name is .*allowed: query"),
+    ],
+)
+def test_damaged_prompts(settings: dict[str, Any], named: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=named):
+        LLM(tmp_path, **OPTIONS)
 
 
 def test_classify_and_score(tmp_path: Path) -> None:

@@ -95,7 +95,9 @@ async def score_pairs(
     if (params := pooling.ranking()) is None:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         unit = [pooling.embedding(normalize=True)] * len(texts)
-        found = dict(zip(texts, await pool_all(frontend, list(map(make, texts)), unit, field), strict=True))
+        found = dict(
+            zip(texts, await pool_all(frontend, list(map(make, pooling.prompted(texts))), unit, field), strict=True)
+        )
         return [_compared(found[query], found[document]) for query, document in pairs]
     asked = pooling.pair_prompt, instruction
     encoded = [await asyncio.to_thread(encode_pair, tokenizer, *pair, *asked) for pair in pairs]

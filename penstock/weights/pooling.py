@@ -5,15 +5,15 @@ No torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config.errors import CheckpointError, ParameterError, RequestError
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.text.pairs import QWEN3_RERANKER, PairPrompt
 from penstock.weights.checkpoint import Checkpoint, text_config
-from penstock.weights.readers.modules import Module, read_modules
+from penstock.weights.readers.modules import Module, Prompts, read_modules, read_prompts
 
 CLASSIFIER = "ForSequenceClassification"
 # sentence-transformers' names, the old flag and the new value, for what is served.
@@ -41,6 +41,8 @@ class Pooling:
         choices: token ids of "no" and "yes", for language models that rank by answering so; else ().
         generates: whether it can continue a prompt at all.
         pair_prompt: how it is asked about a pair of texts; None for their tokens one after the other.
+        prompts: what stands before texts that are embedded.
+        pools_prompts: whether the tokens of those count in a vector.
     """
 
     architecture: str
@@ -52,6 +54,8 @@ class Pooling:
     choices: tuple[int, ...] = ()
     generates: bool = True
     pair_prompt: PairPrompt | None = None
+    prompts: Prompts = field(default_factory=Prompts)
+    pools_prompts: bool = True
 
     def check_generates(self) -> None:
         """Raises RequestError for a model that cannot continue a prompt."""
@@ -77,6 +81,30 @@ class Pooling:
         kind = PoolingKind.ALL if each_token else self.kind
         chosen = self.normalize if normalize is None else normalize
         return PoolingParams(kind, dimensions=dimensions, normalize=chosen)
+
+    def prompted(
+        self, texts: Sequence[str | Sequence[int]], name: str | None = None, prompt: str | None = None
+    ) -> list[str | Sequence[int]]:
+        """Texts to embed, each behind a `prompt`, or the model's own of that `name`, or its default one.
+
+        Token ids are left as they are, without either.
+
+        Raises:
+            ParameterError: both are given, the model has no such prompt, or token ids cannot take one.
+        """
+        known = self.prompts.texts
+        if name is not None and prompt is not None:
+            raise ParameterError("prompt_name", name, "only without prompt")
+        if name is not None and name not in known:
+            raise ParameterError("prompt_name", name, f"this model's: {', '.join(known) or 'none'}")
+        chosen = name or self.prompts.default
+        before = prompt if prompt is not None else known[chosen] if chosen is not None else ""
+        field = "prompt" if prompt is not None else "prompt_name"
+        if before and not self.pools_prompts:
+            raise ParameterError(field, before, "none, as this model leaves prompts out of its vectors")
+        if (prompt or name) and not all(isinstance(text, str) for text in texts):
+            raise ParameterError(field, prompt or name, "only together with texts, not with token ids")
+        return [before + text if isinstance(text, str) else text for text in texts]
 
     def classification(self) -> PoolingParams:
         """What to ask for the scores of all labels.
@@ -128,6 +156,8 @@ def read_pooling(checkpoint: Checkpoint, token_id: Callable[[str], int | None]) 
         () if classifies else _choices(checkpoint, _settings(modules, "LogitScore"), token_id),
         architecture.endswith(_GENERATORS),
         QWEN3_RERANKER if _judges(checkpoint) else None,
+        read_prompts(checkpoint.path) if checkpoint.path.is_dir() else Prompts(),
+        _settings(modules, "Pooling").get("include_prompt") is not False,
     )
 
 

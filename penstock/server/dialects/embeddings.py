@@ -8,11 +8,13 @@ import time
 import uuid
 from array import array
 from collections.abc import Coroutine, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response
 
+from penstock.config import limits
 from penstock.config.errors import ParameterError
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.sampling import SamplingParams
@@ -34,11 +36,13 @@ class InputBody(RequestBody):
 
 
 class EmbeddingBody(InputBody):
-    """POST /v1/embeddings. `normalize` overrides what the model's files say."""
+    """POST /v1/embeddings. `normalize` overrides what the model's files say; `prompt_name` names one of its prompts."""
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     normalize: bool | None = None
+    prompt_name: Annotated[str, Field(min_length=1)] | None = None
+    prompt: Annotated[str, Field(max_length=limits.MAX_PROMPT_CHARS)] | None = None
 
 
 class PoolingBody(EmbeddingBody):
@@ -91,7 +95,10 @@ def embeddings_router(service: Service) -> APIRouter:
 
     async def run(request: Request, body: InputBody, params: PoolingParams) -> list[Pooled]:
         service.require_ready()
-        sent = [text_request(body, prompt, ONE_TOKEN) for prompt in prompts_of(body.input, "input")]
+        texts = prompts_of(body.input, "input")
+        if isinstance(body, EmbeddingBody) and not params.classify:
+            texts = pooling.prompted(texts, body.prompt_name, body.prompt)
+        sent = [text_request(body, text, ONE_TOKEN) for text in texts]
         return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent)))
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))

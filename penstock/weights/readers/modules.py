@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,6 +56,37 @@ def read_modules(folder: Path) -> tuple[Module, ...] | None:
     if "Normalize" in kinds and kinds[-1] != "Normalize":
         raise CheckpointError(f"{file} normalises before {kinds[-1]}; only a Normalize at the end is served.")
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What stands before texts of certain kinds, as config_sentence_transformers.json says.
+
+    Attributes:
+        texts: by name, for example "query".
+        default: the name of the one for texts of which nothing is said; None for none.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str | None = None
+
+
+def read_prompts(folder: Path) -> Prompts:
+    """The prompts; none without the file.
+
+    Raises:
+        CheckpointError: the file is damaged, or the default is not among them.
+    """
+    file = folder / "config_sentence_transformers.json"
+    settings = read_object(file, missing_ok=True)
+    texts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
+        raise CheckpointError(f"{file}: prompts is {shown(repr(texts))}; an object of strings is needed.")
+    if default is not None and default not in texts:
+        raise CheckpointError(
+            f"{file}: default_prompt_name is {shown(str(default))}; allowed: {', '.join(texts) or 'null'}."
+        )
+    return Prompts(texts, default)
 
 
 def dense_layers(modules: tuple[Module, ...]) -> list[dict[str, Any]]:
