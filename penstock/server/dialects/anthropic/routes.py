@@ -18,7 +18,7 @@ from penstock.server.document import takes
 from penstock.server.errors import describe, json_response
 
 _Body = TypeVar("_Body", bound=CountTokensBody)
-_SENT = {"stop": "stop_sequences", "response_format": "output_config.format", "thinking_budget": "thinking"}
+_SENT = {"stop": "stop_sequences", "grammar": "output_config.format.schema", "thinking_budget": "thinking"}
 
 
 async def _read(request: Request, model: type[_Body]) -> _Body:

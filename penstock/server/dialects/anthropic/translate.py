@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.errors import ParameterError, RequestError
-from penstock.core.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice, ToolMode
+from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
-from penstock.server.errors import bad_value, encode_json, shown
+from penstock.server.errors import bad_value, shown
+from penstock.server.structured import schema_grammar
 
 _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED, "none": ToolMode.NONE}
 _OF_ROLE: Mapping[str, tuple[str, ...]] = {
@@ -86,7 +87,7 @@ def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> Generatio
         continue_final_message=continued,
         template_kwargs=_variables(body),
         add_special_tokens=False,
-        grammar=Grammar(GrammarKind.JSON_SCHEMA, encode_json(wanted.json_schema).decode()) if wanted else None,
+        grammar=schema_grammar(wanted.json_schema, "output_config.format.schema").grammar if wanted else None,
         tool_choice=choice,
         parse=True,
         thinking_budget=thinking.budget_tokens if thinking and thinking.type == "enabled" else None,

@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import ParameterError, RequestError
-from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, checked_tools
 from penstock.server.dialects.ollama.schema import AnswerBody, GenerateBody, OllamaChatBody, Options
-from penstock.server.errors import bad_value, encode_json
+from penstock.server.errors import bad_value
+from penstock.server.structured import object_grammar, schema_grammar
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.9})  # Ollama's
 _OURS: Mapping[str, str] = MappingProxyType({"repeat_penalty": "repetition_penalty"})
@@ -27,7 +27,7 @@ SENT: Mapping[str, str] = MappingProxyType(
         "max_tokens": "options.num_predict",
         "logprobs": "top_logprobs",
         "chat_template": "template",
-        "response_format": "format",
+        "grammar": "format",
     }
 )
 """What the client sent for fields of the internal request."""
@@ -129,6 +129,8 @@ def _call(body: AnswerBody, request: GenerationRequest | None, *, chat: bool) ->
 def _request(
     body: AnswerBody, defaults: Mapping[str, Any], variables: Mapping[str, Any] | None = None, **prompt: Any
 ) -> GenerationRequest:
+    form = body.format
+    asked = schema_grammar(form, "format") if isinstance(form, dict) else object_grammar("format") if form else None
     kwargs = dict(variables or {})
     if body.think is not None:
         kwargs["enable_thinking"] = bool(body.think)
@@ -138,15 +140,9 @@ def _request(
         request_id=uuid.uuid4().hex,
         sampling=_sampling(body, defaults),
         template_kwargs=kwargs,
-        grammar=_grammar(body.format),
+        grammar=asked.grammar if asked else None,
         **prompt,
     )
-
-
-def _grammar(wanted: str | dict[str, Any] | None) -> Grammar | None:
-    if isinstance(wanted, dict):
-        return Grammar(GrammarKind.JSON_SCHEMA, encode_json(wanted).decode())
-    return Grammar(GrammarKind.JSON_OBJECT) if wanted else None
 
 
 def _sampling(body: AnswerBody, defaults: Mapping[str, Any]) -> SamplingParams:

@@ -1,0 +1,196 @@
+"""Reasoning, texts and tool calls in the Anthropic and Ollama dialects: every cut gives one answer, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from penstock.core.request import FinishReason, GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.engine.api import Delta, ToolCallDelta
+from penstock.server.dialects.anthropic import reply as anthropic_reply
+from penstock.server.dialects.anthropic.translate import Call as AnthropicCall
+from penstock.server.dialects.ollama import reply as ollama_reply
+from penstock.server.dialects.ollama.translate import Call as OllamaCall
+
+REQUEST = GenerationRequest("id", SamplingParams(max_tokens=99), messages=({"role": "user", "content": "Hi"},))
+ANTHROPIC = AnthropicCall(REQUEST, "m", stream=True, max_tokens=99, hide_thinking=False)
+OLLAMA = OllamaCall(REQUEST, "m", chat=True, stream=True, thinking=True)
+BOOK = {"city": "Zürich", "seats": [1, 2], "note": 'a "quoted" word'}
+
+
+@dataclass
+class Told:
+    """An answer whose deltas are known."""
+
+    given: Sequence[Delta]
+    prompt_tokens: int = 10
+    cached_tokens: int = 4
+    started: float = field(default_factory=time.monotonic)
+    generations: tuple[Any, ...] = (SimpleNamespace(queue_seconds=0.0, prompt_ids=(1, 2)),)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        for delta in self.given:
+            yield 0, delta
+
+
+def calls(index: int, name: str, arguments: str, cut: random.Random) -> list[Delta]:
+    pieces = split(arguments, cut)
+    first = ToolCallDelta(index, f"call_{index}", name, pieces[0])
+    later = [ToolCallDelta(index, arguments=piece) for piece in pieces[1:]]
+    return [Delta(0, token_ids=(1,), tool_calls=(piece,)) for piece in (first, *later)]
+
+
+def split(text: str, cut: random.Random) -> list[str]:
+    ends = sorted(cut.sample(range(1, len(text)), min(cut.randrange(4), len(text) - 1)))
+    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+
+
+def joined(deltas: list[Delta], cut: random.Random) -> list[Delta]:
+    """Some neighbours as one, as they are when a step gives several tokens."""
+    result = [deltas[0]]
+    for delta in deltas[1:]:
+        last = result[-1]
+        order = bool(last.tool_calls) <= bool(delta.tool_calls) and not (last.text and delta.reasoning)
+        if cut.random() < 0.5 and order:
+            result[-1] = replace(
+                last,
+                text=last.text + delta.text,
+                reasoning=last.reasoning + delta.reasoning,
+                tool_calls=last.tool_calls + delta.tool_calls,
+                token_ids=last.token_ids + delta.token_ids,
+            )
+        else:
+            result.append(delta)
+    return result
+
+
+def answer(seed: int, finish: FinishReason = FinishReason.STOP, arguments: str = json.dumps(BOOK)) -> Told:
+    cut = random.Random(seed)
+    deltas = [Delta(0, reasoning=piece, token_ids=(1,)) for piece in split("They want a table.", cut)]
+    deltas += [Delta(0, text=piece, token_ids=(1,)) for piece in split("\n\nI will look. ", cut)]
+    deltas += calls(0, "book", arguments, cut)
+    deltas += [Delta(0, text=piece, token_ids=(1,)) for piece in split(" \n", cut)]
+    deltas += calls(1, "ring", "{}", cut) if finish is FinishReason.STOP else []
+    return Told([*joined(deltas, cut), Delta(0, finish_reason=finish)])
+
+
+def events_of(told: Told, call: AnthropicCall = ANTHROPIC) -> list[dict[str, Any]]:
+    async def read() -> list[bytes]:
+        return [event async for event in anthropic_reply.Reply(call, told).events()]  # type: ignore[arg-type]
+
+    lines = b"".join(asyncio.run(read())).decode().splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def gathered(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """What Anthropic's own client makes of a stream."""
+    snapshot, buffers = None, {}
+    parse: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+    for event in events:
+        if event["type"] not in ("ping", "message_stop"):
+            snapshot = accumulate_event(
+                event=parse.validate_python(event), current_snapshot=snapshot, json_bufs=buffers
+            )
+    assert snapshot is not None
+    return json.loads(snapshot.to_json())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_anthropic(seed: int) -> None:
+    events = events_of(answer(seed))
+    whole = asyncio.run(anthropic_reply.Reply(ANTHROPIC, answer(seed)).whole())  # type: ignore[arg-type]
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    thinking, text, book, ring = whole["content"]
+    assert thinking["thinking"] == "They want a table."
+    assert len(thinking["signature"]) == 64
+    assert text["text"].strip() == "I will look."
+    assert (book["name"], book["input"], book["id"]) == ("book", BOOK, "call_0")
+    assert (ring["name"], ring["input"]) == ("ring", {})
+    assert whole["stop_reason"] == "tool_use"
+    assert whole["usage"]["input_tokens"] == 6
+    assert whole["usage"]["output_tokens"] == sum(len(delta.token_ids) for delta in answer(seed).given)
+    streamed = gathered(events)
+    assert {name: streamed[name] for name in ("stop_reason", "usage", "model")} == {
+        name: whole[name] for name in ("stop_reason", "usage", "model")
+    }
+    for block, other in zip(streamed["content"], whole["content"], strict=True):
+        assert {name: block[name] for name in other} == other
+
+
+def test_anthropic_blocks_open_and_close_in_turn() -> None:
+    open_blocks: list[int] = []
+    numbers = []
+    for event in events_of(answer(1)):
+        if event["type"] == "content_block_start":
+            assert not open_blocks
+            open_blocks.append(event["index"])
+            numbers.append(event["index"])
+        elif event["type"] == "content_block_delta":
+            assert open_blocks == [event["index"]]
+        elif event["type"] == "content_block_stop":
+            assert open_blocks == [event["index"]]
+            open_blocks.clear()
+    assert not open_blocks
+    assert numbers == [0, 1, 2, 3]
+
+
+def test_anthropic_hides_thinking() -> None:
+    whole = gathered(events_of(answer(3), replace(ANTHROPIC, hide_thinking=True)))
+    assert whole["content"][0]["thinking"] == ""
+    assert whole["content"][0]["signature"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_call_that_was_cut_short(seed: int) -> None:
+    """Anthropic's blocks keep what there is, as its client does; Ollama's have no place for half a call."""
+    told = answer(seed, FinishReason.LENGTH, '{"city": "Zü')
+    whole = asyncio.run(anthropic_reply.Reply(replace(ANTHROPIC, max_tokens=1), told).whole())  # type: ignore[arg-type]
+    assert whole["stop_reason"] == "max_tokens"
+    assert (
+        whole["content"][2]["input"]
+        == gathered(events_of(answer(seed, FinishReason.LENGTH, '{"city": "Zü')))["content"][2]["input"]
+    )
+    said = asyncio.run(ollama_reply.Reply(OLLAMA, told, SimpleNamespace()).whole())  # type: ignore[arg-type]
+    assert "tool_calls" not in said["message"]
+    assert said["done_reason"] == "length"
+
+
+def test_anthropic_arguments_that_are_no_object_are_none() -> None:
+    whole = asyncio.run(anthropic_reply.Reply(ANTHROPIC, answer(0, arguments="nonsense")).whole())  # type: ignore[arg-type]
+    assert whole["content"][2]["input"] == {}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_ollama(seed: int) -> None:
+    async def read() -> list[bytes]:
+        return [line async for line in ollama_reply.Reply(OLLAMA, answer(seed), SimpleNamespace()).lines()]  # type: ignore[arg-type]
+
+    lines = [json.loads(line) for line in asyncio.run(read())]
+    whole = asyncio.run(ollama_reply.Reply(OLLAMA, answer(seed), SimpleNamespace()).whole())  # type: ignore[arg-type]
+    assert whole["message"]["thinking"] == "They want a table."
+    assert whole["message"]["content"].strip() == "I will look."
+    assert [call["function"]["name"] for call in whole["message"]["tool_calls"]] == ["book", "ring"]
+    assert [call["function"]["arguments"] for call in whole["message"]["tool_calls"]] == [BOOK, {}]
+    assert "".join(line["message"]["content"] for line in lines) == whole["message"]["content"]
+    assert "".join(line["message"].get("thinking", "") for line in lines) == whole["message"]["thinking"]
+    told = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    assert told == whole["message"]["tool_calls"]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+
+
+def test_ollama_without_thinking_tells_none() -> None:
+    call = replace(OLLAMA, thinking=False)
+    whole = asyncio.run(ollama_reply.Reply(call, answer(0), SimpleNamespace()).whole())  # type: ignore[arg-type]
+    assert "thinking" not in whole["message"]
