@@ -13,7 +13,7 @@ import numpy as np
 from penstock.config.errors import CheckpointError
 from penstock.quant.formats import FORMATS, decode_to_float32
 from penstock.weights.readers.files import shown
-from penstock.weights.readers.gguf_decoders import DECODERS, layer_types
+from penstock.weights.readers.gguf_decoders import DECODERS, UNEVEN, layer_types
 from penstock.weights.readers.gguf_encoders import ENCODER_BUILDERS, gemma_embedding
 from penstock.weights.readers.gguf_file import GgufTensor
 from penstock.weights.readers.gguf_keys import (
@@ -141,7 +141,7 @@ def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         heads = kv_heads = 1
     else:
         heads = keys.integer("attention.head_count", most=2**16)
-        mixed = keys.arch in RECURRENT and keys.has("attention.head_count_kv")  # some layers have none
+        mixed = keys.arch in (*RECURRENT, *UNEVEN) and keys.has("attention.head_count_kv")  # some layers have none
         layers = max(keys.per_layer("attention.head_count_kv", most=2**16)) if mixed else 0
         kv_heads = layers or keys.integer("attention.head_count_kv", heads, most=2**16)
     head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))

@@ -13,10 +13,12 @@ from typing import Any
 
 from penstock.config.errors import CheckpointError
 from penstock.weights.readers.gguf_file import GgufTensor
+from penstock.weights.readers.gguf_gemma import BESIDE_EXPERTS, STREAMS, gemma3n, gemma4
 from penstock.weights.readers.gguf_keys import MAX_EXPERTS, MAX_LAYERS, Keys
 
 Tensors = Mapping[str, GgufTensor]
 Own = Callable[[Keys, Tensors], dict[str, Any]]
+UNEVEN = ("gemma3n", "gemma4")  # sizes of heads and MLPs differ from layer to layer
 _SIGMOID = 2  # expert_gating_func
 
 
@@ -33,6 +35,9 @@ TOP_NAMES = MappingProxyType(
         "output": "lm_head",
         "position_embd": "model.wpe",
         "token_embd_norm": "model.word_embeddings_layernorm",
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
     }
 )
 NAMES = MappingProxyType(
@@ -118,7 +123,7 @@ def _usual(keys: Keys, tensors: Tensors) -> dict[str, Any]:
         raise CheckpointError(f"metadata key {keys.arch}.nextn_predict_layers is {further} of {layers} layers.")
     found: dict[str, Any] = {
         "num_hidden_layers": layers - further,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        **({} if keys.arch in UNEVEN else {"intermediate_size": keys.integer("feed_forward_length")}),
         "sliding_window": _window(keys),
         **dict.fromkeys(("attention_bias", "use_bias", "use_qkv_bias", "qkv_bias", "bias"), biased),
         **dict.fromkeys(("use_qk_norm", "qk_layernorm"), normed),
@@ -309,6 +314,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
             constants=_GEMMA,
             own=_gemma2,
         ),
+        "gemma3n": Decoder("Gemma3nForCausalLM", "gemma3n_text", STREAMS, own=gemma3n),
+        "gemma4": Decoder("Gemma4ForCausalLM", "gemma4_text", BESIDE_EXPERTS, experts=("experts", GATED), own=gemma4),
         "phi2": Decoder("PhiForCausalLM", "phi", constants={"hidden_act": "gelu_new"}),
         "phi3": Decoder("Phi3ForCausalLM", "phi3", _FUSED_UP),
         "phimoe": Decoder(

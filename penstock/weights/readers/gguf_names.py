@@ -8,7 +8,7 @@ projection is split. Each is undone here when a tensor is read; what needs no ch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -174,13 +174,17 @@ MIXERS = {
     "jamba": "mamba",
 }
 _MAX_TENSORS = 2**18  # each costs some memory, and a small file can claim many experts
-_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+(?:1d|_2|\.[a-z_]+)?)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+(?:1d|_[12]|\.[a-z_]+)?)\.(weight|bias|scale)")
 _CONSTANT = re.compile(
     r"blk\.(0|[1-9]\d{0,3})\.(ffn_norm|ssm_a|ssm_d|ssm_dt\.bias|ssm_norm\.weight|ssm_conv1d\.weight|ssm_ba\.weight"
     r"|shortconv\.conv\.weight|exp_probs_b\.bias|ffn_gate_inp_shexp\.weight)"
 )
 _STACKED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)_exps\.(weight|bias)")
 _FUSED = re.compile(r"blk\.(0|[1-9]\d{0,3})\.attn_qkv\.(weight|bias)")
+_STREAMS = {
+    "altup_proj.weight": "model.altup_projections",
+    "altup_unembd_proj.weight": "model.altup_unembed_projections",
+}
 _ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)\.(0|[1-9]\d{0,4})\.weight")
 
@@ -229,17 +233,19 @@ def _load_expert(tensor: GgufTensor, index: int) -> Bytes:
     return load_raw(tensor)[index * size : (index + 1) * size]
 
 
-def _experts(
-    arch: str, layer: str, which: str, tensor: GgufTensor, config: Mapping[str, Any]
-) -> Iterator[VirtualTensor]:
-    count = config.get("num_experts") or config["num_local_experts"]
+def _unstacked(tensor: GgufTensor, names: Sequence[str]) -> Iterator[VirtualTensor]:
+    """The matrices of a stack, each under its name."""
+    count = len(names)
     if len(tensor.shape) != 3 or tensor.shape[0] != count:
         raise CheckpointError(f"tensor {shown(tensor.name)} has shape {tensor.shape}; [{count}, out, in] is needed.")
-    prefix, names = EXPERT_NAMES[arch]
-    shape, size = tensor.shape[1:], tensor.data.size // count
-    for index in range(count):
-        name = f"model.layers.{layer}.{prefix}.{index}.{names[which]}.weight"
-        yield VirtualTensor(TensorInfo(name, shape, tensor.format, size), partial(_load_expert, tensor, index))
+    for index, name in enumerate(names):
+        info = TensorInfo(name, tensor.shape[1:], tensor.format, tensor.data.size // count)
+        yield VirtualTensor(info, partial(_load_expert, tensor, index))
+
+
+def _expert_names(arch: str, layer: str, which: str, config: Mapping[str, Any]) -> list[str]:
+    (prefix, names), count = EXPERT_NAMES[arch], config.get("num_experts") or config["num_local_experts"]
+    return [f"model.layers.{layer}.{prefix}.{expert}.{names[which]}.weight" for expert in range(count)]
 
 
 def _interleaved(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -462,10 +468,13 @@ def hugging_face_tensors(
         if stacked and arch == "gpt-oss":
             stacks.setdefault(stacked[1], {})[stacked[2], stacked[3]] = tensor
         elif stacked and arch in EXPERT_NAMES and stacked[3] == "weight":
-            found.extend(_experts(arch, stacked[1], stacked[2], tensor, config))
+            found.extend(_unstacked(tensor, _expert_names(arch, stacked[1], stacked[2], config)))
         elif single and arch in EXPERT_NAMES:
             prefix, names = EXPERT_NAMES[arch]
             found.append(_plain(f"model.layers.{single[1]}.{prefix}.{single[3]}.{names[single[2]]}.weight", tensor))
+        elif tensor.name in _STREAMS and arch == "gemma3n":
+            streams = range(config["altup_num_inputs"] - 1)
+            found.extend(_unstacked(tensor, [f"{_STREAMS[tensor.name]}.{stream}.weight" for stream in streams]))
         elif arch in DECODERS and _FUSED.fullmatch(tensor.name):
             found.extend(_split(tensor, config))
         else:
@@ -482,5 +491,8 @@ def _explained(freqs: GgufTensor, config: Mapping[str, Any]) -> bool:
     """Whether the config already says what the stored rotary divisors do (nothing, or Llama 3.1's scaling)."""
     scaling = config.get("rope_parameters") or config["rope_scaling"]
     if scaling is not None:
+        scaling = scaling.get("full_attention", scaling)
+        if scaling["rope_type"] == "proportional":
+            return freqs.shape == (config["per_layer_config"][min(config["per_layer_config"])]["head_dim"] // 2,)
         return bool(scaling["rope_type"] == ("llama3" if freqs.name == "rope_freqs.weight" else "longrope"))
     return freqs.format == "f32" and bool((decode_to_float32("f32", freqs.data) == 1).all())
