@@ -22,6 +22,7 @@ from penstock.server.answer import Service
 from penstock.server.auth import ApiKeys, HostRule
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
+from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.models import models_router
 from penstock.server.dialects.ollama.routes import ollama_router
@@ -89,7 +90,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    pooling = (EmbeddingBody, ClassifyBody, PoolingBody, RerankBody, ScoreBody)
+    pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, ScoreBody)
     openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody)
     models = (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)
 
@@ -110,6 +111,7 @@ def _routers(service: Service, responses: Responses, keys: ApiKeys) -> tuple[API
         ollama_router(service),
         models_router(service),
         embeddings_router(service),
+        cohere_router(service),
         rerank_router(service),
         tokenize_router(service),
         render_router(service),

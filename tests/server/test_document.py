@@ -38,7 +38,7 @@ OPERATIONS = [
     *(("GET", path, 2) for path in ("/", "/api/tags", "/api/ps", "/api/version")),
     *(("HEAD", path, 2) for path in ("/", "/api/tags", "/api/version")),
     *(("POST", path, 15) for path in ("/v1/embeddings", "/pooling", "/classify", "/rerank", "/score")),
-    *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v1/score")),
+    *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v2/embed", "/v1/score")),
     *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/docs", "/openapi.json")),
     *(("GET", path, 2) for path in ("/livez", "/readyz", "/health")),
 ]

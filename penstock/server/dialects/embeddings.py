@@ -64,7 +64,7 @@ async def answered(service: Service, request: Request, work: Coroutine[Any, Any,
     return results
 
 
-def _written(values: array[float], encoding: str | None) -> Any:
+def written(values: array[float], encoding: str | None) -> Any:
     """Numbers, or base64 of little-endian float32."""
     if encoding != "base64":
         return values.tolist()
@@ -107,7 +107,7 @@ def embeddings_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         results = await run(request, body, pooling.embedding(body.dimensions, body.normalize))
         data: list[dict[str, Any]] = [
-            {"object": "embedding", "index": index, "embedding": _written(result.values, body.encoding_format)}
+            {"object": "embedding", "index": index, "embedding": written(result.values, body.encoding_format)}
             for index, result in enumerate(results)
         ]
         return json_response(listed(service, "embd", results, data))
@@ -138,7 +138,7 @@ def embeddings_router(service: Service) -> APIRouter:
             params = pooling.embedding(body.dimensions, body.normalize, each_token=task == "token_embed")
         results, data = await run(request, body, params), []
         for index, result in enumerate(results):
-            values = [_written(part, body.encoding_format) for part in _each_token(result, params)]
+            values = [written(part, body.encoding_format) for part in _each_token(result, params)]
             data.append({"object": "pooling", "index": index, "data": values if task == "token_embed" else values[0]})
         return json_response(listed(service, "pool", results, data))
 

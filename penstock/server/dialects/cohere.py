@@ -1,0 +1,84 @@
+"""Cohere's route for embedding texts (API version 2)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from penstock.config import limits
+from penstock.config.errors import spelled
+from penstock.engine.pooling import Pooled, pool_all
+from penstock.server.answer import Service
+from penstock.server.body import read_json, validate
+from penstock.server.dialects.embeddings import ONE_TOKEN, answered, written
+from penstock.server.document import takes
+from penstock.server.errors import json_response
+from penstock.server.prompts import text_request
+from penstock.server.shapes import RequestBody
+
+# What Cohere calls kinds of texts → names that models have for the prompts before them, the usual ones first.
+KINDS: Mapping[str, Sequence[str]] = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+Kind = Literal["search_query", "search_document", "classification", "clustering"]
+Form = Literal["float", "base64", "binary", "ubinary"]
+
+
+class CohereEmbedBody(RequestBody):
+    """POST /v2/embed. `input_type` chooses the model's prompt for such texts, where it has one.
+
+    Nothing is cut, so `truncate` can be "NONE" only.
+    """
+
+    texts: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=limits.MAX_PROMPTS_PER_CALL)
+    ]
+    input_type: Kind
+    embedding_types: Annotated[list[Form], Field(min_length=1, max_length=4)] | None = None
+    output_dimension: int | None = None
+    truncate: Literal["NONE"] | None = None
+
+
+def _signs(result: Pooled, *, signed: bool) -> list[int]:
+    """One bit an element, set where it is above 0, eight a byte from the highest; `signed` bytes are less 128."""
+    bits = [value > 0 for value in result.values]
+    packed = (bits[start : start + 8] for start in range(0, len(bits), 8))
+    return [sum(bit << (7 - place) for place, bit in enumerate(some)) - (128 if signed else 0) for some in packed]
+
+
+def _in_form(results: Sequence[Pooled], form: Form) -> list[Any]:
+    if form in ("binary", "ubinary"):
+        return [_signs(result, signed=form == "binary") for result in results]
+    return [written(result.values, form) for result in results]
+
+
+def cohere_router(service: Service) -> APIRouter:
+    """The route over one service."""
+    router, pooling = APIRouter(), service.frontend.text.pooling
+
+    @router.post("/v2/embed", summary="Embed texts, as Cohere does", openapi_extra=takes(CohereEmbedBody))
+    async def embed(request: Request) -> Response:
+        body = validate(CohereEmbedBody, await read_json(request))
+        service.check_model(body.model)
+        service.require_ready()
+        with spelled({"dimensions": "output_dimension"}):
+            params = pooling.embedding(body.output_dimension)
+        name = next((known for known in KINDS[body.input_type] if known in pooling.prompts.texts), None)
+        sent = [text_request(body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
+        work = pool_all(service.frontend, sent, [params] * len(sent), "texts")
+        results = await answered(service, request, work)
+        forms = dict.fromkeys(body.embedding_types or ("float",))
+        tokens = sum(result.prompt_tokens for result in results)
+        meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
+        answer = {"id": str(uuid.uuid4()), "response_type": "embeddings_by_type", "texts": body.texts, "meta": meta}
+        return json_response({**answer, "embeddings": {form: _in_form(results, form) for form in forms}})
+
+    return router
