@@ -125,17 +125,23 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+def _named(failure: Failure) -> str:
+    """The message with the field it is about, for shapes that have no other place for it."""
+    field, message = failure.param, failure.message
+    return _cut(message if field is None or field in message else f"{field}: {message}")
+
+
 def _openai(failure: Failure, request_id: str) -> dict[str, Any]:
     return error_object(failure.status, failure.message, failure.param, failure.code)
 
 
 def _anthropic(failure: Failure, request_id: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": _cut(failure.message)}, "request_id": request_id}
+    return {"type": "error", "error": {"type": kind, "message": _named(failure)}, "request_id": request_id}
 
 
 def _ollama(failure: Failure, request_id: str) -> dict[str, Any]:
-    return {"error": _cut(failure.message)}
+    return {"error": _named(failure)}
 
 
 _SHAPES: Mapping[Dialect, Callable[[Failure, str], dict[str, Any]]] = MappingProxyType(

@@ -59,8 +59,8 @@ def shown(service: Service) -> dict[str, Any]:
     can = {
         "completion": text.pooling.generates,
         "embedding": not text.pooling.labels,
-        "tools": any("tools" in source for source in sources.values()),
-        "thinking": any("think" in source or "reasoning" in source for source in sources.values()),
+        "tools": text.answers.calls is not None,
+        "thinking": text.answers.reasoning is not None,
     }
     family = entry["details"]["family"]
     return {
