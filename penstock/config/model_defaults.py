@@ -8,6 +8,8 @@ from typing import Any
 
 RECURRENT_LAYERS = ("linear_attention", "mamba", "conv")
 """What configurations call layers that keep a state instead of keys and values."""
+MEMORYLESS_LAYERS = ("moe", "mlp")
+"""What they call layers that keep nothing."""
 
 # No heads attend, and no position is counted: what stands here bounds the length of a sequence alone.
 _MAMBA = MappingProxyType(
@@ -112,6 +114,9 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "hunyuan": MappingProxyType({"rms_norm_eps": 1e-5}),
         "internlm3": MappingProxyType({"head_dim": 128, "rms_norm_eps": 1e-5}),
         "nemotron": MappingProxyType({"norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
+        "nemotron_h": MappingProxyType(
+            {"layer_norm_epsilon": 1e-5, "num_key_value_heads": 8, "head_dim": 128, "n_groups": 8}
+        ),
         "olmo": MappingProxyType({"rms_norm_eps": 1e-5}),
         "olmo3": MappingProxyType({"rms_norm_eps": 1e-5, "sliding_window": 4096}),
         "phi": MappingProxyType({"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5}),
@@ -172,6 +177,8 @@ def with_defaults(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
         values["num_key_value_heads"] = 1
     if model_type == "gemma4_text":
         _full_layers(values)
+    if model_type == "nemotron_h":
+        _layers_of_pattern(values)
     hidden, ratio = values.get("hidden_size"), values.get("expansion_ratio")
     if type(hidden) is int and type(ratio) is int:
         values.setdefault("intermediate_size", ratio * hidden)
@@ -193,3 +200,15 @@ def _full_layers(values: dict[str, Any]) -> None:
         own["num_key_value_heads"] = values["num_global_key_value_heads"]
     full = (index for index, kind in enumerate(values["layer_types"]) if kind == "full_attention")
     values.setdefault("per_layer_config", {str(index): own for index in full})
+
+
+def _layers_of_pattern(values: dict[str, Any]) -> None:
+    """Nemotron-H's layers as a list where they are stated as text, and their number, which follows from it."""
+    pattern = values.get("hybrid_override_pattern")
+    letters = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+    stated = "layers_block_type" in values or "layer_types" in values
+    if not stated and isinstance(pattern, str) and set(pattern) <= set(letters):
+        values["layers_block_type"] = [letters[letter] for letter in pattern]
+    types = values.get("layer_types", values.get("layers_block_type"))
+    if isinstance(types, (list, tuple)) and types:
+        values.setdefault("num_hidden_layers", len(types))

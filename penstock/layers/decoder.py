@@ -84,6 +84,19 @@ class MixerBlock(Layer):
         return self.attention(normed, step, hidden)
 
 
+class Memoryless(Layer):
+    """A feed-forward layer in the place of one that mixes tokens: it keeps nothing."""
+
+    spec: CacheSpec | None = None
+
+    def __init__(self, feed_forward: FeedForward) -> None:
+        self.feed_forward = feed_forward
+
+    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+        """hidden [T, hidden_size] → the layer's output (+ residual), of all tokens or of `step.wanted`."""
+        return self.feed_forward(step.wanted(hidden), step, None if residual is None else step.wanted(residual))
+
+
 class ParallelMixers(Layer):
     """The sum of an attention and a recurrent layer that read the same (Falcon-H1, arXiv:2507.22448)."""
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.api import Activation, KernelSet, Routing
-from penstock.layers.mlp import GatedMlp
+from penstock.layers.decoder import FeedForward
+from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.layers.step import Step
 from penstock.layers.weight import Layer, Weight, WeightPart
@@ -25,6 +26,7 @@ class ExpertOptions:
         activation, alpha, limit: of the gated MLP, see kernels.api.GateUp.
         bias: the router and the experts have biases.
         scale_input: what a token's one expert reads is weighted, not what it gives (Llama 4).
+        gated: an expert is a gated MLP; else one without a gate.
     """
 
     hidden_size: int
@@ -41,11 +43,15 @@ class ExpertOptions:
     limit: float = 7.0
     bias: bool = False
     scale_input: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The stacked weights of all experts: gate_up [E, 2 · I, N] (gate rows first), down [E, N, I], biases or None."""
+    """The stacked weights of all experts: gate_up [E, 2 · I, N] (gate rows first), down [E, N, I], biases or None.
+
+    gate_up is [E, I, N] where experts have no gate.
+    """
 
     gate_up: Weight
     down: Weight
@@ -66,18 +72,20 @@ class SparseMoe(Layer):
         choice_bias: Weight | None = None,
         factors: Weight | None = None,
         norms: tuple[Norm, Norm] | None = None,
+        latent: tuple[Linear, Linear] | None = None,
     ) -> None:
         """`router_bias` is added to the router's product, `choice_bias` to its scores for the choice alone.
 
-        `factors` multiply the experts' weights; `norms` are of what the router and what the experts read.
+        `factors` multiply the experts' weights; `norms` are of what the router and what the experts read; `latent` are
+        the projections into the experts' space and out of it.
         """
         self._kernels = kernels
         self.options = options
         self.router, self.router_bias, self.choice_bias = router, router_bias, choice_bias
-        self.factors, self.norms = factors, norms
+        self.factors, self.norms, self.latent = factors, norms, latent
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
-        self.gate_up.halves = True
+        self.gate_up.halves = options.gated
         for weight in (self.gate_up, self.down):
             weight.pack = partial(kernels.pack_experts, count=options.num_experts)
             weight.packable, weight.experts = kernels.packable, options.num_experts
@@ -93,8 +101,8 @@ class SparseMoe(Layer):
         if options.scale_input:
             hidden = self._kernels.scale_rows(hidden, weights)
             weights, ids = self._kernels.route_experts(scores, 1, "topk_softmax", True)
-        return self._kernels.grouped_experts(
-            hidden,
+        out = self._kernels.grouped_experts(
+            hidden if self.latent is None else self.latent[0](hidden),
             weights,
             ids,
             self.gate_up.value,
@@ -104,14 +112,16 @@ class SparseMoe(Layer):
             _value(self.down_bias),
             options.alpha,
             options.limit,
-            residual,
+            residual if self.latent is None else None,
+            options.gated,
         )
+        return out if self.latent is None else self.latent[1](out, residual)
 
 
 class SharedExperts(Layer):
     """Routed experts beside an MLP that every token runs through (DeepSeekMoE, arXiv:2401.06066)."""
 
-    def __init__(self, shared: GatedMlp | SparseMoe, routed: SparseMoe) -> None:
+    def __init__(self, shared: FeedForward, routed: SparseMoe) -> None:
         self.shared, self.routed = shared, routed
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
@@ -189,6 +199,18 @@ def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: st
             alternatives=(stacked("down_proj", down_shape),),
         ),
     )
+
+
+def plain_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
+    """Experts without gates, stored one by one (`<prefix>.<e>.up_proj.weight` …) or stacked (`<prefix>.up_proj`)."""
+    count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
+
+    def weight(name: str, shape: tuple[int, int]) -> Weight:
+        single = (WeightPart(f"{prefix}.{e}.{name}.weight", shape, index=e) for e in range(count))
+        whole = (WeightPart(f"{prefix}.{name}", (count, *shape)),)
+        return Weight((count, *shape), tuple(single), alternatives=(whole,))
+
+    return ExpertWeights(weight("up_proj", (inner, outer)), weight("down_proj", (outer, inner)))
 
 
 def _transpose(stack: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from penstock.config.errors import CheckpointError
-from penstock.config.model_defaults import RECURRENT_LAYERS, with_defaults
+from penstock.config.model_defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS, with_defaults
 from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
 from penstock.quant.methods import checkpoint_method
@@ -93,7 +93,7 @@ def _attends(config: Mapping[str, Any], layers: int) -> list[bool]:
     """Whether each layer keeps keys and values, unlike recurrent ones, as Hugging Face configs describe it."""
     kinds = config.get("layer_types", config.get("layers_block_type"))
     if isinstance(kinds, list) and len(kinds) == layers:
-        return [kind not in RECURRENT_LAYERS for kind in kinds]
+        return [kind not in (*RECURRENT_LAYERS, *MEMORYLESS_LAYERS) for kind in kinds]
     if str(config.get("model_type")) in ("mamba", "mamba2", "falcon_mamba"):
         return [False] * layers
     listed = config.get("attn_layer_indices", config.get("full_attn_idxs"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.config.model_defaults import RECURRENT_LAYERS
+from penstock.config.model_defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS
 from penstock.core.cache_spec import CacheKind, CacheSpec
 from penstock.models.registry import Model
 from tests.models import tiny
@@ -83,6 +83,7 @@ def test_caches_follow_the_configuration(pair):
     if type(config).__name__ in sliding and config.sliding_window:
         types = ["sliding_attention"] * config.num_hidden_layers
     assert len(types) == config.num_hidden_layers
+    types = [kind for kind in types if kind not in MEMORYLESS_LAYERS]
     if shared := getattr(config, "num_kv_shared_layers", 0):  # the last layers keep nothing
         types = types[:-shared]
     types = [kind for both in types for kind in (("full_attention", "mamba") if both == "hybrid" else (both,))]

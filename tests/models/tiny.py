@@ -85,6 +85,17 @@ DELTA = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 6,
 }
+UNGATED = {
+    **BALANCED,
+    "num_hidden_layers": None,
+    "first_k_dense_replace": None,
+    "moe_shared_expert_intermediate_size": 22,
+    "ssm_state_size": 7,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "chunk_size": 8,
+}
 STATES = {"num_attention_heads": None, "num_key_value_heads": None, "head_dim": None, "state_size": 7}
 SCAN = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 7, "mamba_expand": 2, "mamba_chunk_size": 8}
 MIXED = ["linear_attention", "full_attention", "linear_attention"]
@@ -486,6 +497,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1-normed": (
         "FalconH1",
         {**OWN_HEADS, **SCAN, "mamba_d_ssm": 48, "mamba_rms_norm": True, "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    "nemotron-h": (
+        "NemotronH",
+        {**UNGATED, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "moe"]},
+    ),
+    "nemotron-h-latent": (
+        "NemotronH",
+        {**UNGATED, "layers_block_type": ["moe", "mlp", "linear_attention", "full_attention"], "moe_latent_size": 20}
+        | {"n_group": 3, "topk_group": 2, "mlp_bias": True, "use_bias": True, "norm_topk_prob": False},
     ),
     "jamba-dense": (
         "Jamba",
