@@ -4,27 +4,29 @@ VENV := .venv
 PYTHON ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CLIENTS := .venv-clients
 NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.h)
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup serve test lint types architecture sanitize sanitize-threads clean
+.PHONY: help setup clients serve test lint types architecture sanitize sanitize-threads clean
 
 help:
 	@echo "make setup       create $(VENV), install the pinned packages, build the native library"
+	@echo "make clients     create $(CLIENTS): other people's clients, which tests/clients runs"
 	@echo "make serve       set up, then serve the bundled model"
-	@echo "make test        set up, then run the whole test suite"
+	@echo "make test        set up, clients too, then run the whole test suite"
 	@echo "make lint types  ruff; mypy"
 	@echo "make sanitize    native tests under the address and undefined-behaviour sanitizers"
 	@echo "make sanitize-threads  the same under the thread sanitizer"
 
 setup: $(READY)
 
-$(BIN)/pip:
-	@python=$$(./.ci/find-python) && echo "setting up $(VENV) with $$python" && \
-	{ "$$python" -m venv $(VENV) >/dev/null 2>&1 || \
-	  { "$$python" -m venv --clear --without-pip $(VENV) && "$$python" -m pip --python $(BIN)/python install -q pip; }; }
+$(BIN)/pip $(CLIENTS)/bin/pip: %/bin/pip:
+	@python=$$(./.ci/find-python) && echo "setting up $* with $$python" && \
+	{ "$$python" -m venv $* >/dev/null 2>&1 || \
+	  { "$$python" -m venv --clear --without-pip $* && "$$python" -m pip --python $*/bin/python install -q pip; }; }
 
 # torch comes first and by itself, so that nothing that depends on it chooses another build.
 $(VENV)/.packages: requirements/build.txt requirements/runtime.txt requirements/dev.txt | $(BIN)/pip
@@ -36,10 +38,17 @@ $(READY): $(VENV)/.packages $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
 	@touch $@
 
+clients: $(CLIENTS)/.ready
+
+# The list is complete, so there is nothing to resolve.
+$(CLIENTS)/.ready: requirements/clients.txt | $(CLIENTS)/bin/pip
+	$(CLIENTS)/bin/python -m pip install -q --no-deps -r requirements/clients.txt
+	@touch $@
+
 serve: setup
 	$(BIN)/penstock serve $(ARGS)
 
-test: setup
+test: setup clients
 	$(BIN)/python -m pytest -q $(ARGS)
 
 lint: setup
@@ -65,4 +74,4 @@ sanitize-threads: setup
 	for test in build/sanitize-threads/*_test; do $$test || exit 1; done
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build $(VENV) $(CLIENTS)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,57 +16,11 @@ import openai
 import psutil
 import pytest
 
+from tests.server.served import SCRIPT, Served, start
 from tests.server.support import until
 
-SCRIPT = """
-import sys
-from penstock.config.options import EngineOptions, ServerOptions
-from penstock.server.serve import serve
-serve(EngineOptions(threads=1, max_model_len=1024, kv_blocks=400), ServerOptions(port=0, drain_timeout={drain}))
-print("torch" in sys.modules, flush=True)
-"""
 LONG = {"prompt": "Hello", "max_tokens": 500, "ignore_eos": True, "stream": True}
 HELLO = [{"role": "user", "content": "Hello! I want to book a table for two."}]
-
-
-@dataclass
-class Served:
-    """A serving process."""
-
-    process: subprocess.Popen[str]
-    url: str
-    lines: list[str]
-
-    def wait_ready(self) -> None:
-        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200, 40)
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def stop(self, seconds: float = 15) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
-
-
-def start(drain: float = 20.0) -> Served:
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", SCRIPT.format(drain=drain)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    lines: list[str] = []
-
-    def read() -> None:
-        assert process.stdout is not None
-        lines.extend(line.rstrip() for line in process.stdout)
-
-    threading.Thread(target=read, daemon=True).start()
-    until(lambda: any("Listening" in line for line in lines) or process.poll() is not None, 30)
-    found = re.search(r"http://127\.0\.0\.1:\d+", "\n".join(lines))
-    assert found, lines
-    return Served(process, found[0], lines)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +159,8 @@ def test_a_signal_while_loading_ends_it(shared_data: Path) -> None:
 
 
 def test_a_model_that_is_not_there_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    script = SCRIPT.format(drain=1).replace("threads=1", f"model={str(tmp_path / 'none')!r}, threads=1")
+    script = SCRIPT.format(drain=1, max_model_len=1024)
+    script = script.replace("threads=1", f"model={str(tmp_path / 'none')!r}, threads=1")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "CheckpointError" in done.stderr.splitlines()[-1]
