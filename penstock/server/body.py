@@ -168,6 +168,19 @@ def validate(model: type[_Model], data: dict[str, Any]) -> _Model:
         raise _from_validation(error, data, list(model.model_fields)) from None
 
 
+def read_query(model: type[_Model], request: Request) -> _Model:
+    """Checks a query against its schema; of a name that is repeated the last counts, `name[]` gives a list.
+
+    Raises:
+        RequestError: as `validate`.
+    """
+    given: dict[str, Any] = dict(request.query_params)
+    for name in [name for name in given if name.endswith("[]")]:
+        given[name[:-2]] = request.query_params.getlist(name)
+        del given[name]
+    return validate(model, given)
+
+
 def _entries(least: str, key: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda found: f"{least} {found[key]} {'entry' if found[key] == 1 else 'entries'}"
 

@@ -13,7 +13,7 @@ from penstock.server.errors import bad_value
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "refusal")
-_FUNCTION_FIELDS: tuple[tuple[str, type, str], ...] = (
+FUNCTION_FIELDS: tuple[tuple[str, type, str], ...] = (
     ("description", str, "a string"),
     ("parameters", dict, "an object"),
     ("strict", bool, "true or false"),
@@ -36,8 +36,8 @@ def checked_tools(
         function = function if isinstance(function, dict) else {}
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise bad_value(f"{where}[{index}]", tool, "an object of type 'function' with function.name")
-        for name, kind, allowed in _FUNCTION_FIELDS:
-            _check_kind(f"{where}[{index}].function.{name}", function.get(name), kind, allowed)
+        for name, kind, allowed in FUNCTION_FIELDS:
+            check_kind(f"{where}[{index}].function.{name}", function.get(name), kind, allowed)
     return tuple(tools) if tools else None
 
 
@@ -83,7 +83,7 @@ def _message(where: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     if role == "developer":  # OpenAI's newer name of the system role; templates know the older one
         result["role"] = "system"
     for name in _TEXT_FIELDS:
-        _check_kind(f"{where}.{name}", result.get(name), str, "a string")
+        check_kind(f"{where}.{name}", result.get(name), str, "a string")
     content = result.get("content")
     if isinstance(content, list):
         result["content"] = "\n".join(_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
@@ -96,7 +96,7 @@ def _message(where: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     return result
 
 
-def _check_kind(where: str, value: object, kind: type | tuple[type, ...], allowed: str) -> None:
+def check_kind(where: str, value: object, kind: type | tuple[type, ...], allowed: str) -> None:
     """Raises RequestError unless the value is of that kind or null."""
     if value is not None and not isinstance(value, kind):
         raise bad_value(where, value, allowed)
@@ -124,9 +124,9 @@ def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:
             raise bad_value(f"{where}[{index}]", call, "an object with function.name and function.arguments")
         arguments = function.get("arguments")
         allowed = "a string or an object"
-        _check_kind(f"{where}[{index}].function.arguments", arguments, (str, dict), allowed)
+        check_kind(f"{where}[{index}].function.arguments", arguments, (str, dict), allowed)
         for name in ("id", "type"):
-            _check_kind(f"{where}[{index}].{name}", call.get(name), str, "a string")
+            check_kind(f"{where}[{index}].{name}", call.get(name), str, "a string")
         if isinstance(arguments, str):
             with suppress(RequestError):  # what is not a JSON object stays the text it is
                 function = {**function, "arguments": parse_json(arguments.encode()) if arguments.strip() else {}}

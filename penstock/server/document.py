@@ -78,6 +78,13 @@ def takes(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}, **gives("application/json", *media_types)}
 
 
+def asks(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route whose query has this shape."""
+    properties = model.model_json_schema()["properties"]
+    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
+    return {"parameters": parameters, **gives("application/json", *media_types)}
+
+
 def gives(*media_types: str) -> dict[str, Any]:
     """FastAPI's `openapi_extra` of a route that answers with these media types."""
     return {"responses": {"200": {"content": {media_type: {} for media_type in media_types}}}}

@@ -98,6 +98,12 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
+class Query(BaseModel):
+    """Settings of queries, which are text: numbers and truth values are read from it, unknown names are left alone."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class RequestBody(Body):
     """What every request to the model may say."""
 

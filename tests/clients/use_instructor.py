@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from scenario import HELLO, MODEL, main
 
 
-class Booking(BaseModel):
+class Booking(BaseModel, extra="forbid"):
     """A table."""
 
     seats: Literal[2, 4, 6]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from scenario import FOUND, HELLO, MODEL, WEATHER, main
 
 
-class Booking(BaseModel):
+class Booking(BaseModel, extra="forbid"):
     """A table."""
 
     seats: Literal[2, 4, 6] = Field(description="How many people")

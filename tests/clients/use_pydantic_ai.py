@@ -13,7 +13,7 @@ from pydantic_ai.settings import ModelSettings
 from scenario import FOUND, HELLO, MODEL, WEATHER, main
 
 
-class Booking(BaseModel):
+class Booking(BaseModel, extra="forbid"):
     """A table."""
 
     seats: Literal[2, 4, 6]

@@ -241,7 +241,7 @@ def test_a_client_that_leaves_ends_what_is_not_in_the_background(api: openai.Ope
         ({"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),

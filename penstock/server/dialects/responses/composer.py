@@ -75,16 +75,16 @@ class Composer:
         self._sequence = 0
         self._open: _Open | None = None
         self._logprobs: list[Item] = []
-        self._tokens = self._reasoning = self._unclaimed = 0
+        self._tokens = self._reasoning = 0
         self._length = False
         wanted = call.body.reasoning
         self._thought = _SUMMARY if wanted and (wanted.summary or wanted.generate_summary) else _REASONING
         self.response = _response(call, frontend)
 
-    def event(self, name: str, **fields: Any) -> Event:
+    def event(self, kind: str, /, **fields: Any) -> Event:
         """The next event."""
         self._sequence += 1
-        return {"type": name, "sequence_number": self._sequence - 1, **fields}
+        return {"type": kind, "sequence_number": self._sequence - 1, **fields}
 
     def status(self, status: str) -> Event:
         """The event that the response as a whole has come to a status; "created" leaves its status alone."""
@@ -95,15 +95,12 @@ class Composer:
     def take(self, delta: Delta) -> Iterator[Event]:
         """The events of a delta."""
         self._tokens += len(delta.token_ids)
-        self._unclaimed += len(delta.token_ids)
+        self._reasoning += delta.reasoning_tokens
         self._length |= delta.finish_reason is FinishReason.LENGTH
         if self._call.request.sampling.logprobs is not None:
             self._logprobs += [self._logprob(entry.token, entry.logprob, entry.top) for entry in delta.logprobs]
         if delta.reasoning:
-            self._reasoning += self._unclaimed
             yield from self._told(self._thought, delta.reasoning)
-        if delta.reasoning or delta.text or delta.tool_calls:
-            self._unclaimed = 0
         if delta.text:
             yield from self._told(_MESSAGE, delta.text)
         for piece in delta.tool_calls:

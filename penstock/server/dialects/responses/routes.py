@@ -7,10 +7,8 @@ import logging
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from penstock.config.errors import PenstockError, RequestError, spelled
@@ -18,23 +16,22 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Answer, EventStream, Service, event, while_connected
 from penstock.server.auth import ApiKeys
 from penstock.server.background import Job, Jobs
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_json, read_query, validate
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ItemsQuery, ResponsesBody, RetrieveQuery
 from penstock.server.dialects.responses.translate import (
-    SENT_AS,
     Call,
     check_combinations,
     prompt_request,
     sampling_of,
+    sent_names,
 )
-from penstock.server.document import gives, takes
+from penstock.server.document import asks, gives, takes
 from penstock.server.errors import HttpError, bad_value, json_response, shown
 from penstock.server.responses_store import Record, ResponseStore
 
 _EVENTS = "text/event-stream"
-_Query = TypeVar("_Query", bound=BaseModel)
 
 
 async def _nothing() -> None:
@@ -162,21 +159,6 @@ class Responses:
         job.tell(last)
 
 
-def _query(model: type[_Query], request: Request) -> _Query:
-    given: dict[str, Any] = {}
-    for name in request.query_params:
-        values = request.query_params.getlist(name)
-        given[name.removesuffix("[]")] = values if "include" in name else values[-1]
-    return validate(model, given)
-
-
-def _asks(model: type[BaseModel]) -> dict[str, Any]:
-    """FastAPI's `openapi_extra` of a route with these query parameters."""
-    properties = model.model_json_schema()["properties"]
-    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
-    return {"parameters": parameters, **gives("application/json")}
-
-
 def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
     """The routes over one service."""
     router, service = APIRouter(), responses.service
@@ -185,7 +167,7 @@ def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
     async def create(request: Request) -> Response:
         body = validate(ResponsesBody, await read_json(request))
         service.check_model(body.model)
-        with spelled(SENT_AS):
+        with spelled(sent_names(body)):
             call = await responses.call(body, keys.owner(request.headers))
             service.require_ready()
             if body.background:
@@ -221,7 +203,7 @@ def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
         service.check_model(body.model)
         service.require_ready()
         name = uuid.uuid4().hex
-        with spelled(SENT_AS):
+        with spelled(sent_names(body)):
             items = await responses.conversation(body, keys.owner(request.headers), name)
             ids = await service.frontend.tokenize(prompt_request(body, items, name, SamplingParams()))
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
@@ -234,9 +216,9 @@ def _kept_routes(router: APIRouter, responses: Responses, keys: ApiKeys) -> None
     """The routes of a response that is there."""
     path = "/v1/responses/{response_id}"
 
-    @router.get(path, summary="A response, or its events", openapi_extra=_asks(RetrieveQuery))
+    @router.get(path, summary="A response, or its events", openapi_extra=asks(RetrieveQuery, _EVENTS))
     async def retrieve(response_id: str, request: Request) -> Response:
-        query, owner = _query(RetrieveQuery, request), keys.owner(request.headers)
+        query, owner = read_query(RetrieveQuery, request), keys.owner(request.headers)
         start = 0 if query.starting_after is None else query.starting_after + 1
         if (job := responses.jobs.get(owner, response_id)) is not None:
             if query.stream:
@@ -271,9 +253,9 @@ def _kept_routes(router: APIRouter, responses: Responses, keys: ApiKeys) -> None
             )
         return json_response(record.response)
 
-    @router.get(f"{path}/input_items", summary="What the model was shown", openapi_extra=_asks(ItemsQuery))
+    @router.get(f"{path}/input_items", summary="What the model was shown", openapi_extra=asks(ItemsQuery))
     async def input_items(response_id: str, request: Request) -> Response:
-        query = _query(ItemsQuery, request)
+        query = read_query(ItemsQuery, request)
         record = await responses.record(keys.owner(request.headers), response_id)
         items = record.input if query.order == "asc" else record.input[::-1]
         if query.after is not None:

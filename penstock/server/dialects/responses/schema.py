@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
 from penstock.server.dialects.openai.schema import Alternatives, Count, Fraction, Penalty
-from penstock.server.shapes import Body, RequestBody, StopString
+from penstock.server.shapes import Body, Query, RequestBody, StopString
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -56,20 +56,10 @@ class Reasoning(Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class Format(Body):
-    """The form of the answer's text."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    description: str | None = None
-    strict: bool | None = None
-
-
 class TextConfig(Body):
     """The answer's text."""
 
-    format: Format | None = None
+    format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -126,12 +116,6 @@ class ResponsesBody(InputTokensBody):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
-
-
-class Query(Body):
-    """Queries are text: numbers and truth values are read from it, unknown names are left alone."""
-
-    model_config = ConfigDict(strict=False, extra="ignore")
 
 
 class RetrieveQuery(Query):

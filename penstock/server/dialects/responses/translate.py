@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.errors import RequestError
-from penstock.core.constraint import Grammar, GrammarKind, ToolChoice, ToolMode
+from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.conversation import checked_messages, checked_tools, template_kwargs
+from penstock.server.conversation import (
+    FUNCTION_FIELDS,
+    check_kind,
+    checked_messages,
+    checked_tools,
+    template_kwargs,
+    tool_choice,
+)
 from penstock.server.dialects.responses.items import Item, messages_of
-from penstock.server.dialects.responses.schema import LOGPROBS, Format, InputTokensBody, ResponsesBody
-from penstock.server.errors import bad_value, encode_json
+from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
+from penstock.server.errors import bad_value
+from penstock.server.structured import Asked, asked
 
-SENT_AS: Mapping[str, str] = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "logprobs": "top_logprobs",
-    "response_format": "text.format",
-}
-"""What the client sent for fields of the internal request that have another name; see `spelled`."""
 _UNAVAILABLE: Mapping[str, str] = {
     "conversation": "Conversations are not kept here; continue a response with previous_response_id.",
     "prompt": "Prompt templates are not kept here; send instructions and input.",
@@ -30,7 +31,6 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
     *("seed", "ignore_eos"),
 )
-_MODES = {"auto": ToolMode.AUTO, "none": ToolMode.NONE, "required": ToolMode.REQUIRED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ def prompt_request(
         if getattr(body, name, None) is not None:
             raise RequestError(f"{name} is not available. {remedy}", param=name, code="unsupported_parameter")
     tools, choice = _tools(body)
+    form = _asked(body)
     return GenerationRequest(
         request_id=request_id,
         sampling=sampling,
@@ -85,7 +86,7 @@ def prompt_request(
         template_kwargs=template_kwargs(body.chat_template_kwargs, body.reasoning.effort if body.reasoning else None),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        grammar=_grammar(body.text.format if body.text else None),
+        grammar=form.grammar if form else None,
         tool_choice=choice,
         parse=True,
     )
@@ -102,61 +103,44 @@ def sampling_of(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingPar
     return SamplingParams(**chosen | {"max_tokens": body.max_output_tokens})
 
 
-def _grammar(wanted: Format | None) -> Grammar | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return Grammar(GrammarKind.JSON_OBJECT)
-    if wanted.schema_ is None:
-        raise bad_value("text.format.schema", None, "a JSON Schema with type 'json_schema'")
-    return Grammar(GrammarKind.JSON_SCHEMA, encode_json(wanted.schema_).decode())
+def _asked(body: InputTokensBody) -> Asked | None:
+    return asked({"response_format": body.text.format if body.text else None})
+
+
+def sent_names(body: InputTokensBody) -> Mapping[str, str]:
+    """What the client sent for fields of the internal request that have another name; see `spelled`."""
+    return {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+        "grammar": "text.format.schema",
+        "response_format.type": "text.format.type",
+        "response_format.json_schema": "text.format.schema",
+        "response_format.schema": "text.format.schema",
+    }
 
 
 def _tools(body: InputTokensBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
     """The functions the model is shown, and which of them it must call."""
-    functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ())]
-    mode, name, parallel = ToolMode.AUTO, "", body.parallel_tool_calls is not False
-    choice = body.tool_choice
-    if isinstance(choice, str):
-        if choice not in _MODES:
-            raise bad_value("tool_choice", choice, "'none', 'auto', 'required', a function or allowed_tools")
-        mode = _MODES[choice]
-    elif choice is not None and choice.get("type") == "function":
-        mode, name = ToolMode.NAMED, _named(choice, functions, "tool_choice")
-    elif choice is not None and choice.get("type") == "allowed_tools":
-        mode, allowed = _MODES.get(str(choice.get("mode", "auto")), ToolMode.NONE), choice.get("tools")
-        if mode is ToolMode.NONE or not isinstance(allowed, list):
-            raise bad_value("tool_choice", choice, "allowed_tools with mode 'auto' or 'required' and a list of tools")
-        kept = {_named(tool, functions, f"tool_choice.tools[{index}]") for index, tool in enumerate(allowed)}
-        functions = [function for function in functions if function["function"]["name"] in kept]
-    elif choice is not None:
+    tools = [_function(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ())]
+    choice: Any = body.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = {str(tool.get("name")) for tool in choice.get("tools") or () if isinstance(tool, dict)}
+        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+        choice = choice.get("mode", "auto")
+    elif isinstance(choice, dict) and choice.get("type") != "function":
         raise bad_value("tool_choice.type", choice.get("type"), "'function', 'allowed_tools'", "unsupported_parameter")
-    if mode is ToolMode.REQUIRED and not functions:
-        raise bad_value("tool_choice", choice, "'auto' or 'none' without tools")
-    tools = checked_tools(functions if mode is not ToolMode.NONE else None)
-    return tools, ToolChoice(mode, name, parallel)
+    chosen = tool_choice(choice, tools, parallel=body.parallel_tool_calls is not False)
+    return checked_tools(tools if chosen.mode is not ToolMode.NONE else None), chosen
 
 
 def _function(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         allowed = "'function' (built-in, custom and MCP tools are not available; run them in the client)"
         raise bad_value(f"{where}.type", tool.get("type"), allowed, "unsupported_parameter")
-    name = tool.get("name")
-    if not isinstance(name, str) or not name:
-        raise bad_value(f"{where}.name", name, "a string that is not empty")
-    for field, kind, allowed in (
-        *(("description", str, "a string"), ("parameters", dict, "an object")),
-        ("strict", bool, "true or false"),
-    ):
-        if tool.get(field) is not None and not isinstance(tool[field], kind):
-            raise bad_value(f"{where}.{field}", tool[field], allowed)
-    given = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {key: tool[key] for key in given if tool.get(key) is not None}}
-
-
-def _named(choice: object, functions: Sequence[Mapping[str, Any]], where: str) -> str:
-    name = choice.get("name") if isinstance(choice, dict) else None
-    names = [function["function"]["name"] for function in functions]
-    if not isinstance(name, str) or name not in names:
-        raise bad_value(f"{where}.name", name, f"the name of one of the tools ({', '.join(names)[:200] or 'none'})")
-    return name
+    given = {name: tool[name] for name, _, _ in FUNCTION_FIELDS if tool.get(name) is not None}
+    for name, kind, allowed in FUNCTION_FIELDS:
+        check_kind(f"{where}.{name}", given.get(name), kind, allowed)
+    if not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise bad_value(f"{where}.name", tool.get("name"), "a string that is not empty")
+    return {"type": "function", "function": {"name": tool["name"], **given}}
