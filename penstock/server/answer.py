@@ -21,7 +21,7 @@ from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
 from penstock.server.connection import ABORT
-from penstock.server.errors import ClientGone, HttpError, describe, encode_json, not_ready, shown
+from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready, shown
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 
@@ -266,6 +266,16 @@ async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, 
         raise not_ready("The server is shutting down.", "shutting_down")
     finally:
         await _end((task, gone, aborted))
+
+
+async def complete(
+    body: Coroutine[Any, Any, object], answer: Answer, receive: Receive, lifecycle: Lifecycle
+) -> Response:
+    """The whole answer as JSON, whose generations end when the client leaves or the server aborts."""
+    try:
+        return json_response(await while_connected(body, receive, lifecycle))
+    finally:
+        await answer.aclose()
 
 
 class EventStream(Response):

@@ -151,6 +151,21 @@ def template_kwargs(
     return kwargs | {name: value for name, value in fields.items() if value is not None}
 
 
+def thinking_variables(mode: str | None, effort: str | None = None, budget: int | None = None) -> dict[str, Any]:
+    """What templates are told of thinking, under all the names they have for it.
+
+    Args:
+        mode: "enabled", "disabled", "adaptive", or None for what the template does by itself.
+        effort: "low", "medium", "high" or None.
+        budget: tokens the model is told it may think for.
+    """
+    variables: dict[str, Any] = {"reasoning_effort": effort, "thinking_budget": budget}
+    if mode is not None:
+        on = mode != "disabled"
+        variables |= {"enable_thinking": on, "thinking": on, "thinking_mode": mode}
+    return {name: value for name, value in variables.items() if value is not None}
+
+
 def prompted(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
     """Whether the template opens the assistant's turn: if not told, unless the last message is to be continued."""
     return not continue_final_message if add_generation_prompt is None else add_generation_prompt

@@ -84,7 +84,7 @@ def test_the_assistants_last_words_are_continued() -> None:
     [
         ({"type": "auto"}, ToolMode.AUTO, "", True),
         ({"type": "any", "disable_parallel_tool_use": True}, ToolMode.REQUIRED, "", False),
-        ({"type": "tool", "name": "book"}, ToolMode.NAMED, "book", True),
+        ({"type": "tool", "name": "book"}, ToolMode.NAMED, "book", False),
         ({"type": "none"}, ToolMode.NONE, "", True),
     ],
 )

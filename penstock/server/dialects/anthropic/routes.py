@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from penstock.config.errors import spelled
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import EventStream, Service, event, open_within_context, while_connected
+from penstock.server.answer import EventStream, Service, complete, event, open_within_context, while_connected
 from penstock.server.body import read_json, validate
 from penstock.server.dialects.anthropic.reply import PING, Reply
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
@@ -51,10 +51,7 @@ def anthropic_router(service: Service) -> APIRouter:
                 failed=lambda error: event(describe(error, request.scope)[1], "error"),
                 keepalive=PING,
             )
-        try:
-            return json_response(await while_connected(reply.whole(), request.receive, service.lifecycle))
-        finally:
-            await answer.aclose()
+        return await complete(reply.whole(), answer, request.receive, service.lifecycle)
 
     @router.post("/v1/messages/count_tokens", summary="Count a chat's tokens", openapi_extra=takes(CountTokensBody))
     async def count_tokens(request: Request) -> Response:

@@ -11,6 +11,7 @@ from penstock.config.errors import ParameterError, RequestError
 from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
+from penstock.server.conversation import thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.errors import bad_value, shown
 from penstock.server.structured import schema_grammar
@@ -96,15 +97,13 @@ def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> Generatio
 
 def _variables(body: CountTokensBody) -> Mapping[str, Any]:
     """What thinking and effort are to the templates of models that know them."""
-    variables: dict[str, Any] = {}
+    mode, budget, effort = None, None, body.output_config.effort if body.output_config else None
     if (thinking := body.thinking) is not None:
-        if thinking.type == "enabled" and thinking.budget_tokens is None:
+        mode, budget = thinking.type, thinking.budget_tokens
+        if mode == "enabled" and budget is None:
             field = "thinking.budget_tokens"
             raise RequestError(f"{field} is required with thinking.type 'enabled'.", param=field)
-        variables["enable_thinking"] = thinking.type != "disabled"
-    if body.output_config and (effort := body.output_config.effort):
-        variables["reasoning_effort"] = _EFFORTS.get(effort, effort)
-    return variables
+    return thinking_variables(mode, effort and _EFFORTS.get(effort, effort), budget)
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
@@ -142,7 +141,8 @@ def _tool_choice(body: CountTokensBody, names: Sequence[str]) -> ToolChoice:
         raise ParameterError("tool_choice.type", choice.type, "'auto' or 'none' without tools")
     if mode is ToolMode.NAMED and choice.name not in names:
         raise ParameterError("tool_choice.name", choice.name, f"one of tools: {', '.join(names)}"[:200])
-    return ToolChoice(mode, choice.name or "", parallel=not choice.disable_parallel_tool_use)
+    single = mode is ToolMode.NAMED or choice.disable_parallel_tool_use
+    return ToolChoice(mode, choice.name or "", parallel=not single)
 
 
 def _chat(body: CountTokensBody) -> tuple[Mapping[str, Any], ...]:

@@ -15,11 +15,10 @@ from penstock.server.answer import Answer
 from penstock.server.body import parse_json
 from penstock.server.dialects.ollama.translate import Call
 from penstock.server.errors import encode_json
+from penstock.server.logprobs import logprob_object
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
-
-_LEAST_LOGPROB = -9999.0  # JSON has no -Infinity
 
 
 def timestamp() -> str:
@@ -92,7 +91,7 @@ class Reply:
         if self._call.chat:
             said = {"message": {"role": "assistant", **said}}
         if self._call.logprobs is not None and logprobs:
-            said["logprobs"] = [self._logprob(entry, self._call.logprobs) for entry in logprobs]
+            said["logprobs"] = [logprob_object(self._frontend, entry, self._call.logprobs) for entry in logprobs]
         return {"model": self._call.model, "created_at": timestamp(), **said, "done": False}
 
     def _calls(self, pieces: Sequence[ToolCallDelta], *, ended: bool) -> list[dict[str, Any]]:
@@ -110,14 +109,6 @@ class Reply:
             complete += _call_object(self._tool_call)
             self._tool_call = None
         return complete
-
-    def _logprob(self, entry: TokenLogprobs, most: int) -> dict[str, Any]:
-        top = [self._token(token, logprob) for token, logprob in entry.top[:most]]
-        return {**self._token(entry.token, entry.logprob), **({"top_logprobs": top} if most else {})}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = list(self._frontend.token_bytes(token))
-        return {"token": self._frontend.piece(token), "logprob": max(logprob, _LEAST_LOGPROB), "bytes": raw}
 
     def _figures(self) -> dict[str, Any]:
         """Counts, and durations in ns; that of loading is the wait for a place in the batch."""

@@ -15,7 +15,7 @@ from penstock.config.errors import RequestError, spelled
 from penstock.core.pooling import PoolingParams
 from penstock.engine.api import EngineState
 from penstock.engine.pooling import Pooled, pool_all
-from penstock.server.answer import EventStream, Service, open_within_context, while_connected
+from penstock.server.answer import EventStream, Service, complete, open_within_context, while_connected
 from penstock.server.body import read_json, validate
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.dialects.ollama.about import listed, running, served, shown
@@ -80,10 +80,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
                 keepalive=b"",  # an empty line is none to clients
                 media_type=_LINES,
             )
-        try:
-            return json_response(await while_connected(reply.whole(), request.receive, service.lifecycle))
-        finally:
-            await answer.aclose()
+        return await complete(reply.whole(), answer, request.receive, service.lifecycle)
 
     @router.post("/api/generate", summary="Continue a prompt", openapi_extra=takes(GenerateBody, _LINES))
     async def generate(request: Request) -> Response:

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.config.errors import ParameterError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.conversation import checked_messages, checked_tools
+from penstock.server.conversation import checked_messages, checked_tools, thinking_variables
 from penstock.server.dialects.ollama.schema import AnswerBody, GenerateBody, OllamaChatBody, Options
 from penstock.server.errors import bad_value
 from penstock.server.structured import object_grammar, schema_grammar
@@ -131,15 +131,12 @@ def _request(
 ) -> GenerationRequest:
     form = body.format
     asked = schema_grammar(form, "format") if isinstance(form, dict) else object_grammar("format") if form else None
-    kwargs = dict(variables or {})
-    if body.think is not None:
-        kwargs["enable_thinking"] = bool(body.think)
-        if isinstance(body.think, str):
-            kwargs["reasoning_effort"] = body.think
+    mode = None if body.think is None else "enabled" if body.think else "disabled"
+    effort = body.think if isinstance(body.think, str) else None
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         sampling=_sampling(body, defaults),
-        template_kwargs=kwargs,
+        template_kwargs={**thinking_variables(mode, effort), **(variables or {})},
         grammar=asked.grammar if asked else None,
         **prompt,
     )

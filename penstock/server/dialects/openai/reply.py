@@ -14,11 +14,11 @@ from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.answer import Answer, event
 from penstock.server.dialects.openai.translate import Call
+from penstock.server.logprobs import LEAST_LOGPROB, logprob_object
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
-_LEAST_LOGPROB = -9999.0  # JSON has no -Infinity
 
 
 @dataclass(slots=True)
@@ -209,15 +209,8 @@ class Reply:
         return request.prompt if request.prompt is not None else self._frontend.detokenize(request.prompt_ids or ())
 
     def _chat_logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        content = []
-        for entry in entries:
-            top = [self._token(token, logprob) for token, logprob in entry.top[: self._call.logprobs]]
-            content.append({**self._token(entry.token, entry.logprob), "top_logprobs": top})
+        content = [logprob_object(self._frontend, entry, self._call.logprobs or 0) for entry in entries]
         return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = list(self._frontend.token_bytes(token))
-        return {"token": self._frontend.piece(token), "bytes": raw, "logprob": max(logprob, _LEAST_LOGPROB)}
 
     def _text_logprobs(
         self, index: int, choice: _Choice, entries: Sequence[TokenLogprobs], first: bool
@@ -236,7 +229,7 @@ class Reply:
         for token, row in rows:
             piece = self._frontend.piece(token)
             result["tokens"].append(piece)
-            result["token_logprobs"].append(None if row is None else max(row.logprob, _LEAST_LOGPROB))
+            result["token_logprobs"].append(None if row is None else max(row.logprob, LEAST_LOGPROB))
             result["top_logprobs"].append(None if row is None else self._top(row, call.logprobs))
             result["text_offset"].append(choice.offset)
             choice.offset += len(piece)
@@ -245,7 +238,7 @@ class Reply:
     def _top(self, entry: TokenLogprobs, most: int) -> dict[str, float]:
         top: dict[str, float] = {}
         for token, logprob in (*entry.top[:most], (entry.token, entry.logprob)):
-            top.setdefault(self._frontend.piece(token), max(logprob, _LEAST_LOGPROB))
+            top.setdefault(self._frontend.piece(token), max(logprob, LEAST_LOGPROB))
         return top
 
     def _vllm_prompt_logprobs(self, index: int) -> list[dict[str, Any] | None]:
@@ -257,7 +250,7 @@ class Reply:
             told: dict[str, Any] = {}
             for token, logprob, rank in ((entry.token, entry.logprob, entry.rank), *ranked):
                 text = self._frontend.piece(token)
-                told[str(token)] = {"logprob": max(logprob, _LEAST_LOGPROB), "rank": rank, "decoded_token": text}
+                told[str(token)] = {"logprob": max(logprob, LEAST_LOGPROB), "rank": rank, "decoded_token": text}
             result.append(told)
         return result
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import spelled
-from penstock.server.answer import Answer, EventStream, Service, while_connected
+from penstock.server.answer import Answer, EventStream, Service, complete, while_connected
 from penstock.server.body import read_json, validate
 from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
@@ -28,10 +28,7 @@ def openai_router(service: Service) -> APIRouter:
         reply = Reply(call, answer, frontend)
         if call.stream:
             return EventStream(reply.events(), answer.aclose, service.lifecycle)
-        try:
-            return json_response(await while_connected(reply.whole(), request.receive, service.lifecycle))
-        finally:
-            await answer.aclose()
+        return await complete(reply.whole(), answer, request.receive, service.lifecycle)
 
     @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, _EVENTS))
     async def chat_completions(request: Request) -> Response:
