@@ -23,7 +23,7 @@ class Reply:
 
     def __init__(self, call: Call, answer: Answer) -> None:
         self._call, self._answer = call, answer
-        self._output_tokens = 0
+        self._output_tokens = self._thinking_tokens = 0
         self._blocks = -1  # number of the last one
         self._open: tuple[str, int] | None = None  # its kind, and which call it is
         self._thought = hashlib.sha256()
@@ -70,6 +70,7 @@ class Reply:
                 yield {"type": "message_start", "message": self._message()}
             if self._call.max_tokens:
                 self._output_tokens += len(delta.token_ids)
+                self._thinking_tokens += delta.reasoning_tokens
                 for body in self._pieces(delta):
                     yield body
             self._last = delta
@@ -85,13 +86,14 @@ class Reply:
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
         return {**head, "model": self._call.model, **empty}
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         cached = self._answer.cached_tokens
         return {
             "input_tokens": self._answer.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self._output_tokens,
+            "output_tokens_details": {"thinking_tokens": self._thinking_tokens},
         }
 
     def _stop_reason(self) -> str:

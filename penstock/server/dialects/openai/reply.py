@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
 
-
 @dataclass(slots=True)
 class _Choice:
     """What is known of one choice so far; `offset` counts the characters its logprobs account for."""

@@ -12,7 +12,6 @@ from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
 from penstock.server.document import takes
-from penstock.server.errors import json_response
 
 _EVENTS = "text/event-stream"
 

@@ -13,6 +13,7 @@ from penstock.server.answer import Answer, event
 from penstock.server.dialects.responses.items import PREFIXES, Item
 from penstock.server.dialects.responses.translate import Call
 from penstock.server.errors import failure_of
+from penstock.server.logprobs import logprob_object
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -22,7 +23,6 @@ _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user"),
     *("prompt_cache_key", "safety_identifier"),
 )
-_LEAST_LOGPROB = -9999.0  # JSON has no -Infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Composer:
         self._tokens += len(delta.token_ids)
         self._reasoning += delta.reasoning_tokens
         self._length |= delta.finish_reason is FinishReason.LENGTH
-        if self._call.request.sampling.logprobs is not None:
-            self._logprobs += [self._logprob(entry.token, entry.logprob, entry.top) for entry in delta.logprobs]
+        if (most := self._call.request.sampling.logprobs) is not None:
+            self._logprobs += [logprob_object(self._frontend, entry, most) for entry in delta.logprobs]
         if delta.reasoning:
             yield from self._told(self._thought, delta.reasoning)
         if delta.text:
@@ -198,14 +198,6 @@ class Composer:
     def _part_event(self, what: str, now: _Open, part: Item) -> Event:
         place = {"item_id": now.item["id"], "output_index": now.index, now.kind.at: 0}
         return self.event(f"response.{now.kind.events}.{what}", **place, part=part)
-
-    def _logprob(self, token: int, logprob: float, top: tuple[tuple[int, float], ...]) -> Item:
-        most = self._call.request.sampling.logprobs or 0
-        return {**self._token(token, logprob), "top_logprobs": [self._token(*entry) for entry in top[:most]]}
-
-    def _token(self, token: int, logprob: float) -> Item:
-        raw = list(self._frontend.token_bytes(token))
-        return {"token": self._frontend.piece(token), "bytes": raw, "logprob": max(logprob, _LEAST_LOGPROB)}
 
 
 def _response(call: Call, frontend: Frontend) -> Item:
