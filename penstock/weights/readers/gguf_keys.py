@@ -26,6 +26,8 @@ RECURRENT = (
     "granitehybrid",
     "falcon-h1",
     "jamba",
+    "nemotron_h",
+    "nemotron_h_moe",
 )
 
 

@@ -25,6 +25,7 @@ from penstock.weights.readers.gguf_config import undecodable_reason
 from penstock.weights.readers.gguf_decoders import DECODERS, GATED, NUMBERED, shared
 from penstock.weights.readers.gguf_decoders import TOP_NAMES as DECODER_TOP_NAMES
 from penstock.weights.readers.gguf_file import GgufTensor
+from penstock.weights.readers.gguf_recurrent import NEMOTRON_H
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "qwen35moe": _QWEN,
     "mamba": _mixer("mixer") | {"attn_norm": "norm"},
     "mamba2": _mixer("mixer") | {"attn_norm": "norm"},
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _mixer("mixer") | NEMOTRON_H),
     "granitehybrid": {
         **_mixer("mamba"),
         **_feed_forward("shared_mlp"),
@@ -152,6 +154,7 @@ EXPERT_NAMES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "lfm2moe": ("mlp.experts", GATED),
     "granitehybrid": ("block_sparse_moe.experts", GATED),
     "jamba": ("feed_forward.experts", GATED),
+    "nemotron_h_moe": ("mixer.experts", GATED),
     **{arch: decoder.experts for arch, decoder in DECODERS.items()},
 }
 _PERMUTED = ("llama", "mixtral", "granitehybrid", *(arch for arch, decoder in DECODERS.items() if decoder.permuted))
@@ -162,16 +165,10 @@ _AROUND_ONE = (
 _ONE_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")  # [1, N], stored as [N]
 # Where recurrent families keep their mixers' constants.
 MIXERS = {
-    "lfm2": "conv",
-    "lfm2moe": "conv",
-    "qwen3next": "linear_attn",
-    "qwen35": "linear_attn",
-    "qwen35moe": "linear_attn",
-    "mamba": "mixer",
-    "mamba2": "mixer",
-    "granitehybrid": "mamba",
-    "falcon-h1": "mamba",
-    "jamba": "mamba",
+    **dict.fromkeys(("lfm2", "lfm2moe"), "conv"),
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), "linear_attn"),
+    **dict.fromkeys(("mamba", "mamba2", "nemotron_h", "nemotron_h_moe"), "mixer"),
+    **dict.fromkeys(("granitehybrid", "falcon-h1", "jamba"), "mamba"),
 }
 _MAX_TENSORS = 2**18  # each costs some memory, and a small file can claim many experts
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([a-z_]+(?:1d|_[12]|\.[a-z_]+)?)\.(weight|bias|scale)")
@@ -367,7 +364,7 @@ def _constants(
     elif stem == "ssm_norm.weight":
         yield _shaped(f"{prefix}.norm.weight", tensor, count)
     elif stem == "exp_probs_b.bias":
-        yield _shaped(f"{block}.mlp.expert_bias", tensor, count)
+        yield _shaped(f"{block}.{OWN_NAMES[arch].get(stem, 'mlp.expert_bias')}", tensor, count)
     elif stem == "ffn_gate_inp_shexp.weight":
         yield _shaped(f"{block}.mlp.shared_expert_gate.weight", tensor, 1, count)
     elif stem == "ssm_ba.weight" and grouped:

@@ -194,6 +194,72 @@ def _jamba(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     )
 
 
+NEMOTRON_H = MappingProxyType(
+    {
+        "attn_norm": "norm",
+        "ffn_up": "mixer.up_proj",
+        "ffn_down": "mixer.down_proj",
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+    }
+)
+
+
+def _nemotron_h(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """A layer attends if it has KV heads, is an MLP or experts if it has a width, and else recurrent."""
+    further = keys.integer("nextn_predict_layers", 0, most=MAX_LAYERS, least=0)
+    layers = keys.integer("block_count", most=MAX_LAYERS) - further
+    kv_heads, widths = keys.per_layer("attention.head_count_kv", most=2**16), keys.per_layer("feed_forward_length")
+    sparse = set(_layers_with(keys, tensors, "ffn_gate_inp.weight"))
+    kinds = [
+        "full_attention" if heads else ("moe" if layer in sparse else "mlp") if width else "linear_attention"
+        for layer, (heads, width) in enumerate(zip(kv_heads[:layers], widths[:layers], strict=True))
+    ]
+    inner, heads = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
+    if inner % heads:
+        raise CheckpointError(f"metadata key {keys.arch}.ssm.inner_size is {inner}, no multiple of {heads} heads.")
+    dense = [width for kind, width in zip(kinds, widths[:layers], strict=True) if kind == "mlp"]
+    biased = any(_layers_with(keys, tensors, f"{stem}.bias") for stem in ("ffn_up", "ffn_up_shexp"))
+    found = _named(
+        "NemotronHForCausalLM",
+        "nemotron_h",
+        layers_block_type=kinds,
+        num_hidden_layers=layers,
+        intermediate_size=max(dense, default=1),
+        mlp_hidden_act="relu2",
+        mlp_bias=biased,
+        attention_bias=bool(_layers_with(keys, tensors, "attn_q.bias")),
+        mamba_num_heads=heads,
+        mamba_head_dim=inner // heads,
+        n_groups=keys.integer("ssm.group_count", 1),
+        ssm_state_size=keys.integer("ssm.state_size"),
+        conv_kernel=keys.integer("ssm.conv_kernel"),
+        use_conv_bias=bool(_layers_with(keys, tensors, "ssm_conv1d.bias")),
+        use_bias=bool(_layers_with(keys, tensors, "ssm_in.bias")),
+    )
+    if further:
+        found["num_nextn_predict_layers"] = further
+    return found | (_ungated(keys) if sparse else {})
+
+
+def _ungated(keys: Keys) -> dict[str, Any]:
+    size = keys.integer("expert_feed_forward_length")
+    return {
+        **_experts(keys),
+        "moe_intermediate_size": size,
+        "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length", size),
+        "moe_latent_size": keys.integer("moe_latent_size") if keys.has("moe_latent_size") else None,
+        "norm_topk_prob": keys.flag("expert_weights_norm") is not False,
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "n_group": keys.integer("expert_group_count", 1),
+        "topk_group": keys.integer("expert_group_used_count", 1),
+    }
+
+
 RECURRENT_BUILDERS: Mapping[str, Callable[[Keys, Tensors], dict[str, Any]]] = MappingProxyType(
     {
         "lfm2": _lfm2,
@@ -206,5 +272,7 @@ RECURRENT_BUILDERS: Mapping[str, Callable[[Keys, Tensors], dict[str, Any]]] = Ma
         "granitehybrid": _granitehybrid,
         "falcon-h1": _falcon_h1,
         "jamba": _jamba,
+        "nemotron_h": _nemotron_h,
+        "nemotron_h_moe": _nemotron_h,
     }
 )
