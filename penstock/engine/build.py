@@ -47,7 +47,7 @@ def build_engine(
     prepared, kv_types, notes = load(prepared, progress)
     limits = scheduler_options(concrete, prepared.plan, model)
     runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
-    constraints = Constraints(model.vocab_size, partial(_vocabulary, options.model, model.vocab_size))
+    constraints = Constraints(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
     engine = Engine(Scheduler(limits, prepared.groups), runner, constraints)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
@@ -58,7 +58,11 @@ def build_engine(
 
 
 def _vocabulary(model: str, size: int) -> Vocabulary:
-    text = TextPipeline.load(model)
+    return grammar_vocabulary(TextPipeline.load(model), size)
+
+
+def grammar_vocabulary(text: TextPipeline, size: int) -> Vocabulary:
+    """What grammars need to know of a tokenizer, for a model with so many logits a position."""
     encode = partial(text.tokenizer.encode, add_special_tokens=False, parse_special=False)
     return Vocabulary(size, text.tokenizer.token_bytes, encode, text.tokenizer.special_ids, text.eos_ids)
 

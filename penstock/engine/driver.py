@@ -42,19 +42,12 @@ class EngineDriver:
 
     def submit(self, request: EngineRequest) -> None:
         """Adds a request, or tells the sink why not; one with a grammar is added when that is compiled."""
-        self._try(request, self._hold)
+        self._try(request, self._engine.add)
 
-    def _hold(self, request: EngineRequest) -> None:
-        if not self._engine.constraints.hold(request):
-            self._add(request)
-
-    def _add(self, request: EngineRequest) -> None:
-        self._engine.add(request)
-        self._admitted.append(EngineOutput(request.request_id, 0))
-
-    def _try(self, request: EngineRequest, call: Callable[[EngineRequest], None]) -> None:
+    def _try(self, request: EngineRequest, add: Callable[[EngineRequest], bool]) -> None:
         try:
-            call(request)
+            if add(request):
+                self._admitted.append(EngineOutput(request.request_id, 0))
         except RequestError as error:
             self._sink.refused(request.request_id, error)
         except Exception:
@@ -80,7 +73,7 @@ class EngineDriver:
             if error is not None:
                 self._sink.refused(request.request_id, error)
             else:
-                self._try(request, self._add)
+                self._try(request, self._engine.admit)
         admitted, self._admitted = self._admitted, []
         if admitted:
             self._sink.outputs(admitted)

@@ -35,17 +35,22 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work or self.constraints.pending
 
-    def add(self, request: EngineRequest) -> None:
-        """Queues a request; one with a grammar was taken by `constraints` before, and is compiled.
+    def add(self, request: EngineRequest) -> bool:
+        """Queues a request, or has `constraints` hold it until its grammar is compiled; whether it is queued.
 
         Raises:
             RequestError: it can never be served; see Scheduler.add.
         """
+        return not self.constraints.hold(request) and self.admit(request)
+
+    def admit(self, request: EngineRequest) -> bool:
+        """Queues a request that is held no longer; raises as `add`."""
         try:
             self.scheduler.add(request)
         except BaseException:
             self.constraints.drop(request.request_id)
             raise
+        return True
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request; its last outputs come with the next step."""

@@ -17,7 +17,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from penstock.config.errors import RequestError
 from penstock.core.constraint import Thinking
-from penstock.core.protocol import NewRow, StepPlan, StepResult
+from penstock.core.protocol import NewRow, RowResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, allows_more, compute_mask
@@ -26,6 +26,7 @@ Words = npt.NDArray[np.uint32]
 Forced = Mapping[int, tuple[int, ...]]
 _ALL: Final = np.uint32(0xFFFFFFFF)
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
+_LIMITS: Final = ("ParserTooComplex", "LexerTooComplex")
 _SPENT: Final = "the grammar became too complex to follow within the limits; simplify it."
 _LEFT: Final = "the answer left its grammar, which is an error of the engine; send the request again."
 
@@ -47,6 +48,7 @@ class Constraint:
         self._thinking = thinking
         self._sampling = sampling
         self._eos_ids = tuple(eos_ids)
+        self._trims = sampling.ignore_eos or thinking is not None
         # A client's ban may hit a token that is forced; then all are chosen, one by one, among those that are left.
         self._bans = bool(sampling.bad_words_ids) or sampling.allowed_token_ids is not None
         self._tokens: list[int] = []
@@ -60,10 +62,11 @@ class Constraint:
         """Whether any token may come next."""
         return not self._must and self._matcher is None
 
-    @property
-    def matcher(self) -> LLMatcher | None:
-        """Whose mask `finish` wants to find in the row, None if it does not matter."""
-        return None if self._must or self._reasons else self._matcher
+    def source(self) -> tuple[LLMatcher | None, bool]:
+        """Whose mask `finish` wants to find in the row, None if it does not matter; and whether `finish` is needed."""
+        if self._must or self._reasons or self._matcher is None:
+            return None, True
+        return self._matcher, self._trims
 
     @property
     def _reasons(self) -> bool:
@@ -121,6 +124,9 @@ class Constraint:
 
     def _step(self, token: int) -> None:
         self._tokens.append(token)
+        if self._closed >= 0 and not self._must:
+            self._match(token)
+            return
         self._must = self._must[1:] if self._must[:1] == [token] else []
         if self._closed >= 0:
             self._match(token)
@@ -133,12 +139,14 @@ class Constraint:
                 self._closed = len(self._tokens)
 
     def _match(self, token: int) -> None:
-        if self._matcher is None:
+        matcher = self._matcher
+        if matcher is None:
             return
-        if self._matcher.is_error():
-            raise RequestError(_SPENT)
-        if token not in self._eos_ids and not self._matcher.consume_token(token):
-            raise RequestError(_SPENT if "limit" in self._matcher.get_error() else _LEFT)
+        if token in self._eos_ids:
+            if matcher.is_error():
+                raise RequestError(_SPENT)
+        elif not matcher.consume_token(token):
+            raise RequestError(_SPENT if matcher.stop_reason() in _LIMITS else _LEFT)
 
     def _begin(self, token: int) -> None:
         """Decides whether reasoning begins or the model answers at once."""
@@ -225,13 +233,20 @@ class Masks:
 
     def _make(self, constraints: Sequence[Constraint], ahead: LLExecutor) -> None:
         made = self._made
-        wanted = [(c.matcher, place) for place, c in enumerate(constraints) if c.matcher is not None]
+        wanted: list[tuple[LLMatcher, int]] = []
+        unfinished: list[tuple[Constraint, int]] = []
+        for place, constraint in enumerate(constraints):
+            matcher, unready = constraint.source()
+            if matcher is not None:
+                wanted.append((matcher, place))
+            if unready:
+                unfinished.append((constraint, place))
         if len(wanted) > 1:
             ahead.unsafe_compute_mask_ptr(wanted, made.ctypes.data, made.strides[0], len(made))
-        for matcher, place in wanted if len(wanted) == 1 else ():
-            compute_mask(matcher, made[place])
-        for constraint, row in zip(constraints, made, strict=True):
-            constraint.finish(row)
+        elif wanted:
+            compute_mask(wanted[0][0], made[wanted[0][1]])
+        for constraint, place in unfinished:
+            constraint.finish(made[place])
 
     def of(self, rows: Sequence[int]) -> Words:
         """[L, ceil(V / 32)]: the masks of these rows, waited for; all ones for rows that are free."""
@@ -385,16 +400,20 @@ class Constraints:
         if not step:
             return result, _NONE_FORCED
         forced: dict[int, tuple[int, ...]] = {}
-        rows = list(result.rows)
-        for index, row in enumerate(rows):
+        failed: dict[int, str] = {}
+        for row in result.rows:
             constraint = step.get(row.row)
             if constraint is None or not row.tokens:
                 continue
             try:
-                forced[row.row] = constraint.take(row.tokens)
+                if following := constraint.take(row.tokens):
+                    forced[row.row] = following
             except RequestError as error:
-                rows[index] = replace(row, tokens=(), logprobs=(), error=str(error))
-        return replace(result, rows=tuple(rows)), forced
+                failed[row.row] = str(error)
+        if failed:
+            rows = (RowResult(r.row, error=failed[r.row]) if r.row in failed else r for r in result.rows)
+            result = replace(result, rows=tuple(rows))
+        return result, forced
 
     def abort(self) -> None:
         """Forgets outstanding steps."""

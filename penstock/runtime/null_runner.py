@@ -37,9 +37,12 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def next_token(prefix: int, new: NewRow, generated: int, vocab_size: int) -> int:
-    """The token after a prefix with that hash; greedy requests ignore seed and branch."""
+def next_token(prefix: int, new: NewRow, generated: int, vocab_size: int, mask: Sequence[int] | None = None) -> int:
+    """The token after a prefix with that hash, of those a mask allows; greedy requests ignore seed and branch."""
     key = prefix if new.sampling.greedy else mix(prefix ^ mix(new.seed * 1_000_003 + new.branch))
+    if mask is not None:
+        allowed = [token for token in range(vocab_size) if int(mask[token // 32]) >> (token % 32) & 1]
+        return allowed[mix(key) % len(allowed)]
     token = mix(key) % vocab_size
     while generated < new.sampling.min_tokens and token in new.stop_ids:
         token = (token + 1) % vocab_size
@@ -101,7 +104,9 @@ class NullRunner:
             slots, size = self._slots[op.group], self._block_size
             source, target = op.source * size, op.target * size
             slots[target : target + op.num_tokens] = slots[source : source + op.num_tokens]
-        return StepResult(step, tuple(self._run(span) for span in plan.spans))
+        sampled = [span.row for span in plan.spans if span.sample] if masks is not None else []
+        words = dict(zip(sampled, masks.of(sampled), strict=True)) if sampled else {}
+        return StepResult(step, tuple(self._run(span, words.get(span.row)) for span in plan.spans))
 
     def abort(self) -> None:
         self._queue.clear()
@@ -110,7 +115,7 @@ class NullRunner:
     def close(self) -> None:
         self._rows.clear()
 
-    def _run(self, span: RowSpan) -> RowResult:
+    def _run(self, span: RowSpan, mask: Sequence[int] | None) -> RowResult:
         row = self._rows[span.row]
         for table, blocks in zip(row.tables, span.new_blocks, strict=False):
             table.extend(blocks)
@@ -131,7 +136,7 @@ class NullRunner:
             count = len(row.new.prompt_ids) if row.new.pooling.kind is PoolingKind.ALL else 1
             return RowResult(span.row, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
         end = span.start + len(tokens)
-        token = next_token(prefix, row.new, end - len(row.new.prompt_ids), self._vocab_size)
+        token = next_token(prefix, row.new, end - len(row.new.prompt_ids), self._vocab_size, mask)
         self._last[span.row] = token
         wanted = row.new.sampling.logprobs is not None
         return RowResult(span.row, (token,), (self._logprob(token),) if wanted else (), scored)

@@ -7,11 +7,13 @@ from typing import Any
 
 from penstock.config.options import SchedulerOptions
 from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.constraint import Thinking
 from penstock.core.protocol import NewRow
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
+from penstock.runtime.constraints import Constraints
 from penstock.runtime.null_runner import NullRunner, mix, next_token
 
 
@@ -45,15 +47,15 @@ def null_engine(
         checkpoints=checkpoints or 0,
     )  # fmt: skip
     runner = NullRunner(groups, counts, block_size, vocab_size, check=True, recurrent=recurrent)
-    return Engine(Scheduler(options, groups, **scheduler), runner)
+    return Engine(Scheduler(options, groups, **scheduler), runner, Constraints(vocab_size))
 
 
 def request(
     name: str, prompt: Sequence[int], *, stop_ids: tuple[int, ...] = (), seed: int = 0, priority: int = 0,
-    cache_salt: str = "", **sampling: Any,
+    cache_salt: str = "", thinking: Thinking | None = None, **sampling: Any,
 ) -> EngineRequest:  # fmt: skip
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **sampling})
-    return EngineRequest(name, tuple(prompt), params, stop_ids, seed, priority, cache_salt)
+    return EngineRequest(name, tuple(prompt), params, stop_ids, seed, priority, cache_salt, thinking=thinking)
 
 
 def expected_tokens(asked: EngineRequest, branch: int = 0, vocab_size: int = 50) -> list[int]:
@@ -64,11 +66,24 @@ def expected_tokens(asked: EngineRequest, branch: int = 0, vocab_size: int = 50)
         prefix = mix(prefix ^ (token + 1))
     tokens: list[int] = []
     while len(tokens) < (asked.sampling.max_tokens or 0):
-        tokens.append(next_token(prefix, new, len(tokens), vocab_size))
+        forced = forced_tokens(asked.thinking, tokens)
+        tokens.append(forced[0] if forced else next_token(prefix, new, len(tokens), vocab_size))
         if tokens[-1] in asked.stop_ids:
             break
         prefix = mix(prefix ^ (tokens[-1] + 1))
     return tokens
+
+
+def forced_tokens(thinking: Thinking | None, tokens: Sequence[int]) -> tuple[int, ...]:
+    """What a budget of reasoning forces after these tokens: the end of it, as far as it is not said yet."""
+    if thinking is None or thinking.budget is None or len(tokens) < thinking.budget:
+        return ()
+    end, said = thinking.end_ids, tuple(tokens)
+    if any(said[:count][-len(end) :] == end for count in range(len(end), len(said) + 1)):
+        return ()
+    cut = said[: thinking.budget]
+    begun = next(count for count in range(len(end), -1, -1) if cut[len(cut) - count :] == end[:count])
+    return end[begun + len(tokens) - thinking.budget :]
 
 
 class Collector:

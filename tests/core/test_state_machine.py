@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from penstock.core.constraint import Thinking
 from penstock.core.protocol import StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from tests.core.harness import Collector, expected_tokens, null_engine, request
@@ -44,6 +45,9 @@ ADDED = st.tuples(
     st.booleans(),  # stop
     st.integers(0, 2),  # priority
     st.sampled_from(["", "", "s"]),  # cache_salt
+    st.sampled_from([None, None, 0, 1, 5]),  # budget of reasoning
+    st.sampled_from([(2,), (0, 1), (1, 1, 0)]),  # what ends it
+    st.sampled_from([None, None, 0]),  # logprobs
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
@@ -124,13 +128,14 @@ class EngineLife(RuleBasedStateMachine):
 
     def _add(
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
-        scored: int | None, stop: bool, priority: int, salt: str,
+        scored: int | None, stop: bool, priority: int, salt: str, budget: int | None, end: tuple[int, ...],
+        logprobs: int | None,
     ) -> bool:  # fmt: skip
         name = f"r{len(self.requests)}"
         asked = request(
             name, (*stem[:cut], *suffix) or (0,), n=n, max_tokens=max_tokens, temperature=0.0 if greedy else 1.0,
             prompt_logprobs=scored, stop_ids=(1,) if stop else (), seed=len(self.requests), priority=priority,
-            cache_salt=salt,
+            cache_salt=salt, thinking=None if budget is None else Thinking(end, budget=budget), logprobs=logprobs,
         )  # fmt: skip
         self.engine.add(asked)
         self.requests[name] = asked

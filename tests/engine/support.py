@@ -17,6 +17,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo, Outputs
 from penstock.engine.loop import Engine
+from penstock.runtime.constraints import Constraints
 from penstock.runtime.null_runner import NullRunner
 
 VOCAB = 4096
@@ -25,7 +26,10 @@ _ids = itertools.count()
 
 
 def null_engine(
-    max_model_len: int = 2048, num_blocks: int = 1024, wrap: Callable[[Runner], Runner] = lambda runner: runner
+    max_model_len: int = 2048,
+    num_blocks: int = 1024,
+    wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    constraints: Constraints | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """An engine over the null runner, which `wrap` may replace by one that misbehaves."""
     options = SchedulerOptions(64, 512, max_model_len, 16, (num_blocks,))
@@ -33,7 +37,7 @@ def null_engine(
     info = EngineInfo(
         "null", "", "Null", max_model_len, VOCAB, 16, num_blocks, 64, 512, "float32", "cpu", "exact"
     )  # fmt: skip
-    return Engine(Scheduler(options, GROUPS), runner), info
+    return Engine(Scheduler(options, GROUPS), runner, constraints), info
 
 
 def request(

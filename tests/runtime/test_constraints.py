@@ -62,9 +62,11 @@ def constraint(
 
 def mask(held: Constraint) -> Words:
     row = np.zeros((SIZE + 31) // 32, np.uint32)
-    if held.matcher is not None:
-        compute_mask(held.matcher, row)
-    held.finish(row)
+    source, unready = held.source()
+    if source is not None:
+        compute_mask(source, row)
+    if unready:
+        held.finish(row)
     return row
 
 
