@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.async_llm import AsyncLLM as AsyncLLM
+    from penstock.core.constraint import Grammar as Grammar
+    from penstock.core.constraint import GrammarKind as GrammarKind
     from penstock.core.sampling import SamplingParams as SamplingParams
     from penstock.llm import LLM as LLM
     from penstock.search.beam import BeamParams as BeamParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "BeamParams", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncLLM", "BeamParams", "Grammar", "GrammarKind", "SamplingParams", "__version__"]
 
 _HOMES = (
     ("LLM", "penstock.llm"),
     ("AsyncLLM", "penstock.async_llm"),
     ("SamplingParams", "penstock.core.sampling"),
     ("BeamParams", "penstock.search.beam"),
+    ("Grammar", "penstock.core.constraint"),
+    ("GrammarKind", "penstock.core.constraint"),
 )
 
 

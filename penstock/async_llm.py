@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.completions import Answer, Completion, collect
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
+from penstock.core.constraint import Grammar, GrammarKind
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineStats, GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -37,6 +40,16 @@ Message = Mapping[str, Any]
 Params = SamplingParams | None
 Progress = Callable[[int, int], None]
 IN_FLIGHT = 1024  # requests of one call handed to the engine at a time; the rest wait here
+
+
+_FORMS: Final[Mapping[str, GrammarKind]] = MappingProxyType(
+    {
+        "grammar": GrammarKind.LARK,
+        "json_schema": GrammarKind.JSON_SCHEMA,
+        "regex": GrammarKind.REGEX,
+        "choice": GrammarKind.CHOICE,
+    }
+)
 
 
 class AsyncLLM:
@@ -198,12 +211,26 @@ class AsyncLLM:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _answer(self, params: Params, sampling: Mapping[str, Any], **request: Any) -> Answer:
-        return Answer(self.start, GenerationRequest(self.next_id(), self._params(params, sampling), **request))
+    def _answer(self, params: Params, given: Mapping[str, Any], **request: Any) -> Answer:
+        sampling = {name: value for name, value in given.items() if name not in _FORMS}
+        grammar = _grammar({name: given[name] for name in _FORMS if given.get(name) is not None})
+        params = self._params(params, sampling)
+        return Answer(self.start, GenerationRequest(self.next_id(), params, grammar=grammar, **request))
 
     def _params(self, params: Params, sampling: Mapping[str, Any]) -> SamplingParams:
         _check_names("sampling parameter", sampling, SamplingParams)
         return self.sampling(**sampling) if params is None else replace(params, **sampling)
+
+
+def _grammar(forms: Mapping[str, Any]) -> Grammar | None:
+    """What holds an answer to a form: the one of `grammar`, `json_schema`, `regex` and `choice` that is given."""
+    if len(forms) > 1:
+        raise ConfigError(f"{' and '.join(forms)} are given; an answer takes one form.")
+    for name, value in forms.items():
+        if name == "grammar":
+            return value if isinstance(value, Grammar) else Grammar(GrammarKind.LARK, str(value))
+        return Grammar(_FORMS[name], value if isinstance(value, str) else json.dumps(value))
+    return None
 
 
 def engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:

@@ -97,7 +97,9 @@ class LLM:
             params: for all prompts, or one for each; None takes the model's own defaults.
             priority: lower is sooner, under the priority policy.
             cache_salt: prompts share cached prefixes only with those of the same salt.
-            sampling: single fields of SamplingParams, for example temperature=0, max_tokens=32.
+            sampling: single fields of SamplingParams, for example temperature=0, max_tokens=32; and what form the
+                answer has: `json_schema` (an object), `regex`, `choice` (a list of strings) or `grammar` (a Grammar, or
+                text in Lark's notation).
 
         Returns:
             One Completion a prompt, in order.

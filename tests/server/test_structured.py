@@ -36,6 +36,7 @@ TAG = {
     "triggers": ["<call="],
     "structures": [{"begin": "<call=book>", "schema": SCHEMA, "end": "</call>"}],
 }
+CLOSED = {"disable_additional_properties": True}
 OPEN = {"x-guidance": {"whitespace_flexible": True}}
 
 
@@ -103,7 +104,7 @@ def test_every_field_becomes_a_grammar(fields: dict[str, Any], kind: str, source
             {"type": "object", "x-guidance": {"whitespace_pattern": " ?"}},
         ),
         (
-            {"structured_outputs": {"json": {"properties": {"a": {"properties": {}}}}, "disable_additional_properties": True}},
+            {"structured_outputs": {"json": {"properties": {"a": {"properties": {}}}}, **CLOSED}},
             {"properties": {"a": {"properties": {}, "additionalProperties": False}}, "additionalProperties": False},
         ),
     ],

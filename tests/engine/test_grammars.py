@@ -1,0 +1,261 @@
+"""Grammars through the engine: the same answer whatever else runs, no step for what is forced, compiling off the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from penstock import LLM, Grammar, GrammarKind
+from penstock.config import limits
+from penstock.config.errors import ConfigError, OverloadedError, RequestError
+from penstock.config.options import EngineOptions
+from penstock.core.constraint import Thinking
+from penstock.core.request import EngineRequest, FinishReason
+from penstock.core.sampling import SamplingParams
+from penstock.engine.api import EngineInfo
+from penstock.engine.build import build_engine, grammar_vocabulary
+from penstock.engine.loop import Engine
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
+from penstock.runtime import grammar
+from penstock.runtime.constraints import Constraints
+from penstock.text.grammar.translate import translate
+from tests.engine.support import VOCAB, Slow, null_engine, read, request, tokens_of
+
+MODEL = "penstock-concierge"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "restaurant_name": {"type": "string", "maxLength": 12},
+        "party_size": {"type": "integer", "minimum": 1, "maximum": 20},
+        "outdoor_seating": {"type": "boolean"},
+    },
+    "required": ["restaurant_name", "party_size", "outdoor_seating"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def text() -> TextPipeline:
+    return TextPipeline.load(MODEL)
+
+
+def held(
+    text: TextPipeline, name: str, schema: Any = SCHEMA, thinking: Thinking | None = None, **sampling: Any
+) -> EngineRequest:
+    """A request whose answer follows a schema."""
+    prompt = tuple(text.tokenizer.encode("<|im_start|>user\nA table, please.<|im_end|>\n<|im_start|>assistant\n"))
+    params = SamplingParams(**{"max_tokens": 120, "temperature": 1.0, **sampling})
+    source = Grammar(GrammarKind.LARK, translate("json_schema", json.dumps(schema)))
+    return EngineRequest(name, prompt, params, text.eos_ids, seed=2**60 + 7, grammar=source, thinking=thinking)
+
+
+def finish(engine: Engine, *requests: EngineRequest, between: Callable[[], None] = lambda: None) -> dict[Any, Any]:
+    """Tokens of every branch; compiling takes no steps."""
+    answers: dict[Any, Any] = {}
+    for asked in requests:
+        engine.add(asked)
+    while engine.has_work:
+        for compiled, error in engine.constraints.ready():
+            assert error is None
+            engine.admit(compiled)
+        for output in engine.step():
+            assert output.error is None, output.error
+            answers.setdefault((output.request_id, output.branch), []).extend(output.tokens)
+        between()
+        engine.scheduler.check_integrity()
+    assert not engine.constraints._live
+    return answers
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Callable[..., Engine]]:
+    made: dict[Any, Engine] = {}
+
+    def make(chunk: int, depth: int) -> Engine:
+        if (chunk, depth) not in made:
+            options = EngineOptions(threads=1, max_num_seqs=8, kv_blocks=200, max_chunk_tokens=chunk, depth=depth)
+            made[chunk, depth], _ = build_engine(options)
+        return made[chunk, depth]
+
+    yield make
+    for engine in made.values():
+        engine.close()
+
+
+def test_the_same_answer_whatever_chunks_depth_company_and_preemption(
+    engines: Callable[..., Engine], text: TextPipeline
+) -> None:
+    truth = finish(engines(512, 0), held(text, "alone", n=2))
+    for branch in range(2):
+        jsonschema.validate(json.loads(text.tokenizer.decode(truth["alone", branch])), SCHEMA)
+    assert truth["alone", 0] != truth["alone", 1]
+    for number, (chunk, depth, company, preempt) in enumerate(product((7, 512), (0, 1), (0, 3), (False, True))):
+        engine, steps = engines(chunk, depth), iter(range(10**6))
+
+        def between(engine: Engine = engine, steps: Iterator[int] = steps, preempt: bool = preempt) -> None:
+            if preempt and next(steps) in (3, 4, 9, 15):
+                engine.scheduler.preempt("asked")
+
+        others = [replace(held(text, f"other{i}"), seed=i, grammar=None) for i in range(company)]
+        others += [replace(held(text, f"more{i}", logprobs=0), seed=i) for i in range(company)]
+        got = finish(engine, held(text, "asked", n=2), *others, between=between)
+        assert [got["asked", branch] for branch in range(2)] == [truth["alone", branch] for branch in range(2)], number
+
+
+def test_forced_tokens_take_no_step(engines: Callable[..., Engine], text: TextPipeline) -> None:
+    engine = engines(512, 0)
+    schema = {"properties": {f"a_long_name_{i}": {"const": f"a value that is fixed, {i}"} for i in range(6)}}
+    schema |= {"type": "object", "required": list(schema["properties"]), "additionalProperties": False}
+    before = engine.stats().steps
+    answer = finish(engine, held(text, "fixed", schema, max_tokens=400))["fixed", 0]
+    assert engine.stats().steps - before == 1  # the prompt's own; all that follows its token is forced, the end too
+    assert len(answer) > 60
+    assert answer[-1] == text.eos_ids[0]
+    assert len(json.loads(text.tokenizer.decode(answer))) == 6
+    scored = finish(engine, held(text, "scored", schema, max_tokens=400, logprobs=0))["scored", 0]
+    assert scored == answer
+
+
+def test_max_tokens_cuts_what_is_forced(engines: Callable[..., Engine], text: TextPipeline) -> None:
+    whole = finish(engines(512, 0), held(text, "whole"))["whole", 0]
+    for most in (1, 2, 5, len(whole) - 1):
+        assert finish(engines(512, 0), held(text, "cut", max_tokens=most))["cut", 0] == whole[:most]
+
+
+def test_reasoning_comes_before_the_grammar_within_its_budget(
+    engines: Callable[..., Engine], text: TextPipeline
+) -> None:
+    end = tuple(text.tokenizer.encode("</think>", add_special_tokens=False))
+    answer = finish(engines(512, 0), held(text, "thinks", thinking=Thinking(end, budget=9)))["thinks", 0]
+    assert tuple(answer[9 : 9 + len(end)]) == end
+    jsonschema.validate(json.loads(text.tokenizer.decode(answer[9 + len(end) :])), SCHEMA)
+
+
+def null_over(text: TextPipeline) -> tuple[Engine, EngineInfo]:
+    constraints = Constraints(VOCAB, partial(grammar_vocabulary, text, VOCAB))
+    return null_engine(wrap=lambda runner: Slow(runner, 0.001), constraints=constraints)
+
+
+@pytest.fixture
+def slow_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each grammar takes a fifth of a second, in which the interpreter is free."""
+    original = grammar._compile
+
+    def compile_slowly(*args: Any) -> Any:
+        time.sleep(0.2)
+        return original(*args)
+
+    monkeypatch.setattr(grammar, "_compile", compile_slowly)
+
+
+@pytest.mark.usefixtures("slow_compiling")
+async def test_other_streams_go_on_while_a_grammar_is_compiled(text: TextPipeline) -> None:
+    client = ThreadClient(lambda: null_over(text))
+    await client.start()
+    stream = client.submit(request(max_tokens=400))
+    await anext(stream)
+    began, waiting = time.monotonic(), asyncio.create_task(read(client.submit(held(text, "waits"))))
+    seen = 0
+    async for output in stream:
+        seen += len(output.tokens)
+        if time.monotonic() - began > 0.15:
+            break
+    assert seen > 30
+    assert not waiting.done()
+    await stream.aclose()
+    assert json.loads(text.tokenizer.decode(tokens_of(await waiting)))
+    await client.close()
+
+
+@pytest.mark.usefixtures("slow_compiling")
+async def test_a_request_that_waits_for_its_grammar_can_be_cancelled(text: TextPipeline) -> None:
+    client = ThreadClient(lambda: null_over(text))
+    await client.start()
+    streams = [client.submit(held(text, f"r{i}", {"const": i})) for i in range(6)]
+    for stream in streams[:5]:
+        await stream.aclose()
+    assert json.loads(text.tokenizer.decode(tokens_of(await read(streams[5])))) == 5
+    async with asyncio.timeout(5):
+        while len(client._streams):
+            await asyncio.sleep(0.01)
+    stats = await client.stats()
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+    await client.close()
+
+
+async def test_what_takes_too_long_is_refused_and_what_waits_too_long_sent_away(
+    text: TextPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "_compile", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.3)
+    client = ThreadClient(lambda: null_over(text))
+    await client.start()
+    streams = [client.submit(held(text, f"r{i}", {"const": i})) for i in range(4)]
+    for stream in streams[:2]:
+        with pytest.raises(RequestError, match="longer to compile than the 0.1 s"):
+            await read(stream)
+    for stream in streams[2:]:
+        with pytest.raises(OverloadedError):
+            await read(stream)
+    await client.close()
+
+
+async def test_bad_requests_with_good_grammars_are_refused_and_forgotten(text: TextPipeline) -> None:
+    client = ThreadClient(lambda: null_over(text))
+    await client.start()
+    with pytest.raises(RequestError, match="context holds"):
+        await read(client.submit(held(text, "long", max_tokens=100_000)))
+    with pytest.raises(RequestError, match="takes no grammars"):
+        plain = ThreadClient(null_engine)
+        await plain.start()
+        try:
+            await read(plain.submit(held(text, "none")))
+        finally:
+            await plain.close()
+    outputs = await read(client.submit(held(text, "good")))
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    await client.close()
+
+
+def test_compiled_grammars_are_kept_by_number_and_size(text: TextPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_COMPILED_GRAMMARS", 8)
+    compiler = grammar.GrammarCompiler(partial(grammar_vocabulary, text, VOCAB))
+    for number in range(40):
+        job = compiler.want(translate("choice", json.dumps([f"choice {number}"])))
+        assert job.done.wait(10)
+        assert compiler.want(job.source) is job
+        assert len(compiler._jobs) <= 8
+    monkeypatch.setattr(limits, "MAX_COMPILED_BYTES", 3 * grammar._BYTES_A_GRAMMAR)
+    compiler.want(translate("choice", '["one more"]')).done.wait(10)
+    assert len(compiler._jobs) <= 3
+    assert compiler._bytes == sum(job.cost for job in compiler._jobs.values())
+    compiler.close()
+
+
+def test_the_python_interface(shared_data: Path) -> None:
+    with LLM(MODEL, threads=1, max_model_len=512) as llm:
+        (one,) = llm.generate("A table:", json_schema=SCHEMA, max_tokens=100, temperature=0.7, seed=1)
+        jsonschema.validate(json.loads(one.text), SCHEMA)
+        (two,) = llm.chat([{"role": "user", "content": "Yes or no?"}], choice=["yes", "no"], max_tokens=9)
+        assert two.text in ("yes", "no")
+        both = llm.generate(["A:", "B:"], regex="[a-c]{2}", max_tokens=9)
+        assert all(len(answer.text) == 2 for answer in both)
+        gbnf = Grammar(GrammarKind.GBNF, 'root ::= "x" [0-9]')
+        assert llm.generate("A", grammar=gbnf, max_tokens=9)[0].text[0] == "x"
+        assert llm.generate("A", grammar='start: "y" /[0-9]/', max_tokens=9)[0].text[0] == "y"
+        with pytest.raises(ConfigError, match="one form"):
+            llm.generate("A", regex="a", choice=["b"])
+        with pytest.raises(RequestError, match="uniqueItems"):
+            llm.generate("A", json_schema={"uniqueItems": True})
