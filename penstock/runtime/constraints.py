@@ -424,4 +424,4 @@ class Constraints:
         if self._compiler is not None:
             self._compiler.close()
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown()

@@ -208,10 +208,13 @@ class GrammarCompiler:
             self._news.clear()
 
     def close(self) -> None:
+        """Ends the threads; one that compiles is waited for as long as compiling may take."""
         with self._wanted:
             self._closed = True
             self._queue.clear()
             self._wanted.notify_all()
+        for thread in self._threads:
+            thread.join(limits.GRAMMAR_TIMEOUT_S)
 
     # ---- below: the compiling threads
 

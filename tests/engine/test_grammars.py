@@ -1,4 +1,4 @@
-"""Grammars through the engine: the same answer whatever else runs, no step for what is forced, compiling off the loop."""
+"""Grammars through the engine: the same answer whatever runs beside, no step for what is forced, compiling aside."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_what_takes_too_long_is_refused_and_what_waits_too_long_sent_away(
     await client.start()
     streams = [client.submit(held(text, f"r{i}", {"const": i})) for i in range(4)]
     for stream in streams[:2]:
-        with pytest.raises(RequestError, match="longer to compile than the 0.1 s"):
+        with pytest.raises(RequestError, match="longer to compile than"):
             await read(stream)
     for stream in streams[2:]:
         with pytest.raises(OverloadedError):
@@ -217,13 +217,11 @@ async def test_bad_requests_with_good_grammars_are_refused_and_forgotten(text: T
     await client.start()
     with pytest.raises(RequestError, match="context holds"):
         await read(client.submit(held(text, "long", max_tokens=100_000)))
+    plain = ThreadClient(null_engine)
+    await plain.start()
     with pytest.raises(RequestError, match="takes no grammars"):
-        plain = ThreadClient(null_engine)
-        await plain.start()
-        try:
-            await read(plain.submit(held(text, "none")))
-        finally:
-            await plain.close()
+        await read(plain.submit(held(text, "none")))
+    await plain.close()
     outputs = await read(client.submit(held(text, "good")))
     assert outputs[-1].finish_reason is FinishReason.STOP
     await client.close()

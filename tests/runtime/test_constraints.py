@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -41,8 +41,10 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(vocabulary)
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(vocabulary)
+    yield made
+    made.close()
 
 
 def matcher(compiler: GrammarCompiler, kind: str, source: str) -> LLMatcher:
