@@ -65,6 +65,8 @@ MODEL_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "eurobert": MappingProxyType({"rms_norm_eps": 1e-5}),
         "roberta": MappingProxyType({"layer_norm_eps": 1e-12, "type_vocab_size": 2}),
         "nomic_bert": MappingProxyType({"layer_norm_eps": 1e-12, "max_position_embeddings": 2048}),
+        "gte": MappingProxyType({"layer_norm_eps": 1e-12, "type_vocab_size": 1}),
+        "jina_embeddings_v3": MappingProxyType({"layer_norm_eps": 1e-5, "type_vocab_size": 1}),
         "modernbert": MappingProxyType({"norm_eps": 1e-5}),
         "exaone4": MappingProxyType({"rms_norm_eps": 1e-5}),
         "gemma": MappingProxyType({"head_dim": 256}),

@@ -16,8 +16,10 @@ from penstock.layers.weight import Layer
 class GatedMlp(Layer):
     """down(activation(gate(x)) · up(x)), with gate and up merged into one product (also `gate_up_proj` on disk).
 
-    `factors` are those of the gate's product and of the output. With `deviations`, of the gate's product only what lies
-    that many standard deviations above its mean counts, from there (kernels.api.StatisticalTopk).
+    A fused matrix on disk may have up's rows before the gate's (`up_first`); the output may have a bias when the others
+    have none (`down_bias`). `factors` are those of the gate's product and of the output. With `deviations`, only what
+    lies that many standard deviations above the mean of the gate's product counts, from there
+    (kernels.api.StatisticalTopk).
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class GatedMlp(Layer):
         *,
         activation: Activation = "silu",
         bias: bool = False,
+        down_bias: bool | None = None,
+        up_first: bool = False,
         factors: tuple[float, float] = (1.0, 1.0),
         deviations: float | None = None,
     ) -> None:
@@ -38,10 +42,12 @@ class GatedMlp(Layer):
         size = intermediate_size
         parts = (Rows(f"{prefix}.gate_proj", size, factor=factors[0]), Rows(f"{prefix}.up_proj", size))
         both = np.repeat(np.array([factors[0], 1.0], np.float32), size)
-        fused = Rows(f"{prefix}.gate_up_proj", 2 * size, factor=both)
+        order = np.roll(np.arange(2 * size, dtype=np.int64), size) if up_first else None
+        fused = Rows(f"{prefix}.gate_up_proj", 2 * size, order, both)
         self.gate_up = Linear(kernels, parts, hidden_size, bias=bias, fused=(fused,))
         self.gate_up.weight.halves = True
-        self.down = Linear(kernels, (Rows(f"{prefix}.down_proj", hidden_size, factor=factors[1]),), size, bias=bias)
+        last = (Rows(f"{prefix}.down_proj", hidden_size, factor=factors[1]),)
+        self.down = Linear(kernels, last, size, bias=bias if down_bias is None else down_bias)
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""

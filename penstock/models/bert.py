@@ -60,7 +60,7 @@ def build_roberta(blueprint: Blueprint) -> DecoderModel:
     That number is -1 where the table's unused rows are not stored.
     """
     first = blueprint.fields.integer("pad_token_id", 1, minimum=-1) + 1
-    return _assemble(blueprint, first, lambda: _classifier(blueprint, "classifier.dense", "classifier.out_proj"))
+    return _assemble(blueprint, first, lambda: classifier(blueprint, "classifier.dense", "classifier.out_proj"))
 
 
 def build_distilbert(blueprint: Blueprint) -> DecoderModel:
@@ -68,7 +68,7 @@ def build_distilbert(blueprint: Blueprint) -> DecoderModel:
     return _assemble(
         blueprint,
         0,
-        lambda: _classifier(blueprint, "pre_classifier", "classifier", torch.relu),
+        lambda: classifier(blueprint, "pre_classifier", "classifier", torch.relu),
         field="activation",
         renames=(*DISTILBERT, *RENAMES),
     )
@@ -76,12 +76,13 @@ def build_distilbert(blueprint: Blueprint) -> DecoderModel:
 
 def pooled_classifier(blueprint: Blueprint) -> Classifier:
     """BERT's pooler and what stands on it."""
-    return _classifier(blueprint, "pooler.dense", "classifier")
+    return classifier(blueprint, "pooler.dense", "classifier")
 
 
-def _classifier(
+def classifier(
     blueprint: Blueprint, dense: str, output: str, activation: Callable[[Tensor], Tensor] = torch.tanh
 ) -> Classifier:
+    """A dense layer of the hidden size, its activation, and the labels' projection, of these names."""
     first = Dense(dense, blueprint.hidden_size, blueprint.hidden_size, bias=True)
     return Classifier(Dense(output, blueprint.hidden_size, blueprint.num_labels(), bias=True), first, activation)
 
@@ -89,7 +90,7 @@ def _classifier(
 def _assemble(
     blueprint: Blueprint,
     first: int,
-    classifier: Callable[[], Classifier],
+    head: Callable[[], Classifier],
     field: str = "hidden_act",
     renames: tuple[tuple[str, str], ...] = RENAMES,
 ) -> DecoderModel:
@@ -112,7 +113,7 @@ def _assemble(
             "positions": learned(kernels, "model.embed_positions.weight", length, hidden, first=first),
             "types": learned(kernels, "model.embed_types.weight", types, hidden) if types else None,
             "embedding_norm": blueprint.layer_norm("model.embed_norm"),
-            "classifier": classifier,
+            "classifier": head,
         },
         ignorable=UNUSED,
         qkv_bias=True,

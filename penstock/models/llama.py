@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from torch.nn import functional
+
 from penstock.layers.batch import MaskKind
 from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
+from penstock.models.bert import classifier
 from penstock.models.blueprint import UNTURNED, Blueprint
 
 # InternLM2 (arXiv:2403.17297) and Baichuan (arXiv:2309.10305), whose projections are fused.
@@ -31,8 +34,10 @@ def build(blueprint: Blueprint) -> DecoderModel:
 def build_eurobert(blueprint: Blueprint) -> DecoderModel:
     """EuroBERT (arXiv:2503.05500): the same, attending both ways."""
     if blueprint.head == "labels":
-        raise blueprint.fields.error("architectures", "is a EuroBERT classifier; only EuroBertModel is supported")
-    return blueprint.uniform(model={"mask": MaskKind.BIDIRECTIONAL})
+        blueprint.fields.choice("classifier_pooling", {"bos": None, "mean": None}, "late")
+    gelu = functional.gelu
+    head = {"classifier": lambda: classifier(blueprint, "dense", "classifier", gelu)}
+    return blueprint.uniform(model={"mask": MaskKind.BIDIRECTIONAL, **head})
 
 
 def build_helium(blueprint: Blueprint) -> DecoderModel:

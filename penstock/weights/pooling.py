@@ -24,6 +24,7 @@ _MODES = (
 )
 _GGUF_KINDS = {1: PoolingKind.MEAN, 2: PoolingKind.CLS, 3: PoolingKind.LAST}
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "?")
+_ENCODERS = ("Gte", "New", "JinaEmbeddings")  # besides those with "bert" in their names
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
 
 
@@ -191,7 +192,8 @@ def _kind(checkpoint: Checkpoint, architecture: str, modules: tuple[Module, ...]
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Whether tokens see those after them."""
     both_ways = text_config(config).get("use_bidirectional_attention") is True
-    return both_ways or "bert" in _architecture(config).lower()
+    name = _architecture(config)
+    return both_ways or "bert" in name.lower() or name.startswith(_ENCODERS)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

@@ -47,7 +47,11 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "distilbert": ("DistilBert", {"dim": 36, "hidden_dim": 44, "n_layers": 3, "n_heads": 6, "activation": "relu"}),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2}),
+    "eurobert-mean": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "mean"}),
     "nomic-bert": ("NomicBert", {}),
+    "gte": ("Gte", {}),
+    "gte-untyped": ("Gte", {"type_vocab_size": 0, "hidden_act": "relu"}),
+    "jina-v3": ("JinaEmbeddingsV3", {}),
     "gemma-embedding": ("Gemma3Text", {**GEMMA, "layer_types": SLIDING[1:], "query_pre_attn_scalar": 17}),
 }
 CLASSIFIERS = [name for name in ENCODERS if name not in ("bert-relu", "eurobert")]

@@ -141,7 +141,9 @@ def test_pairs_of_texts(tmp_path: Path, second: int) -> None:
 @pytest.mark.parametrize("name", encoders.CLASSIFIERS)
 def test_classifiers(tmp_path: Path, name: str) -> None:
     model = encoders.save(name, tmp_path, "ForSequenceClassification", num_labels=3)
-    kinds = {"gemma-embedding": PoolingKind.LAST, "modernbert-biases": PoolingKind.MEAN}
+    kinds = dict.fromkeys(("modernbert-biases", "eurobert-mean"), PoolingKind.MEAN) | {
+        "gemma-embedding": PoolingKind.LAST
+    }
     kind = kinds.get(name, PoolingKind.CLS)
     params = PoolingParams(kind, classify=True, second=2)
     for prompt, result in zip(PROMPTS[1:], pooled(engine(tmp_path), PROMPTS[1:], params), strict=True):
@@ -164,6 +166,7 @@ def test_models_with_a_masked_language_head_embed(tmp_path: Path) -> None:
         ("BertModel", {"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ("RobertaModel", {"pad_token_id": 64, "max_position_embeddings": 64}, "max_position_embeddings is 64"),
         ("NomicBertModel", {"moe_every_n_layers": 2}, "moe_every_n_layers is 2"),
+        ("EuroBertForSequenceClassification", {}, "classifier_pooling is 'late'; allowed: bos, mean"),
         ("ModernBertModel", {"layer_types": ["full_attention"]}, "layer_types has 1"),
         ("ModernBertForSequenceClassification", {"classifier_activation": "relu"}, "classifier_activation is 'relu'"),
     ],
