@@ -76,6 +76,8 @@ CASES: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
     "seed-oss": (A.SEED_OSS, {}),
     "smollm3": (A.SMOLLM3, {"no_rope_layer_interval": 4, "num_hidden_layers": 4}),
     "nemotron": (A.NEMOTRON, {}),
+    "arcee": (A.ARCEE, {}),
+    "jais2": (A.JAIS2, {}),
     "minimax-m2": (A.MINIMAXM2, {}),
     "qwen2-moe": (A.QWEN2MOE, {}),
 }
@@ -120,7 +122,7 @@ def metadata(arch: gguf.MODEL_ARCH, config: Any) -> dict[str, Any]:
         "attention.value_length": dim,
     }
     rms = first("rms_norm_eps")
-    if rms is None or arch in (A.COMMAND_R, A.COHERE2, A.STABLELM, A.STARCODER2, A.NEMOTRON, A.OLMO):
+    if rms is None or arch in (A.COMMAND_R, A.COHERE2, A.STABLELM, A.STARCODER2, A.NEMOTRON, A.JAIS2, A.OLMO):
         other = first("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps", default=1e-5)
         pairs["attention.layer_norm_epsilon"] = 1e-5 if arch == A.OLMO else other
     else:

@@ -384,6 +384,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         ),
         "seed_oss": Decoder("SeedOssForCausalLM", "seed_oss"),
         "smollm3": Decoder("SmolLM3ForCausalLM", "smollm3", permuted=True),
+        "arcee": Decoder("ArceeForCausalLM", "arcee", permuted=True, constants={"hidden_act": "relu2"}),
+        "jais2": Decoder("Jais2ForCausalLM", "jais2", constants={"hidden_act": "relu2"}),
         "nemotron": Decoder("NemotronForCausalLM", "nemotron", around_one=True, constants={"hidden_act": "relu2"}),
         "minimax-m2": Decoder(
             "MiniMaxM2ForCausalLM",
