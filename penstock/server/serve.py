@@ -215,6 +215,7 @@ def _greeting(url: str, info: EngineInfo, name: str, *, keyed: bool) -> str:
     key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
     return (
         f"Ready: {name} ({info.architecture}, {info.dtype} on {info.device}, context {info.max_model_len} tokens)\n"
-        f"  OpenAI API  {url}/v1    documentation  {url}/docs    metrics  {url}/metrics\n"
+        f"  OpenAI API  {url}/v1    Anthropic and Ollama APIs  {url}\n"
+        f"  documentation  {url}/docs    metrics  {url}/metrics\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     )
