@@ -116,5 +116,6 @@ def _coefficients(blueprint: Blueprint, prefix: str, count: int) -> tuple[Coeffi
 
     twice = np.repeat(np.arange(count), 2)
     signs = np.tile(np.array([1.0, -1.0], np.float32), count)
-    correct = mixed(torch.from_numpy(signs).to(blueprint.dtype), Rows(f"{prefix}.correction_coefs", count, twice, signs))
+    shift = torch.from_numpy(signs).to(blueprint.dtype)
+    correct = mixed(shift, Rows(f"{prefix}.correction_coefs", count, twice, signs))
     return mixed(None, Rows(f"{prefix}.prediction_coefs", count * count)), correct

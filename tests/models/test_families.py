@@ -103,7 +103,9 @@ def test_caches_follow_the_configuration(pair):
         assert (spec.num_kv_heads, spec.key_dim) == (kv_heads, heads if own is config else own.head_dim)
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen3", "gemma3", "gemma3n", "gpt-oss", "mixtral", "qwen3_5", "mamba2"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "qwen3", "gemma3", "gemma3n", "gpt-oss", "mixtral", "qwen3_5", "mamba2"]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_lower_precision(name: str, dtype: torch.dtype, tmp_path: Path):
     """The logits change a little (a token in a hundred may meet another expert), never their kind."""

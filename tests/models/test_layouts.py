@@ -126,6 +126,8 @@ def test_rows_put_in_order_stay_as_they_are_stored() -> None:
         ("ministral3", "Mistral3ForConditionalGeneration"),
         ("mistral4", "Mistral3ForConditionalGeneration"),
         ("deepseek-v3", "KimiK25ForConditionalGeneration"),
+        ("gemma3n", "Gemma3nForConditionalGeneration"),
+        ("gemma4", "Gemma4ForConditionalGeneration"),
     ],
 )
 def test_a_text_model_inside_one_that_sees(name: str, architecture: str, old: str, new: str, tmp_path: Path) -> None:
@@ -140,3 +142,34 @@ def test_a_text_model_inside_one_that_sees(name: str, architecture: str, old: st
     tokens = tiny.prompt(21)
     logits = Harness(load(tmp_path)).step({"row": tokens})["row"]
     assert tiny.distance(logits, tiny.reference_logits(theirs, tokens)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+def test_what_files_have_of_layers_without_keys_is_left_over(name: str, tmp_path: Path) -> None:
+    theirs = tiny.save(name, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    own, others = (f"model.layers.{layer}.self_attn.k_proj.weight" for layer in (2, 5))
+    assert own in tensors and others not in tensors
+    tensors[others] = torch.ones(3)
+    tensors["model.embed_audio.embedding.weight"] = torch.ones(3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    ours = load(tmp_path)
+    assert len(ours.cache_specs) == 3 and len(ours.blocks) == 6  # nor do they cost memory
+    logits = Harness(ours).step({"row": tiny.prompt(21)})["row"]
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tiny.prompt(21))) < 1e-4
+
+
+def test_layers_named_by_letters(tmp_path: Path) -> None:
+    """Nemotron-H's files, and names of NVIDIA's own."""
+    theirs = tiny.save("nemotron-h", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    types = config.pop("layers_block_type", None) or config.pop("layer_types")
+    config.pop("num_hidden_layers", None)
+    letters = {"linear_attention": "M", "moe": "E", "full_attention": "*", "mlp": "-"}
+    config["hybrid_override_pattern"] = "".join(letters[kind] for kind in types)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    named = {f"backbone.{key.split('.', 1)[1]}" if "lm_head" not in key else key: t for key, t in tensors.items()}
+    save_file(named, tmp_path / "model.safetensors")
+    logits = Harness(load(tmp_path)).step({"row": tiny.prompt(21)})["row"]
+    assert tiny.distance(logits, tiny.reference_logits(theirs, tiny.prompt(21))) < 1e-4

@@ -28,6 +28,11 @@ LLAMA: dict[str, Any] = {
 }
 
 
+THREE_N = {"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 0}
+THREE_N |= {"layer_types": ["sliding_attention", "full_attention"]}
+FOUR = {"architectures": ["Gemma4ForCausalLM"], "layer_types": ["sliding_attention", "full_attention"]}
+LETTERS = {"architectures": ["NemotronHForCausalLM"], "mamba_num_heads": 2, "mamba_head_dim": 6, "n_groups": 1}
+LETTERS |= {"num_key_value_heads": 2}
 NARROW = {"moe_intermediate_size": 8, "num_experts_per_tok": 2}
 
 
@@ -142,6 +147,25 @@ def test_defaults():
             {"architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 4, "linear_num_value_heads": 6},
             "linear_num_value_heads is 6; allowed: a multiple of linear_num_key_heads, 4",
         ),
+        ({**THREE_N, "num_kv_shared_layers": 1}, "num_kv_shared_layers is 1, but before .* kind of layer 1"),
+        ({**THREE_N, "num_kv_shared_layers": 3}, "num_kv_shared_layers is 3"),
+        ({**THREE_N, "altup_active_idx": 4}, "altup_num_inputs is 4.*more than altup_active_idx, 4"),
+        ({**THREE_N, "intermediate_size": [20]}, "intermediate_size has 1 entries; num_hidden_layers is 2"),
+        ({**THREE_N, "activation_sparsity_pattern": [0.5, 1.0]}, "activation_sparsity_pattern is .*but not, 1"),
+        ({**THREE_N, "activation_sparsity_pattern": [0.5]}, "activation_sparsity_pattern has 1 entries"),
+        ({**FOUR, "use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'.*'vision'"),
+        ({**FOUR, "per_layer_config": {"1": {"num_key_value_heads": 3}}}, "num_key_value_heads is 3.*divide 4 heads"),
+        ({**FOUR, "enable_moe_block": True, "num_experts": 4}, "top_k_experts is missing"),
+        (
+            {
+                **FOUR,
+                "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 1.5}},
+            },
+            "partial_rotary_factor is 1.5; allowed: at most 1",
+        ),
+        ({**LETTERS, "hybrid_override_pattern": "MX"}, "layers_block_type is missing"),
+        ({**LETTERS, "layers_block_type": ["mamba", "hyena"]}, "layers_block_type has .'hyena'.*moe"),
+        ({**LETTERS, "layers_block_type": ["mamba", "moe"]}, "moe_intermediate_size is missing"),
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], named: str):
