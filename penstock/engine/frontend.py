@@ -16,8 +16,9 @@ from penstock.config.errors import (
     ParameterError,
     RequestError,
     TemplateError,
+    spelled,
 )
-from penstock.core.constraint import Grammar, GrammarKind, ToolMode
+from penstock.core.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineClient, EngineInfo
@@ -69,7 +70,8 @@ class Frontend:
         self.text.pooling.check_generates()
         prompt_ids = await self.tokenize(request)
         sampling = self._resolve(request, prompt_ids)
-        grammar = None if request.grammar is None else await self._translated(request.grammar)
+        reading = self.reading(request, prompt_ids)
+        grammar = await self._held(request, reading)
         eos_ids = () if sampling.ignore_eos and grammar is None else self.text.eos_ids  # a grammar's end is the end
         outputs = self.client.submit(
             EngineRequest(
@@ -85,29 +87,35 @@ class Frontend:
                 priority=request.priority,
                 cache_salt=request.cache_salt,
                 grammar=grammar,
+                thinking=self._thinking(request, reading, grammar is not None),
             )
         )
         try:
-            first = await anext(outputs)
+            with spelled(_tools_field(request)):
+                first = await anext(outputs)
         except BaseException:
             await outputs.aclose()
             raise
         if first.finish_reason is FinishReason.ERROR and not first.tokens:
             await outputs.aclose()
             raise EngineDeadError(first.error or "The engine stopped before it took the request.")
-        readers = self.readers(request, prompt_ids, sampling)
+        readers = self.readers(request, sampling, reading)
         return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers)
 
+    def reading(self, request: GenerationRequest, prompt_ids: tuple[int, ...]) -> Reading | None:
+        """How answers are to be read, None where they are plain text."""
+        if not request.parse or not request.messages:
+            return None
+        continued, tools, choice, text = request.continue_final_message, request.tools, request.tool_choice, self.text
+        given = (text.answers, text.tokenizer, prompt_ids, request.messages, tools, choice, continued)
+        return Reading.of(*given, request.request_id)
+
     def readers(
-        self, request: GenerationRequest, prompt_ids: tuple[int, ...], sampling: SamplingParams
+        self, request: GenerationRequest, sampling: SamplingParams, reading: Reading | None
     ) -> dict[int, AnswerReader]:
-        """What turns the tokens of each branch into text, told apart where the request is parsed."""
-        text, tools, reading = self.text, _tools(request), None
-        if request.parse and request.messages and (text.answers.reasoning or (text.answers.calls and tools)):
-            continued, key = request.continue_final_message, request.request_id
-            reading = Reading.of(text.answers, text.tokenizer, prompt_ids, request.messages, tools, continued, key)
+        """What turns the tokens of each branch into text, told apart as `reading` says."""
         continues = request.messages is None or request.continue_final_message
-        return answer_readers(text.tokenizer, sampling, continues, reading, text.mark_ids)
+        return answer_readers(self.text.tokenizer, sampling, continues, reading, self.text.mark_ids)
 
     def render(self, request: GenerationRequest) -> str:
         """The prompt text of a chat.
@@ -167,18 +175,32 @@ class Frontend:
             raise RequestError(f"{field} is empty; at least one token is needed.", param=field, code="invalid_value")
         return ids
 
-    async def _translated(self, grammar: Grammar) -> Grammar:
-        """A grammar as the engine takes it.
+    async def _held(self, request: GenerationRequest, reading: Reading | None) -> Grammar | None:
+        """What the answer is held to, as the engine takes it: by its own grammar, or by functions it may or must call.
 
         Raises:
             RequestError: it is too large, or not what its kind says.
         """
-        tokenizer = self.text.tokenizer
+        grammar, tokenizer = request.grammar, self.text.tokenizer
         special = {piece: token for token in tokenizer.special_ids if (piece := tokenizer.piece(token))}
+        if reading is not None:
+            kind, source = (grammar.kind.value, grammar.source) if grammar else ("", "")
+            with spelled(_tools_field(request)):
+                made = reading.grammar(special, kind, source)
+                grammar = grammar if made is None else Grammar(GrammarKind.LARK, made)
+        if grammar is None:
+            return None
         call = partial(translate, grammar.kind.value, grammar.source, special)
         return Grammar(
             GrammarKind.LARK, call() if len(grammar.source) <= _INLINE_CHARS else await asyncio.to_thread(call)
         )
+
+    def _thinking(self, request: GenerationRequest, reading: Reading | None, held: bool) -> Thinking | None:
+        """How reasoning ends, where that matters: before a grammar's text, or within a budget."""
+        if reading is None or not (held or request.thinking_budget is not None):
+            return None
+        marks = reading.thinking_ids(self.text.tokenizer)
+        return None if marks is None else Thinking(*marks, request.thinking_budget)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included.
@@ -260,6 +282,11 @@ class Frontend:
 def _tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]] | None:
     """The functions an answer may call."""
     return None if request.tool_choice.mode is ToolMode.NONE else request.tools
+
+
+def _tools_field(request: GenerationRequest) -> Mapping[str, str]:
+    """Refusals of a grammar that was not sent are about the tools it was made of."""
+    return {"grammar": "tools"} if request.grammar is None else {}
 
 
 def _prompt_field(request: GenerationRequest) -> str:

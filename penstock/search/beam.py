@@ -187,7 +187,7 @@ async def beam_search(frontend: Frontend, request: GenerationRequest, params: Be
     sampling = replace(request.sampling, n=params.n)
     outputs = _outputs(frontend.client, request, prompt_ids, search)
     first = EngineOutput(request.request_id, 0)
-    readers = frontend.readers(request, prompt_ids, sampling)
+    readers = frontend.readers(request, sampling, frontend.reading(request, prompt_ids))
     return TextGeneration(prompt_ids, sampling, eos_ids, first, outputs, readers)
 
 

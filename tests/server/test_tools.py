@@ -81,13 +81,6 @@ def test_functions_of_old(api: openai.OpenAI) -> None:
     assert json.loads(message.function_call.arguments) == ARGUMENTS[0]
 
 
-def test_a_named_function_ends_as_an_answer_does(api: openai.OpenAI) -> None:
-    choice: Any = {"type": "function", "function": {"name": "book"}}
-    answer = api.chat.completions.create(model="scripted", messages=HELLO, tools=[TOOL], tool_choice=choice)  # type: ignore
-    assert answer.choices[0].message.tool_calls
-    assert answer.choices[0].finish_reason == "stop"
-
-
 def test_calls_cut_off_are_closed(api: openai.OpenAI, text: TextPipeline) -> None:
     size = len(text.tokenizer.encode('Let me see.\n<tool_call>\n{"name": "book", "arguments": {"seats": 2, "at": "Ca'))
     answer = api.chat.completions.create(model="scripted", messages=HELLO, tools=[TOOL], max_tokens=size)  # type: ignore

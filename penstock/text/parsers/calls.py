@@ -52,8 +52,8 @@ class Shape:
         return frozenset(_variants(self.format.begin, *self.format.also_begin, self.lead))
 
     @cached_property
-    def end(self) -> str:
-        return self.format.end.strip()
+    def ends(self) -> set[str]:
+        return _variants(self.format.end, *self.format.also_end)
 
     @cached_property
     def tail(self) -> str:
@@ -62,7 +62,7 @@ class Shape:
 
     @cached_property
     def before_call(self) -> Finder:
-        return finding((self.lead, self.end))
+        return finding((self.lead, *self.ends))
 
     @cached_property
     def after_call(self) -> Finder:
@@ -70,24 +70,24 @@ class Shape:
 
     @cached_property
     def closing(self) -> Finder:
-        return finding((self.end,))
+        return finding(self.ends)
 
     @cached_property
     def recovery(self) -> Finder:
         """Where to go on after a call that turned out to be broken."""
-        end = self.end or self.tail
-        return finding((end, *self.opening) if end else ())
+        ends = self.ends or _variants(self.tail)
+        return finding((*ends, *self.opening) if ends else ())
 
     @cached_property
     def head(self) -> tuple[Finder, re.Pattern[str]]:
         """What ends the text before the arguments, and where in that text the name is."""
         arguments = self.format.arguments
         pieces = places(self.format.call)
-        between = pieces[pieces.index("name") + 1 : pieces.index("arguments")]
-        last = between[-1].strip()
-        ends = [*_variants(last), self.tail, self.end]
+        at = pieces.index("name")
+        between = pieces[at + 1 : pieces.index("arguments")]
+        ends = [*_variants(between[-1]), self.tail, *self.ends]
         ends += ["{"] if arguments is not Syntax.PARAMETERS else [self.parameter_lead]
-        prefix, rest = re.escape(self._lead[1]), _loose(between[:-1])
+        prefix, rest = re.escape(self._lead[1]) + _loose(["", *pieces[1:at]]), _loose(between[:-1])
         return finding(ends), re.compile(rf"\s*(?:{prefix})?(?P<name>\S+?)(?:{rest})?\s*", re.DOTALL)
 
     @cached_property
@@ -110,11 +110,12 @@ class Shape:
     @cached_property
     def value_ends(self) -> Finder:
         end = places(self.format.parameter)[-1].strip()
-        return finding((end, "\n" + end) if self.own_line else (end,))
+        quoted = [mark + end for mark in self.format.value_quotes[1:]]
+        return finding((end, "\n" + end, *quoted) if self.own_line else (end, *quoted))
 
     @cached_property
     def parameter_next(self) -> Finder:
-        return finding((self.parameter_lead, self.tail, self.end))
+        return finding((self.parameter_lead, self.tail, *self.ends))
 
 
 def _object_in(value: str) -> str:
@@ -184,6 +185,15 @@ class CallReader:
         yield from stream.spaces()
         yield from stream.follows(shape.closing)
 
+    def call_to(self, name: str) -> Reader[None]:
+        """A call whose name stood elsewhere: its arguments follow.
+
+        Raises:
+            MalformedError: as `section`.
+        """
+        self._call(name)
+        yield from self._arguments()
+
     def _begin(self) -> None:
         if self.stream.log is None:
             self.stream.start_log()
@@ -207,7 +217,7 @@ class CallReader:
                 self.stream.end_log()
                 return
             mark = yield from self.stream.follows(self.shape.before_call)
-            if mark == self.shape.end and mark:
+            if mark in self.shape.ends:
                 return
             if not mark:
                 raise MalformedError
@@ -222,7 +232,7 @@ class CallReader:
         if not mark or not found:
             raise MalformedError
         self._call(found["name"])
-        if mark in ("{", self.shape.tail, self.shape.end) or mark == self.shape.parameter_lead:
+        if mark in ("{", self.shape.tail, *self.shape.ends) or mark == self.shape.parameter_lead:
             stream.unread(mark)
         if self.shape.format.arguments is Syntax.PARAMETERS:
             yield from self._parameters(found["name"])
@@ -353,6 +363,7 @@ class CallReader:
         stream, shape = self.stream, self.shape
         if shape.own_line and (yield from stream.peek()) == "\n":
             stream.skip(1)
+        yield from stream.follows(finding(shape.format.value_quotes[:1]))
         kind = told.get("string") or told.get("type")
         text_only = kind in ("true", "string") if kind else not may_be_other(schema)
         if text_only:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from importlib.resources import files
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from penstock.config.errors import ParameterError
 
-_PLACE: Final = re.compile(r"\{(object|name|arguments|id|index|key|value|string|type)\}")
+_PLACE: Final = re.compile(r"\{(object|name|arguments|id|index|number|key|value|string|type)\}")
 
 
 class Syntax(str, Enum):
@@ -43,14 +43,14 @@ class CallsFormat:
         keyed: the object's only key is the function's name.
         begin, end: around all calls, or around each one (`each`). White space at their ends is not needed to be
             recognised.
-        also_begin: further texts that begin calls, accepted and never written.
+        also_begin, also_end: further texts that begin and end calls, accepted and never written.
         separator: between calls, or between sections of one call each.
         list: the calls are a JSON list.
         bare: no text marks calls; what begins an answer and names one of the request's functions is one.
         arguments, parameter: how arguments, and each of them, are written.
         quotes: strings that open and close a string value, besides quotation marks.
+        value_quotes: what may open and close a parameter's text and does not belong to it.
         ids: how ids are made.
-        spaced: objects are written with spaces after commas and colons.
     """
 
     call: str
@@ -59,6 +59,7 @@ class CallsFormat:
     begin: str = ""
     end: str = ""
     also_begin: tuple[str, ...] = ()
+    also_end: tuple[str, ...] = ()
     separator: str = ""
     each: bool = False
     list: bool = False
@@ -66,8 +67,8 @@ class CallsFormat:
     arguments: Syntax = Syntax.JSON
     parameter: str = ""
     quotes: tuple[str, ...] = ()
+    value_quotes: tuple[str, ...] = ()
     ids: CallIds = CallIds.CALL
-    spaced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,29 @@ class ReasoningFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelsFormat:
+    """Answers made of messages, whose heads say what they are (Harmony, of gpt-oss).
+
+    Attributes:
+        openers: what a head begins with; an answer that begins otherwise is content.
+        message: ends a head.
+        ends: end a message.
+        reasoning: a head with this text in it leads reasoning.
+        recipient: comes before a function's name in a head that leads a call.
+        content: the head of content.
+        turn: stands before the head of each message but the first, whose turn the prompt has opened.
+    """
+
+    openers: tuple[str, ...]
+    message: str
+    ends: tuple[str, ...]
+    reasoning: str
+    recipient: str
+    content: str
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """One data file.
 
@@ -118,20 +142,22 @@ class Format:
     detect_reasoning: tuple[tuple[str, ...], ...] = ()
     calls: CallsFormat | None = None
     reasoning: ReasoningFormat | None = None
+    channels: ChannelsFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes its answers: the two parts, each None where there is none, and the names of their formats."""
+    """How a model writes its answers: the parts, each None where there is none, and the names of their formats."""
 
     calls: CallsFormat | None = None
     reasoning: ReasoningFormat | None = None
+    channels: ChannelsFormat | None = None
     tool_name: str = ""
     reasoning_name: str = ""
     marks: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "marks", tuple(_marks(self.calls, self.reasoning)))
+        object.__setattr__(self, "marks", tuple(_marks(self)))
 
 
 def places(text: str) -> list[str]:
@@ -157,39 +183,35 @@ def choose(template: str, tools: str | None = None, reasoning: str | None = None
     Raises:
         ParameterError: an unknown name.
     """
-    found = _named("tool-call-parser", "tool_names", tools) if tools else _detected("detect_calls", template)
-    calls = found.calls if found else None
-    thought = (
-        _named("reasoning-parser", "reasoning_names", reasoning)
-        if reasoning
-        else _detected("detect_reasoning", template)
-    )
-    thinks = thought.reasoning if thought else None
+    found = _chosen("tool-call-parser", "tool_names", "detect_calls", template, tools)
+    thought = _chosen("reasoning-parser", "reasoning_names", "detect_reasoning", template, reasoning)
     return AnswerFormat(
-        calls,
-        thinks,
-        tools or (found.tool_names[0] if found and found.tool_names else ""),
-        reasoning or (thought.reasoning_names[0] if thought and thought.reasoning_names else ""),
+        found.calls if found else None,
+        thought.reasoning if thought else None,
+        (found.channels if found else None) or (thought.channels if thought else None),
+        tools or (found.tool_names[0] if found else ""),
+        reasoning or (thought.reasoning_names[0] if thought else ""),
     )
 
 
 def names(kind: str) -> list[str]:
     """All names of one kind ("tool_names" or "reasoning_names")."""
-    return sorted(name for entry in formats().values() for name in getattr(entry, kind))
+    return sorted({name for entry in formats().values() for name in getattr(entry, kind)})
 
 
-def _named(option: str, kind: str, name: str) -> Format | None:
+def _chosen(option: str, kind: str, detect: str, template: str, name: str | None) -> Format | None:
+    """The format of a name; of several with that name, and without one, that which the template is of."""
     if name == "none":
         return None
-    for entry in formats().values():
-        if name in getattr(entry, kind):
-            return entry
-    raise ParameterError(option, name, f"none, {', '.join(names(kind))}; left out, the chat template tells")
+    named = [entry for entry in formats().values() if name is None or name in getattr(entry, kind)]
+    if not named:
+        raise ParameterError(option, name, f"none, {', '.join(names(kind))}; left out, the chat template tells")
+    return _detected(named, detect, template) or (named[0] if name else None)
 
 
-def _detected(kind: str, template: str) -> Format | None:
+def _detected(candidates: Sequence[Format], kind: str, template: str) -> Format | None:
     best, score = None, 0
-    for entry in formats().values():
+    for entry in candidates:
         for rule in getattr(entry, kind):
             size = sum(len(text) for text in rule if text[0] != "!")
             if size > score and all((text.removeprefix("!") in template) == (text[0] != "!") for text in rule):
@@ -197,32 +219,35 @@ def _detected(kind: str, template: str) -> Format | None:
     return best
 
 
-def _marks(calls: CallsFormat | None, reasoning: ReasoningFormat | None) -> Sequence[str]:
+def _marks(format: AnswerFormat) -> Sequence[str]:
     """All literal texts of a format, in which a tokenizer's special tokens are looked for."""
-    marks: list[str] = []
+    calls, reasoning, channels, marks = format.calls, format.reasoning, format.channels, list[str]()
     if calls is not None:
-        for text in (calls.begin, calls.end, calls.call, calls.separator, calls.parameter, *calls.also_begin):
+        texts = (calls.begin, calls.end, calls.call, calls.separator, calls.parameter)
+        for text in (*texts, *calls.also_begin, *calls.also_end):
             marks += places(text)[::2]
-        marks += calls.quotes
+        marks += (*calls.quotes, *calls.value_quotes)
     if reasoning is not None:
         marks += (*reasoning.begins, *reasoning.ends, *reasoning.dropped)
+    if channels is not None:
+        marks += (*channels.openers, channels.message, *channels.ends, channels.reasoning)
     return [mark for mark in dict.fromkeys(marks) if mark]
 
 
 def _format(data: Mapping[str, Any]) -> Format:
-    values = {name: _frozen(value) for name, value in data.items() if name not in ("calls", "reasoning")}
-    calls, reasoning = data.get("calls"), data.get("reasoning")
-    if calls is not None:
-        values["calls"] = _part(CallsFormat, calls, arguments=Syntax, ids=CallIds)
-    if reasoning is not None:
-        values["reasoning"] = _part(ReasoningFormat, reasoning)
-    return Format(**values)
+    return Format(
+        **{name: _PARTS[name](**_frozen(value)) if name in _PARTS else _frozen(value) for name, value in data.items()}
+    )
 
 
-def _part(kind: type[Any], data: Mapping[str, Any], **kinds: type[Enum]) -> Any:
-    known = {entry.name for entry in fields(kind)}
-    return kind(**{name: kinds.get(name, _frozen)(value) for name, value in data.items() if name in known})
+def _frozen(value: Any, name: str = "") -> Any:
+    """Tuples for lists, and for a table's words what they stand for."""
+    if isinstance(value, dict):
+        return {key: _frozen(entry, key) for key, entry in value.items()}
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return _WORDS[name](value) if name in _WORDS else value
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+_WORDS: Final = {"arguments": Syntax, "ids": CallIds}
+_PARTS: Final = {"calls": CallsFormat, "reasoning": ReasoningFormat, "channels": ChannelsFormat}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from penstock.text.parsers.calls import CallReader, Shape
 from penstock.text.parsers.events import Parsed, ToolCallDelta, Trimmed
-from penstock.text.parsers.format import AnswerFormat
-from penstock.text.parsers.stream import Reader, Stream, finding
+from penstock.text.parsers.format import AnswerFormat, ChannelsFormat
+from penstock.text.parsers.stream import Finder, Reader, Stream, finding
 from penstock.text.parsers.values import MalformedError
 
 
@@ -24,6 +26,7 @@ class AnswerParser:
         tools: parameter schemas by the function's name; None reads no calls.
         opened: whether the prompt has opened the reasoning; None if it has closed it.
         call_id: makes the id of a call from its index and name.
+        single: calls after the first are left out.
 
     Attributes:
         thinking: whether the text read so far ends within the reasoning.
@@ -36,10 +39,12 @@ class AnswerParser:
         tools: Mapping[str, Any] | None = None,
         opened: bool | None = False,
         call_id: Callable[[int, str], str] = lambda index, name: f"call_{index}",
+        single: bool = False,
     ) -> None:
         self._reasoning_format = format.reasoning
         self.thinking = bool(opened) or (opened is False and format.reasoning is not None and format.reasoning.assumed)
         self._call_id = call_id
+        self._single = single
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[ToolCallDelta] = []
@@ -51,7 +56,7 @@ class AnswerParser:
         self._reader = (
             CallReader(self._stream, self._shape, tools or {}, self._announce, self._argue) if self._shape else None
         )
-        self._machine = self._run()
+        self._machine = self._run() if format.channels is None else self._messages(format.channels)
 
     def feed(self, text: str) -> None:
         """Takes further text; what it brings is told by the next `push` or `finish`."""
@@ -142,14 +147,57 @@ class AnswerParser:
         if char and char in "[{":
             yield from self._section("")
 
+    def _messages(self, channels: ChannelsFormat) -> Reader[None]:
+        """An answer of messages: what each head says, its body is."""
+        stream, head = self._stream, ""
+        openers, message, ends = finding(channels.openers), finding((channels.message,)), finding(channels.ends)
+        if self.thinking:
+            head = channels.reasoning
+        while head or (yield from stream.spaces()):
+            parts = [head]
+            if not head:
+                stream.start_log()
+                parts = [(yield from stream.follows(openers))]
+                if not parts[0] or not (yield from stream.until(message, parts.append)):
+                    self._content.say(stream.end_log())
+                    parts = [""]
+                stream.end_log()
+            head = ""
+            yield from self._message("".join(parts), channels, ends)
+        self._content.finish()
+
+    def _message(self, head: str, channels: ChannelsFormat, ends: Finder) -> Reader[None]:
+        """The body of a message, up to its end."""
+        name = _word_after(channels.recipient, head)
+        if name and self._reader is not None:
+            with suppress(MalformedError):
+                yield from self._reader.call_to(name)
+            yield from self._stream.until(ends, lambda text: None)
+            return
+        self.thinking = channels.reasoning in head and self._reasoning_format is not None
+        told = self._thinking if self.thinking else self._content
+        if told.begun:
+            told.say("\n")
+        if (yield from self._stream.until(ends, told.say)):
+            self.thinking = False
+            told.drop()
+
     def _announce(self, name: str) -> None:
         index = self._count
         self._count += 1
         self._content.drop()
-        self._calls.append(ToolCallDelta(index, self._call_id(index, name), name))
+        if not (self._single and index):
+            self._calls.append(ToolCallDelta(index, self._call_id(index, name), name))
 
     def _argue(self, text: str) -> None:
-        self._calls.append(ToolCallDelta(self._count - 1, arguments=text))
+        if not (self._single and self._count > 1):
+            self._calls.append(ToolCallDelta(self._count - 1, arguments=text))
+
+
+def _word_after(mark: str, text: str) -> str:
+    """The name that stands after a mark, "" if there is none."""
+    found = re.search(re.escape(mark) + r"([\w.\-]+)", text)
+    return found[1] if found else ""
 
 
 def _merged(calls: list[ToolCallDelta]) -> list[ToolCallDelta]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol, Self
 
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.parsers.events import ToolCallDelta, call_id
-from penstock.text.parsers.format import AnswerFormat, CallIds
+from penstock.text.parsers.format import AnswerFormat, CallIds, formats
+from penstock.text.parsers.grammar import Function, calls_grammar
 from penstock.text.parsers.parser import AnswerParser
 from penstock.text.tokenizer import Tokenizer
 
@@ -45,6 +47,9 @@ class Reading:
         opened: whether the prompt has opened the reasoning; None if it has closed it.
         key: of the answer, unique among all; ids of calls come from it.
         earlier: calls in the conversation so far.
+        functions: that may be called, and whether their arguments have to fit.
+        must: the answer has to call.
+        parallel: several calls may be made; else those after the first are left out.
     """
 
     format: AnswerFormat
@@ -52,6 +57,9 @@ class Reading:
     opened: bool | None
     key: str
     earlier: int = 0
+    functions: tuple[Function, ...] = ()
+    must: bool = False
+    parallel: bool = True
 
     @classmethod
     def of(
@@ -61,15 +69,59 @@ class Reading:
         prompt_ids: Sequence[int],
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
+        choice: Choice,
         continues: bool,
         key: str,
-    ) -> Self:
-        """`tools` as sent, None where none may be called; `continues`: the last message is gone on with."""
+    ) -> Self | None:
+        """How to read answers to a chat, None where they can only be text.
+
+        `tools` and `choice` as sent; `continues`: the last message is gone on with.
+        """
+        must = choice.mode in ("required", "named")
+        if tools and must and format.calls is None:  # a model of no known format is held to plain JSON
+            format = replace(format, calls=formats()["xlam"].calls)
+        if choice.mode == "none" or format.calls is None:
+            tools = None
+        if format.reasoning is None and not tools:
+            return None
         earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
         tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False)
         last = messages[-1].get("content") if continues and messages else None
         opened = _opened(format, last if isinstance(last, str) else "", tail)
-        return cls(format, None if tools is None else schemas(tools), opened, key, earlier)
+        kept = None if tools is None else schemas(tools)
+        functions = () if tools is None else _functions(tools, must, choice.name)
+        return cls(format, kept, opened, key, earlier, functions, must, choice.parallel)
+
+    def grammar(self, special: Mapping[str, int], kind: str = "", source: str = "") -> str | None:
+        """What the answer is held to (Lark) because of the functions it may or must call, None for nothing.
+
+        Args:
+            special: control tokens as they are written, and their ids.
+            kind, source: the grammar of an answer without calls; "" for any text. Of JSON documents, calls are let
+                beside them; other grammars are let alone.
+
+        Raises:
+            RequestError: a schema is too large.
+        """
+        if not self.functions or kind not in ("", "json_object", "json_schema"):
+            return None
+        document = _document(kind, source)
+        if document is None and not any(function.held for function in self.functions):
+            return None
+        must, parallel = self.must, self.parallel
+        return calls_grammar(
+            self.format, self.functions, special, must=must, parallel=parallel, document=None if must else document
+        )
+
+    def thinking_ids(self, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Tokens that end the reasoning, and those that begin it unless it has begun; None without reasoning."""
+        thinks = self.format.reasoning
+        if thinks is None or not self.reasons:
+            return None
+        begun = self.opened or thinks.assumed
+        texts = (thinks.end.strip(), "" if begun else thinks.begin.strip())
+        end, begin = (tuple(tokenizer.encode(text, add_special_tokens=False)) if text else () for text in texts)
+        return end, begin
 
     @property
     def reasons(self) -> bool:
@@ -84,6 +136,7 @@ class Reading:
             tools=self.tools,
             opened=self.opened,
             call_id=partial(_call_id, calls.ids if calls else CallIds.CALL, key, self.earlier),
+            single=not self.parallel,
         )
         return AnswerReader(detokenizer, parser)
 
@@ -121,6 +174,36 @@ class AnswerReader:
             stopped = rest.stopped
         news = parser.finish() if ended or stopped is not None else parser.push("")
         return Part(news.text, news.reasoning, news.tool_calls, stopped, used, reasoning)
+
+
+def _document(kind: str, source: str) -> Any:
+    """The schema of the documents a grammar allows, None without one."""
+    if kind != "json_schema":
+        return {"type": "object"} if kind else None
+    try:
+        return json.loads(source)
+    except ValueError:  # which is told where the grammar is translated
+        return None
+
+
+def _functions(tools: Sequence[Mapping[str, Any]], must: bool, name: str) -> tuple[Function, ...]:
+    declared = [tool.get("function", tool) for tool in tools]
+    return tuple(
+        Function(function["name"], function.get("parameters"), must or function.get("strict") is True)
+        for function in declared
+        if not name or function["name"] == name
+    )
+
+
+class Choice(Protocol):
+    """Whether and which functions an answer calls."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def parallel(self) -> bool: ...
 
 
 class Shown(Protocol):

@@ -1,0 +1,285 @@
+"""Grammars (llguidance's Lark) of the calls a format writes: an answer that must call, or whose calls must fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.text.grammar import lark
+from penstock.text.grammar.schema import OPTIONS, compact_schema
+from penstock.text.parsers.format import AnswerFormat, CallsFormat, Syntax, places
+from penstock.text.parsers.schema import may_be_string, properties, types
+
+_FREE: Final = r"/(.|\n)*/"
+_LAYOUT: Final = {"item_separator": ", ", "key_separator": ": "}  # as templates' tojson writes
+_ANYTHING: Final[Mapping[str, Any]] = {"type": "object"}
+_NOTHING: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+_MAX_DEPTH: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function an answer may call; its arguments follow the schema if `held`, else they are any object."""
+
+    name: str
+    schema: Any
+    held: bool = True
+
+
+def calls_grammar(
+    format: AnswerFormat,
+    functions: Sequence[Function],
+    special: Mapping[str, int],
+    *,
+    must: bool,
+    parallel: bool,
+    document: Any = None,
+) -> str:
+    """What an answer may be, once it has reasoned.
+
+    Args:
+        format: how the model writes; it has calls.
+        functions: at least one.
+        special: control tokens as they are written, and their ids.
+        must: the answer is calls and nothing else; otherwise it is text in which calls may come up.
+        parallel: several calls are allowed.
+        document: schema of the JSON document that the answer is if it does not call; None for any text.
+
+    Raises:
+        RequestError: a schema is too large.
+    """
+    assert format.calls is not None
+    writer = _Writer(format, format.calls, special)
+    if document is None:
+        return writer.grammar(functions, must, parallel)
+    return writer.grammar(functions, True, parallel, f" | {_json(document)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A term of a rule, unlike a text that is to be written as it is."""
+
+    text: str
+
+
+_Parts = list[str | _Term]
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Collects rules.
+
+    Texts that follow each other become one literal: the lexer takes the longest match and does not go back, so that
+    literals of which one begins another must not compete.
+    """
+
+    format: AnswerFormat
+    calls: CallsFormat
+    special: Mapping[str, int]
+    _rules: list[str] = field(default_factory=list)
+    _calls: list[_Parts] = field(default_factory=list)
+
+    def grammar(self, functions: Sequence[Function], must: bool, parallel: bool, instead: str = "") -> str:
+        form, turn = self.calls, self.format.channels.turn if self.format.channels else ""
+        self._calls = [self._call(function) for function in functions]
+        opening = form.begin + ("[" if form.list else "")
+        if turn:
+            start = f"{self._choice('')} | {self._choice(turn)}"
+            if not must:
+                start += f" | {self._text(self.format.channels.openers[0])} {_FREE} ({self._choice(turn)})?"  # type: ignore[union-attr]
+        elif must:
+            start = f"{self._choice(opening)} {self._more(parallel)}"
+        else:
+            start = self._in_text(opening, self._more(parallel))
+        return "\n".join(["%llguidance {}", f"start: {start}{instead}", *self._rules])
+
+    def _more(self, parallel: bool) -> str:
+        """What comes after the first call."""
+        form = self.calls
+        end = self._text(("]" if form.list else "") + ("" if form.each else form.end))
+        separator = form.separator + (form.begin if form.each else "")
+        return f"{self._choice(separator)}* {end}" if parallel else end
+
+    def _choice(self, before: str, cut: int = 0) -> str:
+        """A rule for any one call after a text, of which so many characters are left out."""
+        after = self.calls.end if self.calls.each else ""
+        options = []
+        for call in self._calls:
+            first = f"{before}{call[0]}"[cut:] if isinstance(call[0], str) else before[cut:]
+            rest = call[1:] if isinstance(call[0], str) else call
+            options.append(self._joined([first, *rest, after]) or '""')
+        return self._rule(" | ".join(options))
+
+    def _in_text(self, opening: str, more: str) -> str:
+        """Text, in which what begins calls has to lead to calls."""
+        lead = opening if self.calls.begin else opening + places(self.calls.call)[0]
+        mark = lead.strip()
+        if self.calls.bare:  # nothing marks calls but that an answer begins with them
+            return rf"{self._choice(opening)} {more} | /[^\[{{](.|\n)*/ | " + '""'
+        return f"{self._until(mark)} {self._choice(opening, lead.index(mark) + len(mark))} {more} | {_FREE}"
+
+    def _until(self, mark: str) -> str:
+        """Free text up to a mark, and the mark."""
+        if any(token in mark for token in self.special):
+            return f"{_FREE} {self._text(mark.lstrip())}"
+        return self._rule(f"{_FREE} {lark.literal(mark)}", "[lazy]")
+
+    def _rule(self, body: str, options: str = "") -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def _text(self, text: str) -> str:
+        return lark.sequence(text, self.special)
+
+    def _joined(self, parts: _Parts) -> str:
+        """Terms, texts that follow each other taken together."""
+        terms, text = [], ""
+        for part in parts:
+            if isinstance(part, str):
+                text += part
+            elif part.text:
+                terms += [self._text(text), part.text]
+                text = ""
+        return " ".join(filter(None, (*terms, self._text(text))))
+
+    def _call(self, function: Function) -> _Parts:
+        """One call of a function."""
+        schema = function.schema if function.held else _ANYTHING
+        schema = _closed(schema) if isinstance(schema, Mapping) else _NOTHING
+        if "{object}" in self.calls.call:
+            arguments = _Term(self._rule(_json(schema)))
+            written = self._filled(
+                self.calls.object, name=json.dumps(function.name, ensure_ascii=False), arguments=arguments
+            )
+            before, after = self.calls.call.split("{object}")
+            return [before, *written, after]
+        text = self.calls.call
+        if self.format.channels is not None:  # a message's end may be the end of the answer
+            text = text.removesuffix(self.format.channels.ends[1])
+        return self._filled(text, name=function.name, arguments=_Term(self._rule(self._arguments(schema))))
+
+    def _filled(self, text: str, **written: str | _Term) -> _Parts:
+        """A text with its places filled, its first part a text."""
+        number = _Term("/[0-9]{1,3}/")
+        values = {"index": number, "number": number, "id": _Term("/[A-Za-z0-9]{9}/"), **written}
+        parts: _Parts = [""]
+        for odd, piece in enumerate(places(text)):
+            part = values[piece] if odd % 2 else piece
+            if isinstance(part, str) and isinstance(parts[-1], str):
+                parts[-1] += part
+            else:
+                parts.append(part)
+        return parts
+
+    def _arguments(self, schema: Mapping[str, Any]) -> str:
+        kind = self.calls.arguments
+        if kind is Syntax.JSON:
+            return _json(schema)
+        if kind is Syntax.GEMMA:
+            return self._gemma(schema, 0)
+        known, required = properties(schema), schema.get("required")
+        needed = set(required) if isinstance(required, list) else set()
+        if kind is Syntax.PYTHON:
+            pairs = [(f"{lark.literal(name + '=')} {_python(kept)}", name in needed) for name, kept in known.items()]
+            return self._listed(pairs, ", ")
+        if not known and schema.get("additionalProperties") is not False:
+            return f"{self._rule(self._parameter(None, {}))}*"
+        rules = [self._rule(self._parameter(name, kept)) for name, kept in known.items()]
+        return " ".join(rule if name in needed else f"{rule}?" for rule, name in zip(rules, known, strict=True)) or '""'
+
+    def _listed(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
+        """Parts in their order, those that are not needed left out or not, with separators between."""
+        first, rest = '""', '""'
+        for term, needed in reversed(parts):
+            rule, later = self._rule(term), self._rule(rest)
+            follows = f"{lark.literal(separator)} {rule} {later}"
+            first = f"{rule} {later}" if needed else f"{rule} {later} | {self._rule(first)}"
+            rest = follows if needed else f"({follows}) | {later}"
+        return self._rule(first)
+
+    def _parameter(self, name: str | None, schema: Any) -> str:
+        """One tagged parameter; without a name, any."""
+        at = self.calls.parameter.index("{value}")
+        end = self.calls.parameter[at + len("{value}") :]
+        string = name is None or may_be_string(schema)
+        kind = "string" if string else min(types(schema), default="null")
+        before = self._filled(
+            self.calls.parameter[:at],
+            key=_Term(r"/[\w.\-]+/") if name is None else name,
+            string="true" if string else "false",
+            type="number" if kind == "integer" else kind,
+        )
+        values = _strings(schema)
+        if not string:
+            return self._joined([*before, _Term(_json(schema)), end])
+        if values is not None:
+            return " | ".join(self._joined([*before, value + end]) for value in values)
+        return self._joined([*before, _Term(self._until(end))])
+
+    def _gemma(self, schema: Any, depth: int) -> str:
+        """A value in Gemma's syntax."""
+        quote = self.calls.quotes[0]
+        kinds = types(schema)
+        if depth < _MAX_DEPTH and isinstance(schema, Mapping):
+            if kinds == {"object"} and (known := properties(schema)):
+                needed = schema.get("required") or ()
+                pairs = [
+                    (f"{lark.literal(name + ':')} {self._gemma(kept, depth + 1)}", name in needed)
+                    for name, kept in known.items()
+                ]
+                return f'"{{" {self._listed(pairs, ",")} "}}"'
+            if kinds == {"array"}:
+                item = self._rule(self._gemma(schema.get("items", True), depth + 1))
+                return f'"[" ({item} ("," {item})*)? "]"'
+            if kinds == {"string"}:
+                values = _strings(schema)
+                if values is not None:
+                    texts = [f"{self._text(quote)} {self._text(value)} {self._text(quote)}" for value in values]
+                    return f"({' | '.join(texts)})"
+                return f"{self._text(quote)} {self._until(quote)}"
+            if not kinds & {"string", "array", "object"}:
+                return _json(schema)
+        return self._any_gemma()
+
+    def _any_gemma(self) -> str:
+        quote = self.calls.quotes[0]
+        scalar = r'"true" | "false" | "null" | /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/'
+        text = f"{self._text(quote)} {self._until(quote)}"
+        if "any_gemma" not in {rule.split(":")[0] for rule in self._rules}:
+            pair = r"/[\w.\-]+/ " + '":" any_gemma'
+            lists = f'"[" (any_gemma ("," any_gemma)*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"'
+            self._rules.append(f"any_gemma: {scalar} | {text} | {lists}")
+        return "any_gemma"
+
+
+def _json(schema: Any) -> str:
+    """A term for JSON documents of a schema."""
+    found = compact_schema(schema)
+    return "%json " + json.dumps({**found, OPTIONS: {**_LAYOUT, **found[OPTIONS]}})
+
+
+def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema of arguments that takes no others than it names, unless it says so."""
+    if "properties" in schema and "additionalProperties" not in schema and "patternProperties" not in schema:
+        return {"type": "object", **schema, "additionalProperties": False}
+    return {"type": "object", **schema}
+
+
+def _strings(schema: Any) -> list[str] | None:
+    """The strings a schema lists, None if it lists none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum") if isinstance(schema, Mapping) else None
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else None
+
+
+def _python(schema: Any) -> str:
+    """A value in Python's syntax."""
+    kinds = types(schema)
+    words = [word for kind, word in (("boolean", '"True" | "False"'), ("null", '"None"')) if kind in kinds]
+    if not kinds <= {"boolean", "null"}:
+        words.append(_json(schema))
+    if kinds == {"string"} and _strings(schema) is None:
+        words.append(r"/'([^'\\\n]|\\.)*'/")
+    return f"({' | '.join(words)})"

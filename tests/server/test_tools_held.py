@@ -1,0 +1,124 @@
+"""Answers that have to call, or whose calls have to fit: the bundled model, OpenAI's client, a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from penstock.config.options import EngineOptions
+from penstock.engine.api import EngineState
+from penstock.engine.build import build_engine
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
+from tests.server.support import serving, until
+
+SCHEMAS: dict[str, Any] = {
+    "book_table": {
+        "type": "object",
+        "properties": {
+            "restaurant": {"type": "string", "maxLength": 20},
+            "seats": {"type": "integer", "minimum": 1, "maximum": 9},
+            "outside": {"type": "boolean"},
+        },
+        "required": ["restaurant", "seats"],
+        "additionalProperties": False,
+    },
+    "look_up": {"type": "object", "properties": {"kind": {"enum": ["hotel", "museum"]}}, "required": ["kind"]},
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
+]
+ASKED: dict[str, Any] = {
+    "model": "scripted",
+    "messages": [{"role": "user", "content": "A table for two at Nopa, please."}],
+    "max_tokens": 200,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def api(text: TextPipeline) -> Iterator[openai.OpenAI]:
+    client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
+    with serving(client, text) as server:
+        until(lambda: client.state is EngineState.READY, 60)
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
+            yield api
+
+
+def named(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
+
+
+def check(calls: Any) -> None:
+    for call in calls:
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_required_calls_fit(api: openai.OpenAI, seed: int) -> None:
+    asked = {**ASKED, "tools": TOOLS, "tool_choice": "required", "temperature": 1.5, "seed": seed}
+    choice = api.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.tool_calls
+    check(choice.message.tool_calls)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_named_function_is_called_and_ends_as_an_answer_does(api: openai.OpenAI, name: str) -> None:
+    choice = api.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=named(name)).choices[0]
+    calls = choice.message.tool_calls or []
+    assert [call.function.name for call in calls] == [name]
+    assert choice.finish_reason == "stop"
+    check(calls)
+
+
+def test_a_stream_of_a_required_call_equals_the_whole(api: openai.OpenAI) -> None:
+    asked = {**ASKED, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    whole = api.chat.completions.create(**asked).choices[0].message.tool_calls[0]
+    parts = [
+        call
+        for chunk in api.chat.completions.create(**asked, stream=True)
+        for call in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert parts[0].function.name == whole.function.name
+    assert "".join(part.function.arguments for part in parts) == whole.function.arguments
+
+
+def test_without_parallel_calls_there_is_one(api: openai.OpenAI) -> None:
+    for seed in range(4):
+        asked = {**ASKED, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+        assert len(api.chat.completions.create(**asked | {"temperature": 2}).choices[0].message.tool_calls) == 1
+
+
+def test_strict_functions_leave_text_free(api: openai.OpenAI) -> None:
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    for seed in range(3):
+        message = (
+            api.chat.completions.create(**ASKED | {"temperature": 1, "seed": seed}, tools=strict).choices[0].message
+        )
+        assert message.content or message.tool_calls
+        check(message.tool_calls or ())
+
+
+def test_a_schema_beside_functions(api: openai.OpenAI) -> None:
+    """The answer is a document of the schema or a call."""
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    for seed in range(3):
+        asked = {**ASKED, "temperature": 1, "seed": seed, "tools": TOOLS, "response_format": form}
+        message = api.chat.completions.create(**asked).choices[0].message
+        if not message.tool_calls:
+            jsonschema.validate(json.loads(message.content), schema)
+
+
+def test_a_schema_that_cannot_be_met_is_about_the_tools(api: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "wave"}}}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
+    assert refused.value.param == "tools"
