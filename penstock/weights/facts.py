@@ -107,7 +107,10 @@ def _attends(config: Mapping[str, Any], layers: int) -> list[bool]:
 def _head_size(config: Mapping[str, Any], usual: int) -> int:
     """A quarter of what attention holds of a head and token at once: query, key, value and result."""
     if "kv_lora_rank" not in config:
-        return _integer(config, "head_dim", usual)
+        own = config.get("per_layer_config")
+        layers = own.values() if isinstance(own, Mapping) else ()
+        stated = [_integer(layer, "head_dim", usual) for layer in layers if isinstance(layer, Mapping)]
+        return max(_integer(config, "head_dim", usual), *stated, 0)
     rotated = _integer(config, "qk_rope_head_dim")
     plain = rotated + _integer(config, "qk_nope_head_dim") + _integer(config, "v_head_dim")
     return -(-(plain + 2 * _integer(config, "kv_lora_rank") + rotated) // 4)
@@ -148,7 +151,7 @@ def _widest(config: Mapping[str, Any], usual: int) -> int:
     sizes = config.get("intermediate_size")
     if isinstance(sizes, list) and sizes:
         return max(_integer({"intermediate_size": size}, "intermediate_size") for size in sizes)
-    return _integer(config, "intermediate_size", usual)
+    return _integer(config, "intermediate_size", usual) * (2 if config.get("use_double_wide_mlp") is True else 1)
 
 
 def _context_note(config: Mapping[str, Any], context: int, longest: int) -> str:

@@ -15,7 +15,7 @@ from penstock.config.errors import CheckpointError
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 from tests.models import tiny
-from tests.models.harness import check_logits
+from tests.models.harness import Harness, check_logits, load
 from tests.weights.test_gguf_decoders import Arrays, stored_arrays
 
 FAMILIES = {
@@ -120,6 +120,41 @@ def test_logits(family: str, tmp_path: Path, write_gguf: Callable[..., Path]) ->
     assert planned.layers == expected.layers
     assert len(planned.layers) == theirs.config.num_hidden_layers - theirs.config.num_kv_shared_layers
     check_logits(file, theirs)
+
+
+BLOCKS = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+QUANTISED: dict[str, dict[str, Any]] = {
+    "gemma3n": {"hidden_size_per_layer_input": 32, "laurel_rank": 32, "vocab_size_per_layer_input": 90},
+    "gemma4": {"global_head_dim": 64, "hidden_size_per_layer_input": 32},
+    "gemma4-moe": {"global_head_dim": 64, "num_global_key_value_heads": 1, "moe_intermediate_size": 32},
+}
+
+
+@pytest.mark.parametrize("family", QUANTISED)
+def test_quantised(family: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
+    """Tables cut short, stacks of streams, keys that are values: all stay as they are stored."""
+    arch, kind = FAMILIES[family], gguf.GGMLQuantizationType.Q8_0
+    name, theirs = gguf.MODEL_ARCH_NAMES[arch], tiny.save(family, tmp_path / "hf", **BLOCKS, **QUANTISED[family])
+    pairs, found = metadata(name, theirs.config), tensors(arch, stored_arrays(tmp_path / "hf"), theirs.config)
+    kinds = {key: "Q8_0" for key, array in found.items() if array.ndim > 1 and array.shape[-1] % 32 == 0}
+    assert len(kinds) > 50
+    plain = {
+        key: gguf.dequantize(gguf.quantize(np.ascontiguousarray(array, np.float32), kind), kind).reshape(array.shape)
+        for key, array in found.items()
+        if key in kinds
+    }
+    files = (
+        write_gguf(tmp_path / "q.gguf", name, pairs, found, kinds),
+        write_gguf(tmp_path / "p.gguf", name, pairs, {**found, **plain}),
+    )
+    quantised, expected = (Harness(load(file)).step({"row": tiny.prompt(30)})["row"] for file in files)
+    assert float((quantised - expected).norm() / expected.norm()) < 0.12  # activations are rounded to eight bits
 
 
 @pytest.mark.parametrize(
