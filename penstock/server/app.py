@@ -31,7 +31,8 @@ from penstock.server.dialects.openai.routes import openai_router
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.render import render_router
 from penstock.server.dialects.rerank import RerankBody, ScoreBody, rerank_router
-from penstock.server.dialects.responses.routes import Responses, responses_router
+from penstock.server.dialects.responses.routes import responses_router
+from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.document import gives

@@ -154,16 +154,15 @@ def _opened(path: str) -> sqlite3.Connection:
         path = str(file)
     database = sqlite3.connect(":memory:" if path == MEMORY else path, timeout=1.0, check_same_thread=False)
     try:
-        for setting in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
-            database.execute(f"PRAGMA {setting}")
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
         marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        tables = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-        if tables and marks != [_APPLICATION, _VERSION]:
+        if database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] and marks != [_APPLICATION, _VERSION]:
             raise ValueError("it is a database of another program or version")
-        database.executescript(f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION}; {_TABLE}")
-        damage = database.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if damage != "ok":
+        if database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise ValueError("it is damaged")
+        for setting in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
+            database.execute(f"PRAGMA {setting}")
+        database.executescript(f"PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {_VERSION}; {_TABLE}")
     except BaseException:
         database.close()
         raise

@@ -322,6 +322,29 @@ def test_keys_see_their_own_alone(text: TextPipeline) -> None:
         two.close()
 
 
+def test_truncation_drops_the_oldest_turns_where_asked(api: openai.OpenAI, server: Running, text: TextPipeline) -> None:
+    items: list[Any] = [{"role": "system", "content": "Be kind."}]
+    for number in range(60):
+        said = f"Turn {number}. " + "word " * 100
+        items += [{"role": "user", "content": said}, {"role": "assistant", "content": "Yes."}]
+    items.append({"role": "user", "content": "And now?"})
+    context = server.client.info.max_model_len
+    answer = api.responses.create(model="scripted", input=items, truncation="auto", max_output_tokens=50)
+    assert answer.truncation == "auto"
+    shown = server.runner.seen[0].prompt_ids
+    prompt = text.tokenizer.decode(list(shown), skip_special_tokens=False)
+    assert "Be kind." in prompt and "And now?" in prompt
+    kept = [number for number in range(60) if f"Turn {number}. " in prompt]
+    assert kept == list(range(60 - len(kept), 60)) and kept
+    turn = len(shown) // len(kept)
+    assert context - 50 - 2 * turn < len(shown) <= context - 50, "no more than needed is dropped"
+    short = api.responses.create(model="scripted", input=items[:3], truncation="auto", max_output_tokens=50)
+    assert short.usage.input_tokens == api.responses.input_tokens.count(input=items[:3]).input_tokens
+    with pytest.raises(openai.BadRequestError) as error:
+        api.responses.create(model="scripted", input=items, max_output_tokens=50)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "input")
+
+
 def test_the_server_waits_for_what_runs_in_the_background(api: openai.OpenAI, server: Running) -> None:
     server.runner.delay = 0.02
     api.responses.create(model="scripted", input="Hello", background=True)

@@ -119,7 +119,14 @@ class Composer:
     def fail(self, error: BaseException) -> Iterator[Event]:
         """As `finish`, for a response that failed."""
         yield from self._end("incomplete")
-        self.response["error"] = {"code": "server_error", "message": failure_of(error).message}
+        failure = failure_of(error)
+        code = "invalid_prompt" if failure.status < 500 else "server_error"
+        self.response["error"] = {"code": code, "message": failure.message}
+
+    def cancel(self) -> Event:
+        """The last event of a response that its client ended; there is no typed one."""
+        self.response["status"] = "cancelled"
+        return self.event("error", code="cancelled", message="The response was cancelled.", param=None)
 
     def broken(self, error: BaseException) -> bytes:
         """The last words of a stream that cannot be brought to an end."""

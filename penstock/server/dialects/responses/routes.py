@@ -2,161 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import sqlite3
 import uuid
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from penstock.config.errors import PenstockError, RequestError, spelled
+from penstock.config.errors import spelled
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import Answer, EventStream, Service, event, while_connected
+from penstock.server.answer import Answer, EventStream, while_connected
 from penstock.server.auth import ApiKeys
-from penstock.server.background import Job, Jobs
+from penstock.server.background import Job
 from penstock.server.body import read_json, read_query, validate
-from penstock.server.dialects.responses.composer import Composer, Event
-from penstock.server.dialects.responses.items import Item, checked_items, references
+from penstock.server.dialects.responses.composer import Composer
+from penstock.server.dialects.responses.running import Responses, encoded
 from penstock.server.dialects.responses.schema import InputTokensBody, ItemsQuery, ResponsesBody, RetrieveQuery
-from penstock.server.dialects.responses.translate import (
-    Call,
-    check_combinations,
-    prompt_request,
-    sampling_of,
-    sent_names,
-)
+from penstock.server.dialects.responses.translate import prompt_request, sent_names
 from penstock.server.document import asks, gives, takes
-from penstock.server.errors import HttpError, bad_value, json_response, shown
-from penstock.server.responses_store import Record, ResponseStore
+from penstock.server.errors import HttpError, bad_value, json_response
 
 _EVENTS = "text/event-stream"
 
 
 async def _nothing() -> None:
     pass
-
-
-def _encoded(told: Event) -> bytes:
-    return event(told, told["type"])
-
-
-class Responses:
-    """Runs, keeps and finds responses.
-
-    Attributes:
-        service: what runs them.
-        store: where they are kept.
-        jobs: those that run in the background.
-    """
-
-    def __init__(self, service: Service, store: ResponseStore) -> None:
-        self.service, self.store = service, store
-        self.jobs = Jobs(service.lifecycle)
-
-    async def aclose(self) -> None:
-        """Ends what runs and closes the store."""
-        await self.jobs.aclose()
-        await self.store.aclose()
-
-    async def record(self, owner: str, response_id: str) -> Record:
-        """Raises HttpError 404 unless that owner has such a response."""
-        record = await self.store.get(owner, response_id)
-        if record is None:
-            raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
-        return record
-
-    async def conversation(self, body: InputTokensBody, owner: str, suffix: str) -> list[Item]:
-        """All items the model is shown: those of earlier responses, then the body's own."""
-        earlier: list[Item] = []
-        if body.previous_response_id is not None:
-            found = await self.store.get(owner, body.previous_response_id)
-            status = found.response["status"] if found else "not found"
-            if found is None or status not in ("completed", "incomplete"):
-                message = f"Previous response with id {shown(body.previous_response_id)}: {status.replace('_', ' ')}."
-                raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
-            earlier = [*found.input, *found.response["output"]]
-        known: dict[str, Item] = {}
-        for name in references(body.input):  # ids of our own items hold that of their response
-            record = await self.store.get(owner, "resp_" + name.split("_")[1]) if name.count("_") > 1 else None
-            known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
-        return earlier + checked_items(body.input, earlier, known, suffix)
-
-    async def call(self, body: ResponsesBody, owner: str) -> Call:
-        """Translates a body.
-
-        Raises:
-            RequestError: it is not acceptable.
-        """
-        check_combinations(body)
-        name = uuid.uuid4().hex
-        items = await self.conversation(body, owner, name)
-        sampling = sampling_of(body, self.service.frontend.text.defaults)
-        return Call(f"resp_{name}", owner, body, tuple(items), prompt_request(body, items, name, sampling))
-
-    async def events(self, call: Call, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
-        """Everything that happens from here to the end; the response is kept before the last event tells of it."""
-        yield composer.status("in_progress")
-        try:
-            async for _, delta in answer.deltas():
-                for told in composer.take(delta):
-                    yield told
-            closing = composer.finish()
-        except RequestError as error:
-            closing = composer.fail(error)
-        for told in closing:
-            yield told
-        composer.count(answer)
-        last = composer.end()
-        if call.stored and not call.body.background:
-            await self.keep(call, composer.response)
-        yield last
-
-    async def keep(self, call: Call, response: Item, events: tuple[bytes, ...] = (), *, running: bool = False) -> None:
-        """Stores a response. That it cannot be stored is no reason to lose the answer."""
-        try:
-            await self.store.put(call.owner, Record(response, list(call.input), events), running=running)
-        except sqlite3.Error:
-            logging.getLogger("penstock.server").exception("a response could not be stored")
-            response["store"] = False
-
-    async def background(self, call: Call) -> Job:
-        """Starts a response that its client need not wait for."""
-        self.jobs.check_room()
-        composer = Composer(call, self.service.frontend)
-        job = Job(call.owner, composer.response)
-        job.tell(_encoded(composer.status("created")))
-        job.tell(_encoded(composer.status("queued")))
-        await self.keep(call, composer.response, running=True)
-        self.jobs.start(call.id, job, lambda: self._work(call, composer, job))
-        return job
-
-    async def _work(self, call: Call, composer: Composer, job: Job) -> None:
-        last: bytes | None = None
-        try:
-            answer = await Answer.open(self.service, [call.request])
-            try:
-                async for told in self.events(call, composer, answer):
-                    if last is not None:
-                        job.tell(last)
-                    last = _encoded(told)
-            finally:
-                await answer.aclose()
-        except asyncio.CancelledError:
-            composer.response["status"] = "cancelled"
-            last = _encoded(
-                composer.event("error", code="cancelled", message="The response was cancelled.", param=None)
-            )
-        except Exception as error:
-            if not isinstance(error, PenstockError):
-                logging.getLogger("penstock.server").exception("%s failed", call.id)
-            for told in composer.fail(error):
-                job.tell(_encoded(told))
-            last = _encoded(composer.end())
-        assert last is not None
-        await self.keep(call, composer.response, (*job.events, last))
-        job.tell(last)
 
 
 def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
@@ -181,15 +50,17 @@ def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
         if body.stream:
 
             async def events() -> AsyncIterator[bytes]:
-                yield _encoded(composer.status("created"))
+                yield encoded(composer.status("created"))
                 async for told in responses.events(call, composer, answer):
-                    yield _encoded(told)
+                    yield encoded(told)
+                yield encoded(await responses.ended(call, composer))
 
             return EventStream(events(), answer.aclose, service.lifecycle, failed=composer.broken)
 
         async def whole() -> None:
             async for _ in responses.events(call, composer, answer):
                 pass
+            await responses.ended(call, composer)
 
         try:
             await while_connected(whole(), request.receive, service.lifecycle)

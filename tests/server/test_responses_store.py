@@ -1,0 +1,146 @@
+"""Where responses are kept: limits, owners, files that are not ours, and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.server.responses_store import Record, ResponseStore
+
+
+def record(name: str, text: str = "Hello", status: str = "completed") -> Record:
+    item = {"id": f"msg_{name}", "type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    return Record({"id": name, "status": status, "error": None}, [item], (b"data: 1\n\n", b"data: 2\n\n"))
+
+
+async def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "responses.db"
+    store = ResponseStore(str(file))
+    await store.put("me", record("resp_1"))
+    await store.put("me", record("resp_1", "Another"))
+    assert await store.get("me", "resp_1") == record("resp_1", "Another")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    await store.aclose()
+    await store.aclose()
+    again = ResponseStore(str(file))
+    assert await again.get("me", "resp_1") == record("resp_1", "Another")
+    await again.aclose()
+
+
+async def test_owners_see_their_own_alone() -> None:
+    store = ResponseStore()
+    await store.put("me", record("resp_1"))
+    assert await store.get("you", "resp_1") is None
+    assert not await store.delete("you", "resp_1")
+    assert await store.delete("me", "resp_1")
+    assert not await store.delete("me", "resp_1")
+    await store.aclose()
+
+
+async def test_the_oldest_make_room() -> None:
+    store = ResponseStore(max_bytes=20_000)
+    for number in range(50):
+        await store.put("me", record(f"resp_{number}", os.urandom(1000).hex()))
+    kept = [number for number in range(50) if await store.get("me", f"resp_{number}")]
+    assert kept == list(range(kept[0], 50))
+    assert 10 < len(kept) < 20
+    for number in kept:
+        await store.delete("me", f"resp_{number}")
+    assert store._bytes == 0
+    await store.put("me", record("resp_big", os.urandom(50_000).hex()))
+    assert await store.get("me", "resp_big") is None
+    await store.aclose()
+
+
+async def test_what_is_old_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, now = ResponseStore(max_age=100), time.time()
+    await store.put("me", record("resp_1"))
+    monkeypatch.setattr(time, "time", lambda: now + 99)
+    assert await store.get("me", "resp_1")
+    monkeypatch.setattr(time, "time", lambda: now + 101)
+    assert await store.get("me", "resp_1") is None
+    await store.put("me", record("resp_2"))
+    assert await store._run(lambda: store._database.execute("SELECT id FROM responses").fetchall()) == [("resp_2",)]
+    await store.aclose()
+
+
+async def test_deleted_text_leaves_the_file(tmp_path: Path) -> None:
+    file, text = tmp_path / "responses.db", os.urandom(500).hex()
+    store = ResponseStore(str(file))
+    await store.put("me", record("resp_1", text))
+    blob = (await store._run(lambda: store._database.execute("SELECT input FROM responses").fetchone()))[0]
+    await store.delete("me", "resp_1")
+    await store.aclose()
+    assert blob not in file.read_bytes()
+
+
+async def test_what_ran_when_the_server_ended_has_failed(tmp_path: Path) -> None:
+    store = ResponseStore(str(tmp_path / "responses.db"))
+    await store.put("me", record("resp_1", status="in_progress"), running=True)
+    await store.aclose()
+    again = ResponseStore(str(tmp_path / "responses.db"))
+    found = await again.get("me", "resp_1")
+    assert found is not None
+    assert (found.response["status"], found.response["error"]["code"]) == ("failed", "server_error")
+    await again.aclose()
+
+
+def damaged(file: Path) -> None:
+    file.write_bytes(b"This is no database. " * 100)
+
+
+def of_another_program(file: Path) -> None:
+    with sqlite3.connect(file) as database:
+        database.execute("CREATE TABLE mine (x)")
+    database.close()
+
+
+def half(file: Path) -> None:
+    store = ResponseStore(str(file))
+
+    async def fill() -> None:
+        for number in range(50):
+            await store.put("", record(f"resp_{number}", os.urandom(2000).hex()))
+        await store.aclose()
+
+    asyncio.run(fill())
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 8 * 4] + os.urandom(len(data) // 2))
+
+
+def folder(file: Path) -> None:
+    file.mkdir()
+
+
+@pytest.mark.parametrize("make", [damaged, of_another_program, half, folder])
+def test_files_that_cannot_be_used_are_named_and_left_alone(tmp_path: Path, make: Any) -> None:
+    file = tmp_path / "responses.db"
+    make(file)
+    before = file.read_bytes() if file.is_file() else b""
+    with pytest.raises(ConfigError, match=r"responses\.db.*--responses-store"):
+        ResponseStore(str(file))
+    assert (file.read_bytes() if file.is_file() else b"") == before
+
+
+async def test_a_file_serves_one_server(tmp_path: Path) -> None:
+    store = ResponseStore(str(tmp_path / "responses.db"))
+    await store.put("me", record("resp_1"))
+    with pytest.raises(ConfigError, match="locked"):
+        ResponseStore(str(tmp_path / "responses.db"))
+    await store.aclose()
+
+
+async def test_writes_while_others_read() -> None:
+    store = ResponseStore()
+    await asyncio.gather(*(store.put("me", record(f"resp_{number}")) for number in range(200)))
+    found = await asyncio.gather(*(store.get("me", f"resp_{number}") for number in range(200)))
+    assert all(found)
+    await store.aclose()
