@@ -66,6 +66,7 @@ CASES: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
     "gpt-neox": (A.GPTNEOX, {}),
     "gpt-neox-serial": (A.GPTNEOX, {}),
     "exaone4": (A.EXAONE4, {}),
+    "exaone-moe": (A.EXAONE_MOE, {}),
     "exaone4-full": (A.EXAONE4, {}),
     "ernie4_5": (A.ERNIE4_5, {}),
     "ernie4_5-biases": (A.ERNIE4_5, {}),
@@ -127,9 +128,9 @@ def metadata(arch: gguf.MODEL_ARCH, config: Any) -> dict[str, Any]:
         pairs["attention.layer_norm_epsilon"] = 1e-5 if arch == A.OLMO else other
     else:
         pairs["attention.layer_norm_rms_epsilon"] = rms
-    if arch in (A.GEMMA2, A.PHI3, A.PHIMOE, A.COHERE2, A.OLMO2, A.EXAONE4):
+    if arch in (A.GEMMA2, A.PHI3, A.PHIMOE, A.COHERE2, A.OLMO2, A.EXAONE4, A.EXAONE_MOE):
         pairs["attention.sliding_window"] = first("sliding_window", default=0 if arch == A.PHI3 else None)
-    if arch in (A.OLMO2, A.EXAONE4) and pairs["attention.sliding_window"]:
+    if arch in (A.OLMO2, A.EXAONE4, A.EXAONE_MOE) and pairs["attention.sliding_window"]:
         slides = [kind == "sliding_attention" for kind in config.layer_types]
         pairs["attention.sliding_window_pattern"] = slides
     if arch == A.LLAMA4:

@@ -273,6 +273,10 @@ def _logit_scale(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return {"logit_scale": keys.number("logit_scale")}
 
 
+def _exaone_moe(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    return {**_stated_norm(keys, tensors), **_sliding(4)(keys, tensors)}
+
+
 def _cohere2(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return {**_logit_scale(keys, tensors), **_sliding(4)(keys, tensors)}
 
@@ -369,6 +373,7 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "internlm2": Decoder("InternLM2ForCausalLM", "internlm2", permuted=True),
         "baichuan": Decoder("BaichuanForCausalLM", "baichuan", permuted=True),
         "exaone4": Decoder("Exaone4ForCausalLM", "exaone4", own=_sliding(4)),
+        "exaone-moe": Decoder("ExaoneMoeForCausalLM", "exaone_moe", own=_exaone_moe),
         "ernie4_5": Decoder("Ernie4_5ForCausalLM", "ernie4_5"),
         "ernie4_5-moe": Decoder(
             "Ernie4_5_MoeForCausalLM",
