@@ -47,10 +47,11 @@ class ErrorBody(BaseModel):
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong, in Anthropic's API."""
+    """What went wrong, in Anthropic's API; `details.error_code` says it shortly."""
 
     type: str
     message: str
+    details: dict[str, str] | None = None
 
 
 class AnthropicErrorBody(BaseModel):

@@ -137,7 +137,10 @@ def _openai(failure: Failure, request_id: str) -> dict[str, Any]:
 
 def _anthropic(failure: Failure, request_id: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": _named(failure)}, "request_id": request_id}
+    error: dict[str, Any] = {"type": kind, "message": _named(failure)}
+    if failure.code is not None:
+        error["details"] = {"error_code": failure.code}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def _ollama(failure: Failure, request_id: str) -> dict[str, Any]:

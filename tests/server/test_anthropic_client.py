@@ -173,9 +173,13 @@ def test_refusals(api: anthropic.Anthropic, server: Running, change: dict[str, o
 def test_an_unknown_model_and_a_missing_field(api: anthropic.Anthropic, server: Running) -> None:
     with pytest.raises(anthropic.NotFoundError) as refused:
         api.messages.create(model="claude", max_tokens=5, messages=HELLO)
-    assert refused.value.type == "not_found_error"
+    assert (refused.value.type, refused.value.error_code) == ("not_found_error", "model_not_found")
     answer = httpx.post(f"{server.url}/v1/messages", json={"model": "scripted", "messages": HELLO})
-    assert answer.json()["error"] == {"type": "invalid_request_error", "message": "max_tokens is required."}
+    assert answer.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": "max_tokens is required.",
+        "details": {"error_code": "missing_required_parameter"},
+    }
 
 
 def test_a_failure_within_a_stream_is_an_error_event(api: anthropic.Anthropic, server: Running) -> None:

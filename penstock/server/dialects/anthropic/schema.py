@@ -101,6 +101,7 @@ class CountTokensBody(Body):
     # Not available; anything but null or nothing is refused.
     container: Any = None
     mcp_servers: list[Any] | None = None
+    thread: dict[str, Any] | None = None
 
     # Accepted because Anthropic accepts them; the prefix cache needs no marks, and there is one kind of service.
     cache_control: dict[str, Any] | None = None

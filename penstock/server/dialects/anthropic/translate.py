@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import ParameterError, RequestError
@@ -22,6 +23,14 @@ _OF_ROLE: Mapping[str, tuple[str, ...]] = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
+# Fields and the codes of their refusal; Anthropic's client goes on without a thread where it reads this one.
+_UNAVAILABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "container": "unsupported_parameter",
+        "mcp_servers": "unsupported_parameter",
+        "thread": "thread_unsupported_request",
+    }
+)
 _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know three
 
 
@@ -66,9 +75,10 @@ def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> Generatio
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    for name, value in (("container", body.container), ("mcp_servers", body.mcp_servers)):
-        if value:
-            raise RequestError(f"{name} is {shown(value)}; it is not available here, leave it out.", param=name)
+    for name, code in _UNAVAILABLE.items():
+        if value := getattr(body, name):
+            message = f"{name} is {shown(value)}; it is not available here, leave it out."
+            raise RequestError(message, param=name, code=code)
     tools = _tools(body.tools or ())
     choice = _tool_choice(body, [tool["function"]["name"] for tool in tools])
     messages = _chat(body)
