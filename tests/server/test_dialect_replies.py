@@ -23,6 +23,7 @@ from penstock.server.dialects.anthropic import reply as anthropic_reply
 from penstock.server.dialects.anthropic.translate import Call as AnthropicCall
 from penstock.server.dialects.ollama import reply as ollama_reply
 from penstock.server.dialects.ollama.translate import Call as OllamaCall
+from penstock.server.errors import encode_json
 
 REQUEST = GenerationRequest("id", SamplingParams(max_tokens=99), messages=({"role": "user", "content": "Hi"},))
 ANTHROPIC = AnthropicCall(REQUEST, "m", stream=True, max_tokens=99, hide_thinking=False)
@@ -154,22 +155,39 @@ def test_anthropic_hides_thinking() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_call_that_was_cut_short(seed: int) -> None:
-    """Anthropic's blocks keep what there is, as its client does; Ollama's have no place for half a call."""
-    told = answer(seed, FinishReason.LENGTH, '{"city": "Zü')
-    whole = asyncio.run(anthropic_reply.Reply(replace(ANTHROPIC, max_tokens=1), told).whole())  # type: ignore[arg-type]
+    """It keeps what there is of it, as in what Anthropic's client makes of a stream."""
+
+    def told() -> Told:
+        return answer(seed, FinishReason.LENGTH, '{"city": "Zürich", "seats": [1')
+
+    short = replace(ANTHROPIC, max_tokens=1)
+    whole = asyncio.run(anthropic_reply.Reply(short, told()).whole())  # type: ignore[arg-type]
     assert whole["stop_reason"] == "max_tokens"
-    assert (
-        whole["content"][2]["input"]
-        == gathered(events_of(answer(seed, FinishReason.LENGTH, '{"city": "Zü')))["content"][2]["input"]
-    )
-    said = asyncio.run(ollama_reply.Reply(OLLAMA, told, SimpleNamespace()).whole())  # type: ignore[arg-type]
-    assert "tool_calls" not in said["message"]
+    assert whole["content"][2]["input"] == gathered(events_of(told()))["content"][2]["input"]
+    assert whole["content"][2]["input"]["city"] == "Zürich"
+    said = asyncio.run(ollama_reply.Reply(OLLAMA, told(), SimpleNamespace()).whole())  # type: ignore[arg-type]
+    assert said["message"]["tool_calls"][0]["function"]["arguments"] == whole["content"][2]["input"]
     assert said["done_reason"] == "length"
 
 
-def test_anthropic_arguments_that_are_no_object_are_none() -> None:
-    whole = asyncio.run(anthropic_reply.Reply(ANTHROPIC, answer(0, arguments="nonsense")).whole())  # type: ignore[arg-type]
-    assert whole["content"][2]["input"] == {}
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("nonsense", {}),
+        ("[1]", {}),
+        ('{"a": "\\ud800"}', {}),
+        ('{"a": ' + "[" * 1000 + "]" * 1000 + "}", {}),
+        ('{"a": 1, "a": 2}', {"a": 2}),
+        ('{"a": 1180591620717411303424}', {"a": 2**70}),
+        ('{"a": 1e999}', {"a": None}),
+    ],
+)
+def test_hostile_arguments(arguments: str, expected: dict[str, Any]) -> None:
+    told = answer(0, arguments=arguments)
+    whole = asyncio.run(anthropic_reply.Reply(ANTHROPIC, told).whole())  # type: ignore[arg-type]
+    assert json.loads(encode_json(whole["content"][2]["input"])) == expected
+    said = asyncio.run(ollama_reply.Reply(OLLAMA, told, SimpleNamespace()).whole())  # type: ignore[arg-type]
+    assert json.loads(encode_json(said["message"]["tool_calls"][0]["function"]["arguments"])) == expected
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from typing import Any
-
-from pydantic_core import from_json
 
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.answer import Answer, event
 from penstock.server.dialects.anthropic.translate import Call
+from penstock.server.tool_calls import arguments_of
 
 PING = event({"type": "ping"}, "ping")
 _Event = dict[str, Any]
@@ -55,9 +53,8 @@ class Reply:
                 case {"type": "content_block_delta", "delta": {"type": kind, **rest}}:
                     name = kind.removesuffix("_delta")
                     content[-1][name] += rest[name]
-                case {"type": "content_block_stop"} if arguments:  # a call that was cut short keeps what is there
-                    with suppress(ValueError):
-                        content[-1]["input"] = from_json(arguments, allow_partial=True)
+                case {"type": "content_block_stop"} if arguments:
+                    content[-1]["input"] = arguments_of(arguments)
                 case {"type": "message_delta", "delta": ending, "usage": usage}:
                     message |= {**ending, "content": content, "usage": usage}
         return message

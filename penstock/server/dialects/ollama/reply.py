@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from penstock.config.errors import RequestError
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.answer import Answer
-from penstock.server.body import parse_json
 from penstock.server.dialects.ollama.translate import Call
 from penstock.server.errors import encode_json
 from penstock.server.logprobs import logprob_object
+from penstock.server.tool_calls import arguments_of
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -95,7 +94,7 @@ class Reply:
         return {"model": self._call.model, "created_at": timestamp(), **said, "done": False}
 
     def _calls(self, pieces: Sequence[ToolCallDelta], *, ended: bool) -> list[dict[str, Any]]:
-        """The calls that are complete with these pieces; one that was cut short is none."""
+        """The calls that are complete with these pieces."""
         complete: list[dict[str, Any]] = []
         for piece in pieces:
             open_call = self._tool_call
@@ -130,11 +129,8 @@ class Reply:
 def _call_object(call: ToolCallDelta | None) -> list[dict[str, Any]]:
     if call is None:
         return []
-    try:
-        arguments = parse_json((call.arguments or "{}").encode("utf-8", "replace"))
-    except RequestError:
-        return []
-    return [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}]
+    function = {"index": call.index, "name": call.name, "arguments": arguments_of(call.arguments)}
+    return [{"id": call.id, "function": function}]
 
 
 def _added(total: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
