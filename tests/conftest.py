@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from penstock.config.environment import interpret_triton
 from penstock.kernels.cpu import native
 from tests.models.outcomes import pytest_runtest_logreport, pytest_sessionfinish
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish"]
+
+if not torch.cuda.is_available():
+    interpret_triton()  # before anything imports triton
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -120,3 +120,8 @@ def settle_torch() -> None:
         ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"),
     ):
         os.environ.setdefault(name, value)
+
+
+def interpret_triton() -> None:
+    """Has Triton run its kernels on the CPU, in its interpreter; Triton reads this when it is first imported."""
+    os.environ["TRITON_INTERPRET"] = "1"

@@ -16,7 +16,7 @@ class EngineOptions:
     Attributes:
         model: a Hugging Face folder, a .gguf file, or "penstock-concierge" (the bundled model).
         served_model_name: the name clients use; None takes the folder's or file's name.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu" or "cuda" ("interpreter", for tests, runs the kernels of "cuda" slowly on the CPU).
         dtype: "auto", "float32", "bfloat16" or "float16", or short as in SHORT_TYPES: compute and weights.
         kv_cache_dtype: "auto", "float32", "bfloat16", "float16", "fp8", "int8" or "int4": keys and values in the cache.
         pack_cache: folder of packed weights, "off", or "auto": the user's cache folder, for models worth it.
@@ -67,6 +67,11 @@ class EngineOptions:
             value = getattr(self, name)
             if isinstance(value, str):
                 object.__setattr__(self, name, SHORT_TYPES.get(value, value))
+
+    @property
+    def torch_device(self) -> str:
+        """What torch calls `device`, once that is resolved."""
+        return "cpu" if self.device == "interpreter" else self.device
 
 
 @dataclass(frozen=True, slots=True)

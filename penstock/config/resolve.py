@@ -13,7 +13,7 @@ from penstock.config.options import EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda", "interpreter")
 DTYPES = ("auto", *DTYPE_BYTES)
 KV_CACHE_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 KV_ELEMENT_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # scales not counted

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from penstock.kernels import cpu, onednn, reference
+from penstock.kernels import cpu, onednn, reference, triton
 from penstock.kernels.adapters import AdapterSlots
 from penstock.kernels.cache import KvCache, StateRows
 from penstock.kernels.canonical import Canonical
@@ -641,12 +642,13 @@ class KernelSet:
 
 
 def resolve_kernels(context: KernelContext) -> KernelSet:
-    """Chooses every op for a device, dtype and instruction set: native first, the reference last.
+    """Chooses every op for a device, dtype and instruction set: native or Triton first, the reference last.
 
     Raises:
         ConfigError: an op has no implementation that serves the context; the message lists the reasons.
     """
-    available = (*cpu.implementations(), *onednn.implementations(), *reference.implementations())
+    made = cpu.implementations(), onednn.implementations(), triton.implementations(context.device)
+    available = (*chain(*made), *reference.implementations())
     choices = {
         field.name: choose(field.name, [item for item in available if item.op == field.name], context)
         for field in fields(KernelSet)

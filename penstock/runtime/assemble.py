@@ -44,7 +44,7 @@ def load(
         prepared.checkpoint,
         dtype=model.dtype,
         progress=progress,
-        device=options.device,
+        device=options.torch_device,
         cache=cache,
         quantize=options.quantize,
     )
@@ -75,7 +75,7 @@ def make_parts(
         plan.kv_blocks,
         options.block_size,
         kv_types=kv_types,
-        device=options.device,
+        device=options.torch_device,
         state_slots=rows + plan.checkpoints,
         shared=model.whole_prompts,
     )
@@ -84,7 +84,7 @@ def make_parts(
         rows,
         -(-plan.max_model_len // options.block_size),
         options.block_size,
-        torch.device(options.device),
+        torch.device(options.torch_device),
         mask=model.mask,
         types=0 if model.embedding.types is None else model.embedding.types.shape[0],
     )

@@ -10,7 +10,7 @@ from tests.architecture.source import ROOT, imports, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IMPORTED_AS = {"pyzmq": "zmq"}
-BROUGHT = {"starlette", "pydantic"}  # by fastapi, which is made of them
+BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -18,10 +18,10 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def required() -> set[str]:
-    """What running needs, with the extras for load tests and for architectures without layers of their own."""
+    """What running needs, with the extras for load tests, GPUs and architectures without layers of their own."""
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    return names(project["dependencies"]) | names(extras["bench"]) | names(extras["fallback"])
+    return names(project["dependencies"]) | names(extras["bench"]) | names(extras["fallback"]) | names(extras["gpu"])
 
 
 def test_the_table_lists_what_is_required() -> None:

@@ -1,0 +1,64 @@
+"""Ops in Triton (Tillet et al. 2019, MAPL), for the registry.
+
+A module here serves the ops that FAMILIES names: it has a function for each, with that name and the op's signature, and
+`refuse(context)`, which tells why it cannot serve one. Triton is imported when a device first needs it: "cuda", or
+"interpreter", on which Triton's interpreter runs the same kernels on the CPU, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from penstock.config.environment import interpret_triton
+from penstock.kernels.registry import Implementation, KernelContext
+
+DEVICES = ("cuda", "interpreter")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "norms": ("rms_norm", "layer_norm"),
+}
+
+
+@functools.cache
+def unavailable_reason(device: str) -> str | None:
+    """Why a device of DEVICES cannot run kernels of Triton, or None if it can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed; pip install 'penstock[gpu]' brings it"
+    if device == "interpreter":
+        interpret_triton()
+    interpreted = bool(import_module("penstock.kernels.triton.numbers").INTERPRETED)
+    if device == "interpreter" and not interpreted:
+        return "Triton was loaded for GPUs before; start a new process with TRITON_INTERPRET=1"
+    if device == "cuda" and interpreted:
+        return "TRITON_INTERPRET is set, so that kernels would run on the CPU; unset it"
+    return None
+
+
+def implementations(device: str) -> tuple[Implementation, ...]:
+    """What Triton offers a device: nothing, without loading Triton, if it is none of DEVICES."""
+    if device not in DEVICES:
+        return ()
+    reason = unavailable_reason(device)
+    name = "triton" if device == "cuda" else "triton (interpreted)"
+    found: list[Implementation] = []
+    for module, ops in FAMILIES.items():
+        if reason is not None:
+            found += (Implementation(op, name, _absent, lambda _: reason) for op in ops)
+            continue
+        family = import_module(f"penstock.kernels.triton.{module}")
+        found += (Implementation(op, name, getattr(family, op), _unless_preferred(family.refuse)) for op in ops)
+    return tuple(found)
+
+
+def _absent(*_: Any) -> None:
+    """Stands for a function that cannot be loaded, and is never chosen."""
+
+
+def _unless_preferred(refuse: Callable[[KernelContext], str | None]) -> Callable[[KernelContext], str | None]:
+    def refuse_all(context: KernelContext) -> str | None:
+        return "the reference is preferred" if context.prefer_reference else refuse(context)
+
+    return refuse_all

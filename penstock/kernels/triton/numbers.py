@@ -1,0 +1,52 @@
+"""Number types inside kernels, the same compiled and interpreted.
+
+Triton's interpreter keeps bfloat16 and FP8 values as integers: arithmetic on them gives garbage, casts to them do not
+round to nearest. Kernels therefore widen what they load with `wide`, store `narrow` values and multiply with `dot`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(not isinstance(tl.cdiv, triton.runtime.JITFunction))
+
+
+@triton.jit
+def wide(x):
+    """x in float32."""
+    return x.to(tl.float32)
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 x in a narrower type, rounded to nearest, ties to even; FP8 (E4M3) is bounded to ±448."""
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x, -448.0, 448.0)
+    if INTERPRETED:
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.uint32, bitcast=True)
+            bits += 0x7FFF + ((bits >> 16) & 1)
+            return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        if dtype == tl.float8e4nv:
+            return _narrow_e4m3(x)
+    return x.to(dtype)
+
+
+@triton.jit
+def _narrow_e4m3(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    bits = bits & 0x7FFFFFFF
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    steps = (tl.abs(x) * 512.0 + 8388608.0) - 8388608.0  # 2^23 leaves whole numbers, of smallest subnormals here
+    code = tl.where(tl.abs(x) < 0.015625, steps.to(tl.uint32), normal)
+    return (code | sign).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def dot(a, b, total):
+    """a · b + total, accumulated in float32; float32 operands are multiplied as such, never as TF32."""
+    if INTERPRETED:
+        return tl.dot(wide(a), wide(b), total, input_precision="ieee")
+    return tl.dot(a, b, total, input_precision="ieee")

@@ -1,0 +1,59 @@
+"""Which device gets kernels of Triton, and what is said where it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from penstock.kernels import triton
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
+
+CPU_ONLY = """
+import sys
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
+resolve_kernels(KernelContext("cpu", "float32"))
+assert "triton" not in sys.modules
+"""
+WITHOUT = """
+import sys
+sys.modules["triton"] = None
+import importlib.util
+importlib.util.find_spec = lambda name: None
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
+for device in ("interpreter", "cuda"):
+    found = {choice.op: choice for choice in resolve_kernels(KernelContext(device, "float32")).choices}
+    assert found["rms_norm"].chosen.name == "reference"
+    assert any("pip install 'penstock[gpu]'" in why for _, why in found["rms_norm"].refused)
+"""
+TOO_LATE = """
+import triton
+from penstock.kernels.triton import unavailable_reason
+assert "before" in unavailable_reason("interpreter"), unavailable_reason("interpreter")
+"""
+
+
+@pytest.mark.parametrize("code", [CPU_ONLY, WITHOUT, TOO_LATE])
+def test_in_a_process_of_its_own(code, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_no_gpu_is_served_while_interpreting(device):
+    reason = triton.unavailable_reason("cuda")
+    assert reason is None if device == "cuda" else "unset it" in str(reason)
+
+
+def test_the_reference_can_be_preferred(device):
+    kernels = resolve_kernels(KernelContext(device, "float32", prefer_reference=True))
+    assert {choice.chosen.name for choice in kernels.choices} == {"reference"}
+
+
+def test_families_name_ops_once():
+    ops = [op for names in triton.FAMILIES.values() for op in names]
+    assert len(ops) == len(set(ops))
+    assert set(ops) <= {choice.op for choice in resolve_kernels(KernelContext("cpu", "float32")).choices}
