@@ -147,7 +147,7 @@ def template_kwargs(
         message = f"chat_template_kwargs sets {', '.join(taken)}, which the server sets itself; leave it out."
         raise RequestError(message, param="chat_template_kwargs", code="invalid_value")
     if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
+        kwargs = thinking_variables("disabled" if effort == "none" else None, effort) | kwargs
     return kwargs | {name: value for name, value in fields.items() if value is not None}
 
 

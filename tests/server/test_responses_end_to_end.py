@@ -107,6 +107,14 @@ def test_a_form_that_cannot_be_met(api: openai.OpenAI, form: dict[str, Any], par
     assert error.value.param == param
 
 
+def test_tools_that_cannot_be_called(api: openai.OpenAI) -> None:
+    hopeless = {**TOOL, "parameters": {"type": "wavelength"}}
+    for given in ({"tool_choice": "required", "tools": [hopeless]}, {"tools": [{**hopeless, "strict": True}]}):
+        with pytest.raises(openai.BadRequestError) as error:
+            ask(api, "Hello", **given)
+        assert error.value.param == "tools"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "GetWeather"}])
 def test_a_call_that_must_be_made(api: openai.OpenAI, choice: Any) -> None:
     answer = ask(api, "Hello!", tools=[TOOL], tool_choice=choice)

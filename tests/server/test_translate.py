@@ -300,3 +300,10 @@ def test_a_huge_wrong_value_is_not_echoed() -> None:
         with pytest.raises(RequestError) as caught:
             chat(temperature=value)
         assert len(str(caught.value)) < 300
+
+
+def test_no_effort_is_no_thinking() -> None:
+    assert chat(reasoning_effort="none").requests[0].template_kwargs["enable_thinking"] is False
+    assert "enable_thinking" not in chat(reasoning_effort="low").requests[0].template_kwargs
+    own = chat(reasoning_effort="none", chat_template_kwargs={"enable_thinking": True})
+    assert own.requests[0].template_kwargs["enable_thinking"] is True

@@ -109,11 +109,12 @@ def _asked(body: InputTokensBody) -> Asked | None:
 
 def sent_names(body: InputTokensBody) -> Mapping[str, str]:
     """What the client sent for fields of the internal request that have another name; see `spelled`."""
+    forced = body.tool_choice not in (None, "auto", "none")
     return {
         "messages": "input",
         "max_tokens": "max_output_tokens",
         "logprobs": "top_logprobs",
-        "grammar": "text.format.schema",
+        "grammar": "tools" if forced or not body.text else "text.format.schema",
         "response_format.type": "text.format.type",
         "response_format.json_schema": "text.format.schema",
         "response_format.schema": "text.format.schema",
@@ -125,8 +126,11 @@ def _tools(body: InputTokensBody) -> tuple[tuple[Mapping[str, Any], ...] | None,
     tools = [_function(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ())]
     choice: Any = body.tool_choice
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = {str(tool.get("name")) for tool in choice.get("tools") or () if isinstance(tool, dict)}
-        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+        allowed = choice.get("tools")
+        if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
+            raise bad_value("tool_choice.tools", allowed, "a list of tools, each with its name")
+        names = [tool.get("name") for tool in allowed]
+        tools = [tool for tool in tools if tool["function"]["name"] in names]
         choice = choice.get("mode", "auto")
     elif isinstance(choice, dict) and choice.get("type") != "function":
         raise bad_value("tool_choice.type", choice.get("type"), "'function', 'allowed_tools'", "unsupported_parameter")
