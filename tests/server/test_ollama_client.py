@@ -211,10 +211,11 @@ def test_the_library_is_not_there_yet(server: Running, method: str, name: str) -
         ("generate", {"suffix": "x"}, "suffix is 'x'"),
         ("generate", {"template": "{{ .Prompt }}"}, "template is not one of the model's own"),
         ("generate", {"raw": True, "system": "x"}, "raw is True"),
-        ("generate", {"context": [10**9]}, "prompt is 1000000000; allowed: token ids"),
+        ("generate", {"context": [10**9]}, "context is 1000000000; allowed: token ids"),
         ("generate", {"prompt": 5}, "prompt is 5; allowed: a string"),
         ("embed", {"input": 5}, "input is 5; allowed: a string or a list"),
         ("embed", {"input": "x " * 5000}, "at most 2048 are taken"),
+        ("embed", {"input": ["x"] * 1025}, "at most 1024 entries"),
         ("show", {"model": 5}, "model is 5"),
     ],
 )

@@ -14,19 +14,19 @@ _WEIGHTS = (".safetensors", ".gguf")
 _OLLAMA_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 
-def names(service: Service) -> tuple[str, str]:
-    """What the model may be called: with a tag, as Ollama lists models, or without."""
-    return f"{service.model}:latest", service.model
+def _tagged(name: str) -> str:
+    """A name with a tag, as Ollama lists models."""
+    return name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
 
 
 def served(service: Service, name: str) -> str:
-    """The served name of a model, or the name as it is."""
-    return service.model if name in names(service) else name
+    """The served name of a model that is called so, with or without the tag; or the name as it is."""
+    return service.model if _tagged(name) == _tagged(service.model) else name
 
 
 def listed(service: Service) -> dict[str, Any]:
     """An entry of the list of models."""
-    info, (name, _) = service.frontend.info, names(service)
+    info, name = service.frontend.info, _tagged(service.model)
     size, changed = _weights(Path(info.model_path))
     facts = (service.model, info.architecture, info.dtype, info.numbers, size)
     family = info.architecture.removesuffix("ForCausalLM").lower()
@@ -42,7 +42,7 @@ def listed(service: Service) -> dict[str, Any]:
     return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest, "details": details}
 
 
-def running(service: Service) -> dict[str, Any]:
+def kept(service: Service) -> dict[str, Any]:
     """An entry of the list of what is loaded: it stays so."""
     info, entry = service.frontend.info, listed(service)
     del entry["modified_at"]
@@ -50,7 +50,7 @@ def running(service: Service) -> dict[str, Any]:
     return {**entry, "expires_at": _NEVER, "size_vram": on_device, "context_length": info.max_model_len}
 
 
-def shown(service: Service) -> dict[str, Any]:
+def described(service: Service) -> dict[str, Any]:
     """A model in detail."""
     text, info, entry = service.frontend.text, service.frontend.info, listed(service)
     sources = text.template.sources if text.template else {}

@@ -18,7 +18,7 @@ from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.answer import EventStream, Service, complete, open_within_context, while_connected
 from penstock.server.body import read_json, validate
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
-from penstock.server.dialects.ollama.about import listed, running, served, shown
+from penstock.server.dialects.ollama.about import described, kept, listed, served
 from penstock.server.dialects.ollama.reply import Reply, line, loaded
 from penstock.server.dialects.ollama.schema import (
     EmbedBody,
@@ -29,8 +29,7 @@ from penstock.server.dialects.ollama.schema import (
 )
 from penstock.server.dialects.ollama.translate import SENT, Call, chat_call, generate_call
 from penstock.server.document import gives, takes
-from penstock.server.errors import HttpError, describe, json_response
-from penstock.server.errors import shown as cut
+from penstock.server.errors import HttpError, describe, json_response, shown
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 
@@ -89,7 +88,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         with spelled(SENT):
             service.check_template(body.template or None)
             call = generate_call(body, frontend.text.defaults, templated=frontend.text.template is not None)
-        with spelled({**SENT, "messages": "prompt"}):
+        with spelled({**SENT, "messages": "prompt", "prompt": "context" if call.context else "prompt"}):
             return await run(request, call)
 
     @router.post("/api/chat", summary="Answer a chat", openapi_extra=takes(OllamaChatBody, _LINES))
@@ -153,7 +152,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
     @router.get("/api/ps", summary="List the models loaded", openapi_extra=gives("application/json"))
     async def ps() -> Response:
-        return models([running(service)] if service.frontend.client.state is EngineState.READY else [])
+        return models([kept(service)] if service.frontend.client.state is EngineState.READY else [])
 
     @router.post("/api/show", summary="Describe a model", openapi_extra=takes(ShowBody))
     async def show(request: Request) -> Response:
@@ -163,10 +162,10 @@ def _add_models(router: APIRouter, service: Service) -> None:
             raise RequestError("model is required.", param="model", code="missing_required_parameter")
         service.check_model(served(service, name))
         service.require_ready()
-        return json_response(shown(service))
+        return json_response(described(service))
 
     async def library(request: Request) -> Response:
-        message = f"{cut(request.url.path)} is not available yet: this server keeps the one model it was started with."
+        message = f"{shown(request.url.path)} is not available yet: this server keeps the one model it was started with."
         raise HttpError(501, message, code="not_implemented")
 
     async def blob(request: Request, digest: str) -> Response:

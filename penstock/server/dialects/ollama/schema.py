@@ -122,7 +122,7 @@ class OllamaChatBody(AnswerBody):
 class EmbedBody(NamedBody):
     """POST /api/embed. Nothing is cut: a text that is too long is refused, whatever `truncate` says."""
 
-    input: str | list[str]
+    input: str | Annotated[list[str], Field(max_length=limits.MAX_PROMPTS_PER_CALL)]
     truncate: bool | None = None
     dimensions: Whole | None = None
 
