@@ -104,7 +104,7 @@ def _add_embeddings(router: APIRouter, service: Service) -> None:
 
     async def embedded(request: Request, texts: list[str], params: PoolingParams, field: str) -> list[Pooled]:
         service.require_ready()
-        sent = [text_request(RequestBody(), text, ONE_TOKEN) for text in texts]
+        sent = [text_request(RequestBody(), text, ONE_TOKEN) for text in pooling.prompted(texts)]
         return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent), field))
 
     @router.post("/api/embed", summary="Embed texts", openapi_extra=takes(EmbedBody))
@@ -165,8 +165,8 @@ def _add_models(router: APIRouter, service: Service) -> None:
         return json_response(described(service))
 
     async def library(request: Request) -> Response:
-        message = f"{shown(request.url.path)} is not available yet: this server keeps the one model it was started with."
-        raise HttpError(501, message, code="not_implemented")
+        path, why = shown(request.url.path), "this server keeps the one model it was started with"
+        raise HttpError(501, f"{path} is not available yet: {why}.", code="not_implemented")
 
     async def blob(request: Request, digest: str) -> Response:
         return await library(request)
