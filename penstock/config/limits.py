@@ -69,7 +69,9 @@ MAX_PROMPT_CHARS = 32 * 2**20
 # Grammars
 MAX_GRAMMAR_CHARS = 2**20
 MAX_GRAMMAR_DEPTH = 64  # of a schema, or of brackets in a grammar
+MAX_GRAMMAR_RULES = 2000
 MAX_REGEX_CHARS = 4096
+MAX_INTERSECTED = 8  # patterns one string has to match at once; compiling takes twice as long with each
 MAX_CHOICES = 10_000  # of a list, or of an enum
 MAX_STRUCTURAL_TAGS = 256
 GRAMMAR_TIMEOUT_S = 2.0  # to compile one

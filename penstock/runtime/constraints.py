@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from time import perf_counter, thread_time
 from types import MappingProxyType
 from typing import Final
 
@@ -24,6 +25,8 @@ from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, a
 
 Words = npt.NDArray[np.uint32]
 Forced = Mapping[int, tuple[int, ...]]
+_SLOW_S: Final = 0.02  # a mask that takes longer keeps the other streams waiting
+_MOST_STRIKES: Final = 16
 _ALL: Final = np.uint32(0xFFFFFFFF)
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
 _LIMITS: Final = ("ParserTooComplex", "LexerTooComplex")
@@ -39,11 +42,15 @@ class Constraint:
         thinking: how the reasoning ends; None if there is none.
         sampling: the request's parameters.
         eos_ids: tokens that end an answer, the usual one first.
+
+    Attributes:
+        strikes: masks that took too long to make.
     """
 
     def __init__(
         self, matcher: LLMatcher | None, thinking: Thinking | None, sampling: SamplingParams, eos_ids: Sequence[int]
     ) -> None:
+        self.strikes = 0
         self._matcher = matcher
         self._thinking = thinking
         self._sampling = sampling
@@ -61,6 +68,11 @@ class Constraint:
     def idle(self) -> bool:
         """Whether any token may come next."""
         return not self._must and self._matcher is None
+
+    @property
+    def length(self) -> int:
+        """Tokens taken."""
+        return len(self._tokens)
 
     def source(self) -> tuple[LLMatcher | None, bool]:
         """Whose mask `finish` wants to find in the row, None if it does not matter; and whether `finish` is needed."""
@@ -101,6 +113,8 @@ class Constraint:
         Raises:
             RequestError: the grammar has become too complex, or does not allow a token.
         """
+        if self.strikes > _MOST_STRIKES:
+            raise RequestError(_SPENT)
         self.replay(tokens)
         if self._sampling.logprobs is not None and not self._ends_against_bans:
             return ()
@@ -224,15 +238,27 @@ def _overlap(tokens: Sequence[int], end: Sequence[int]) -> int:
 
 
 class Masks:
-    """A step's masks, being made."""
+    """A step's masks, being made.
 
-    def __init__(self, words: int, constrained: Mapping[int, Constraint], pool: ThreadPoolExecutor, ahead: LLExecutor):
+    Attributes:
+        slow: once they are made: they took so long that it should be found out whose fault that is.
+    """
+
+    def __init__(
+        self,
+        words: int,
+        constrained: Mapping[int, Constraint],
+        pool: ThreadPoolExecutor,
+        together: LLExecutor | None,
+    ) -> None:
+        """`together` makes several at a time; None makes them one by one, each of which is timed."""
+        self.slow = False
         self._made = np.empty((len(constrained), words), np.uint32)
         self._places = {row: place for place, row in enumerate(constrained)}
-        self._done: Future[None] = pool.submit(self._make, list(constrained.values()), ahead)
+        self._done: Future[None] = pool.submit(self._make, list(constrained.values()), together)
 
-    def _make(self, constraints: Sequence[Constraint], ahead: LLExecutor) -> None:
-        made = self._made
+    def _make(self, constraints: Sequence[Constraint], together: LLExecutor | None) -> None:
+        began, made = perf_counter(), self._made
         wanted: list[tuple[LLMatcher, int]] = []
         unfinished: list[tuple[Constraint, int]] = []
         for place, constraint in enumerate(constraints):
@@ -241,10 +267,14 @@ class Masks:
                 wanted.append((matcher, place))
             if unready:
                 unfinished.append((constraint, place))
-        if len(wanted) > 1:
-            ahead.unsafe_compute_mask_ptr(wanted, made.ctypes.data, made.strides[0], len(made))
-        elif wanted:
-            compute_mask(wanted[0][0], made[wanted[0][1]])
+        if together is not None and len(wanted) > 1:
+            together.unsafe_compute_mask_ptr(wanted, made.ctypes.data, made.strides[0], len(made))
+            self.slow = perf_counter() - began > _SLOW_S
+        else:
+            for matcher, place in wanted:
+                began = thread_time()
+                compute_mask(matcher, made[place])
+                constraints[place].strikes += thread_time() - began > _SLOW_S
         for constraint, place in unfinished:
             constraint.finish(made[place])
 
@@ -289,7 +319,8 @@ class Constraints:
         self._words = (vocab_size + 31) // 32
         self._compiler = None if vocabulary is None else GrammarCompiler(vocabulary)
         self._pool: ThreadPoolExecutor | None = None
-        self._ahead: LLExecutor | None = None
+        self._together: LLExecutor | None = None
+        self._masks: Masks | None = None
         self._held: dict[str, _Request] = {}
         self._live: dict[str, _Request] = {}
         self._rows: dict[int, Constraint] = {}
@@ -358,7 +389,9 @@ class Constraints:
         """Forgets the branches that ended."""
         for output in outputs if self._live else ():
             if output.finish_reason is not None and (live := self._live.get(output.request_id)) is not None:
-                live.branches.pop(output.branch, None)
+                constraint = live.branches.pop(output.branch, None)
+                if constraint is not None and live.job is not None and self._compiler is not None:
+                    self._compiler.used(live.job, constraint.length)
                 live.finished += 1
                 if live.finished >= live.request.sampling.n:
                     del self._live[output.request_id]
@@ -380,9 +413,10 @@ class Constraints:
             return None
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "penstock-masks")
-            self._ahead = LLExecutor()
-        assert self._ahead is not None
-        return Masks(self._words, masked, self._pool, self._ahead)
+            self._together = LLExecutor()
+        slow = self._masks is not None and self._masks.slow
+        self._masks = Masks(self._words, masked, self._pool, None if slow else self._together)
+        return self._masks
 
     def _constraint(self, live: _Request, new: NewRow) -> Constraint:
         found = live.branches.get(new.branch)

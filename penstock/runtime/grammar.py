@@ -19,8 +19,13 @@ from penstock.config import limits
 from penstock.config.errors import OverloadedError, RequestError
 
 _NICE: Final = 10  # a compiling thread stands back behind those that compute
-_BYTES_A_GRAMMAR: Final = 64 * 2**10
-_BYTES_A_CHAR: Final = 64
+_STACK_BYTES: Final = 256 * 2**20  # of a compiling thread: what compiles recurses, on a grammar's chains of rules
+_BYTES_A_GRAMMAR: Final = 128 * 2**10
+_BYTES_A_CHAR: Final = 128
+_BYTES_A_TOKEN: Final = 2**10  # a lexer learns states as it is used, at most _LEXER_STATES
+_LEXER_STATES: Final = 16_000
+_MOST_THREADS: Final = 8
+_PROBED_TOKENS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +90,11 @@ class _Tokens:
 def parser_limits() -> LLParserLimits:
     """What one grammar may cost, to compile and in each step."""
     return LLParserLimits(
-        max_items_in_row=2_000,
-        initial_lexer_fuel=2_000_000,
-        step_lexer_fuel=200_000,
+        max_items_in_row=10_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=100_000,
         step_max_items=50_000,
-        max_lexer_states=20_000,
+        max_lexer_states=_LEXER_STATES,
         max_grammar_size=200_000,
         verbose_errors=False,
     )
@@ -103,6 +108,8 @@ class Compilation:
         asked, began: when it was asked for, and when its compiling began (monotonic seconds).
         matcher: at the beginning of the grammar; never advanced itself, only copied.
         error: why it cannot be met.
+        learnt: tokens its lexer has seen, up to the states it may have.
+        counted: bytes it is counted with.
     """
 
     source: str
@@ -110,11 +117,13 @@ class Compilation:
     began: float | None = None
     matcher: LLMatcher | None = None
     error: str | None = None
+    learnt: int = 0
+    counted: int = 0
     done: threading.Event = field(default_factory=threading.Event)
 
     @property
     def cost(self) -> int:
-        return _BYTES_A_GRAMMAR + _BYTES_A_CHAR * len(self.source)
+        return _BYTES_A_GRAMMAR + _BYTES_A_CHAR * len(self.source) + _BYTES_A_TOKEN * self.learnt
 
 
 class GrammarCompiler:
@@ -153,27 +162,46 @@ class GrammarCompiler:
             self._jobs.move_to_end(source)
             return job
         job = Compilation(source, monotonic())
+        job.counted = job.cost
         self._jobs[source] = job
-        self._bytes += job.cost
-        while len(self._jobs) > limits.MAX_COMPILED_GRAMMARS or self._bytes > limits.MAX_COMPILED_BYTES:
-            if not self._evict(job):
-                break
+        self._bytes += job.counted
+        self._shrink(job)
         with self._wanted:
             self._queue.append(job)
             self._wanted.notify()
-        while len(self._threads) < self._count:
-            self._threads.append(threading.Thread(target=self._work, name="penstock-grammar", daemon=True))
-            self._threads[-1].start()
+        if not self._threads:
+            self._start(self._count)
         return job
 
-    def _evict(self, keep: Compilation) -> bool:
+    def _start(self, count: int) -> None:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            for _ in range(count):
+                self._threads.append(threading.Thread(target=self._work, name="penstock-grammar", daemon=True))
+                self._threads[-1].start()
+        finally:
+            threading.stack_size(before)
+
+    def used(self, job: Compilation, tokens: int) -> None:
+        """Counts what a grammar's lexer may have learnt with so many tokens."""
+        job.learnt = min(job.learnt + tokens, _LEXER_STATES)
+        if self._jobs.get(job.source) is job:
+            self._bytes += job.cost - job.counted
+            job.counted = job.cost
+            self._shrink(job)
+
+    def _shrink(self, keep: Compilation) -> None:
         """Drops what was used longest ago; what is being compiled is somebody's and stays."""
-        oldest = next((job for job in self._jobs.values() if job.done.is_set() and job is not keep), None)
-        if oldest is None:
-            return False
-        del self._jobs[oldest.source]
-        self._bytes -= oldest.cost
-        return True
+        while len(self._jobs) > limits.MAX_COMPILED_GRAMMARS or self._bytes > limits.MAX_COMPILED_BYTES:
+            oldest = next((job for job in self._jobs.values() if job.done.is_set() and job is not keep), None)
+            if oldest is None:
+                return
+            self._remove(oldest)
+
+    def _remove(self, job: Compilation) -> None:
+        if self._jobs.get(job.source) is job:
+            del self._jobs[job.source]
+            self._bytes -= job.counted
 
     def outcome(self, job: Compilation) -> LLMatcher | RequestError | None:
         """The matcher, why there is none, or None as long as it is not known."""
@@ -186,6 +214,8 @@ class GrammarCompiler:
             job.error = (
                 f"the grammar takes longer to compile than the {limits.GRAMMAR_TIMEOUT_S:g} s allowed; simplify it."
             )
+            if len(self._threads) < _MOST_THREADS:  # the one that compiles it may never come back
+                self._start(1)
             return self.outcome(job)
         if job.began is None and now - job.asked > limits.GRAMMAR_QUEUE_S:
             self.drop(job)
@@ -198,9 +228,8 @@ class GrammarCompiler:
             if job.began is None and job in self._queue:
                 self._queue.remove(job)
                 job.done.set()
-        if job.done.is_set() and job.matcher is None and job.error is None and self._jobs.get(job.source) is job:
-            del self._jobs[job.source]
-            self._bytes -= job.cost
+        if job.done.is_set() and job.matcher is None and job.error is None:
+            self._remove(job)
 
     def wait(self, seconds: float) -> None:
         """Sleeps until something was compiled, at most so long."""
@@ -254,21 +283,26 @@ class GrammarCompiler:
 
 
 def _compile(tokenizer: LLTokenizer, source: str) -> LLMatcher:
-    """A matcher whose first mask allows something.
+    """A matcher that allows something, and goes on for some tokens within the limits of a step.
 
     Raises:
         RequestError: the grammar is wrong, cannot be met, or costs too much.
     """
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
-    probe = matcher.deep_copy()
-    if not probe.is_error():
-        row = compute_mask(probe, np.zeros((tokenizer.vocab_size + 31) // 32, np.uint32))
-        begins = row.any() and (probe.is_accepting() or allows_more(row, tokenizer.eos_tokens))
-        if not probe.is_error() and not begins:
-            raise RequestError("the grammar cannot be met: no text fits it.", param="grammar")
+    probe, row = matcher.deep_copy(), np.zeros((tokenizer.vocab_size + 31) // 32, np.uint32)
+    for _ in range(_PROBED_TOKENS):
+        if probe.is_error() or not allows_more(compute_mask(probe, row), tokenizer.eos_tokens):
+            break
+        probe.consume_token(int(np.flatnonzero(row)[0]) * 32 + _lowest_bit(int(row[row != 0][0])))
     if probe.is_error():
         raise RequestError(explained(probe.get_error()), param="grammar")
+    if not (probe.is_accepting() or allows_more(row, tokenizer.eos_tokens)):
+        raise RequestError("the grammar cannot be met: no text fits it.", param="grammar")
     return matcher
+
+
+def _lowest_bit(word: int) -> int:
+    return (word & -word).bit_length() - 1
 
 
 def allows_more(row: npt.NDArray[np.uint32], tokens: Sequence[int]) -> bool:
@@ -287,6 +321,7 @@ def compute_mask(matcher: LLMatcher, row: npt.NDArray[np.uint32]) -> npt.NDArray
 
 # How the library's messages begin that do not name the keyword they are about.
 _KEYWORDS: Final = (("regex parse error", "pattern"), ("Resource ", "$ref"), ("Unknown format", "format"))
+_NO_TEXT: Final = "NoExtension"  # what the library says where nothing can follow
 
 
 def explained(error: str) -> str:
@@ -296,4 +331,4 @@ def explained(error: str) -> str:
     for begin, keyword in _KEYWORDS:
         if text.startswith(begin):
             text = f"{keyword}: {text}"
-    return f"the grammar cannot be met: {text}"
+    return f"the grammar cannot be met: {'no text fits it.' if text.startswith(_NO_TEXT) else text}"

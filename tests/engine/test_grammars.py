@@ -198,6 +198,7 @@ async def test_what_takes_too_long_is_refused_and_what_waits_too_long_sent_away(
     text: TextPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar, "_compile", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(grammar, "_MOST_THREADS", 2)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.1)
     monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.3)
     client = ThreadClient(lambda: null_over(text))
@@ -238,7 +239,7 @@ def test_compiled_grammars_are_kept_by_number_and_size(text: TextPipeline, monke
     monkeypatch.setattr(limits, "MAX_COMPILED_BYTES", 3 * grammar._BYTES_A_GRAMMAR)
     compiler.want(translate("choice", '["one more"]')).done.wait(10)
     assert len(compiler._jobs) <= 3
-    assert compiler._bytes == sum(job.cost for job in compiler._jobs.values())
+    assert compiler._bytes == sum(job.counted for job in compiler._jobs.values())
     compiler.close()
 
 

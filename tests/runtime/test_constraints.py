@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLExecutor, LLMatcher
 
 from penstock.config.errors import RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
-from penstock.runtime.constraints import Constraint, Words
+from penstock.runtime import constraints
+from penstock.runtime.constraints import Constraint, Masks, Words
 from penstock.runtime.grammar import GrammarCompiler, Vocabulary, compute_mask
 from penstock.text.grammar.translate import translate
 
@@ -233,3 +235,29 @@ def test_a_token_outside_the_grammar_is_an_error_of_the_branch(compiler: Grammar
     held = constraint(compiler, "choice", '["yes"]')
     with pytest.raises(RequestError, match="left its grammar"):
         held.take([TEXTS.index("x")])
+
+
+def test_a_grammar_whose_masks_take_too_long_ends_its_own_branch_alone(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr(constraints, "thread_time", lambda: next(clock))  # each mask takes a second
+    slow = constraint(compiler, "regex", "a+")
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(18):  # the first token is forced
+            Masks((SIZE + 31) // 32, {0: slow}, pool, None).of([0])
+            slow.take([TEXTS.index("a")])
+        assert slow.strikes == 17
+        with pytest.raises(RequestError, match="too complex"):
+            slow.take([TEXTS.index("a")])
+
+
+def test_masks_come_in_the_order_asked_for_with_all_ones_for_free_rows(compiler: GrammarCompiler) -> None:
+    held = {row: constraint(compiler, "choice", json.dumps([word])) for row, word in ((4, "yes"), (2, "no"))}
+    with ThreadPoolExecutor(1) as pool:
+        for together in (None, LLExecutor()):
+            masks = Masks((SIZE + 31) // 32, held, pool, together)
+            got = masks.of([2, 7, 4])
+            assert (got[1] == 0xFFFFFFFF).all()
+            for row, place in ((2, 0), (4, 2)):
+                assert (got[place] == mask(held[row])).all()

@@ -79,6 +79,8 @@ class _Reader:
             name = token[1].removesuffix("::=").rstrip()
             if name in rules:
                 raise self._error(token, f"the rule {name} is defined twice")
+            if len(rules) >= limits.MAX_GRAMMAR_RULES:
+                raise self._error(token, f"there are more than the {limits.MAX_GRAMMAR_RULES} rules allowed")
             rules[name] = self._choice()
         if token[0] != "end":
             raise self._error(token, "expected a rule, as in: root ::= ...")
@@ -215,6 +217,7 @@ class _Writer:
         self._spelled: dict[str, str] = {}
         for name in rules:
             self._spelled[name] = f"T{len(self._spelled)}" if name in self._regular else f"r{len(self._spelled)}"
+        self._known = frozenset(self._spelled.values())
         self._terminals: dict[str, str] = {}
 
     def write(self) -> str:
@@ -273,7 +276,7 @@ class _Writer:
 
     def _named(self, text: str) -> str:
         """A terminal of its own for a term."""
-        if text in self._spelled.values():
+        if text in self._known:
             return text
         return self._terminals.setdefault(text, f"U{len(self._terminals)}")
 

@@ -5,6 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from typing import Any, Final
+
+from penstock.config import limits
+from penstock.config.errors import RequestError
+from penstock.text.grammar.schema import check_schema
+
+_PARTS: Final = re.compile(
+    r"""(?P<text>"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<and>&)
+    |(?P<rule>^[!?]?[A-Za-z_][\w-]*[^\n:"/]*:)""",
+    re.VERBOSE | re.MULTILINE,
+)
 
 
 def literal(text: str) -> str:
@@ -32,6 +43,47 @@ def sequence(text: str, special: Mapping[str, int]) -> str:
 def regex(pattern: str) -> str:
     """A regular expression as a term. `/` needs no escape in it."""
     return f"/{re.sub(_SLASH, _escaped, pattern)}/"
+
+
+def check(source: str) -> None:
+    """Refuses a grammar whose brackets or rules could exhaust the stack of what compiles it.
+
+    Raises:
+        RequestError: it is nested too deeply or has too many rules.
+    """
+    depth = rules = ands = 0
+    for place in re.finditer(r"%json\s*", source):
+        check_schema(_inline(source, place.end()))
+    for part in _PARTS.finditer(source):
+        ands += part.lastgroup == "and"
+        depth += (part.lastgroup == "open") - (part.lastgroup == "close")
+        rules += part.lastgroup == "rule"
+        nested = part.lastgroup == "text" and part.group().count("(") > 2 * limits.MAX_GRAMMAR_DEPTH
+        if depth > limits.MAX_GRAMMAR_DEPTH or (nested and _deepest(part.group()) > limits.MAX_GRAMMAR_DEPTH):
+            raise _refused(f"grammar has brackets nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
+        if ands > limits.MAX_INTERSECTED:
+            raise _refused(f"grammar has more than the {limits.MAX_INTERSECTED} operators & allowed.")
+        if rules > limits.MAX_GRAMMAR_RULES:
+            raise _refused(f"grammar has more than the {limits.MAX_GRAMMAR_RULES} rules allowed.")
+
+
+def _inline(source: str, place: int) -> Any:
+    try:
+        return json.JSONDecoder().raw_decode(source, place)[0]
+    except (ValueError, RecursionError) as error:
+        raise _refused(f"grammar has %json with what is no JSON: {error}.") from error
+
+
+def _deepest(text: str) -> int:
+    depth = deepest = 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(message, param="grammar", code="invalid_grammar")
 
 
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)

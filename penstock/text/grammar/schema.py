@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 from penstock.config import limits
 from penstock.config.errors import RequestError
 
 OPTIONS: Final = "x-guidance"
 """Where a schema says how its documents are laid out (llguidance's name)."""
+_IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf"))
+_JOINING: Final = frozenset(("$ref", "anyOf", "oneOf"))
 _LAYOUT: Final = ("item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern")
 
 
@@ -24,10 +28,16 @@ def compact_schema(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise _refused(f"grammar is {str(schema)[:40]!r}; allowed: a JSON schema, which is an object.")
     _check_size(schema)
+    _check_intersections(schema)
     asked = schema.get(OPTIONS)
     asked = asked if isinstance(asked, Mapping) else {}
     layout = {name: asked[name] for name in _LAYOUT if isinstance(asked.get(name), (str, bool))}
     return {**schema, OPTIONS: {"whitespace_flexible": False, **layout}}
+
+
+def check_schema(schema: Any) -> None:
+    """Refuses what `compact_schema` refuses."""
+    compact_schema(schema)
 
 
 def _refused(message: str) -> RequestError:
@@ -54,3 +64,52 @@ def _check_values(schema: dict[str, Any]) -> None:
         raise _refused(f"enum lists {len(values)} values; allowed: at most {limits.MAX_CHOICES}.")
     if isinstance(pattern, str) and len(pattern) > limits.MAX_REGEX_CHARS:
         raise _refused(f"pattern has {len(pattern)} characters; allowed: at most {limits.MAX_REGEX_CHARS}.")
+
+
+def _check_intersections(schema: dict[str, Any]) -> None:
+    """Bounds how many patterns schemas that are joined (`allOf`, `$ref` beside others) put on strings of one name."""
+    stack: list[Any] = [schema]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, list):
+            stack += value
+        elif isinstance(value, dict):
+            joined = "allOf" in value or (len(value) > 1 and not _JOINING.isdisjoint(value))
+            if joined and (most := max(_patterns(value, schema).values(), default=0)) > limits.MAX_INTERSECTED:
+                raise _refused(f"allOf joins {most} patterns; allowed: at most {limits.MAX_INTERSECTED}.")
+            if not joined:
+                stack += value.values()
+
+
+def _patterns(start: dict[str, Any], root: dict[str, Any]) -> Counter[str]:
+    """Patterns and formats reachable from a schema, by the name of the property whose value they are of."""
+    found: Counter[str] = Counter()
+    stack: list[tuple[Any, str]] = [(start, "")]
+    seen: Counter[int] = Counter()
+    while stack:
+        value, name = stack.pop()
+        if isinstance(value, list):
+            stack += ((item, name) for item in value)
+        if not isinstance(value, dict):
+            continue
+        seen[id(value)] += 1
+        if seen[id(value)] > limits.MAX_INTERSECTED + 1:
+            continue  # joined with itself, once for each time it is referred to
+        found[name] += ("pattern" in value) + ("format" in value)
+        for key, item in value.items():
+            if key == "$ref" and isinstance(item, str) and len(found) < limits.MAX_CHOICES:
+                stack.append((_target(item, root), name))
+            elif key in ("properties", "patternProperties") and isinstance(item, dict):
+                stack += ((inner, inner_name) for inner_name, inner in item.items())
+            elif key not in ("$defs", "definitions"):
+                stack.append((item, name if key in _IN_PLACE else f"{name}/{key}"))
+    return found
+
+
+def _target(pointer: str, root: dict[str, Any]) -> Any:
+    """What a `$ref` within the schema points at, None for any other."""
+    value: Any = root
+    for part in pointer.removeprefix("#").split("/")[1:] if pointer.startswith("#") else ():
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if pointer.startswith("#") else None

@@ -76,15 +76,28 @@ def _choice(source: str, _: Special) -> str:
         raise refused("grammar is no list of choices; allowed: at least one string.")
     if len(choices) > limits.MAX_CHOICES:
         raise refused(f"grammar lists {len(choices)} choices; allowed: at most {limits.MAX_CHOICES}.")
-    return "start: " + " | ".join(lark.literal(choice) for choice in dict.fromkeys(choices))
+    return "start: T\nT: " + " | ".join(lark.literal(choice) for choice in dict.fromkeys(choices))
 
 
 def _lark(source: str, _: Special) -> str:
     if not source.strip():
         raise refused("grammar is empty; write at least a rule named start.")
     if source.lstrip().startswith("{"):
-        return json.dumps(_json(source, "Lark grammar, and a list of grammars"))
+        return json.dumps(_checked(_json(source, "Lark grammar, and a list of grammars")))
+    lark.check(source)
     return source
+
+
+def _checked(grammars: Any) -> Any:
+    """llguidance's list of grammars, each within the limits of its kind."""
+    entries = grammars.get("grammars") if isinstance(grammars, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise refused("grammar is an object without a list of grammars; write Lark rules instead.")
+    for entry in entries:
+        if "json_schema" in entry:
+            entry["json_schema"] = compact_schema(entry["json_schema"])
+        lark.check(str(entry.get("lark_grammar") or ""))
+    return {"grammars": entries}
 
 
 def _gbnf(source: str, _: Special) -> str:
