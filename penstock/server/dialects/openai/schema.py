@@ -7,12 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
-from penstock.server.shapes import Body, Messages, Name, Prompt, RequestBody, StopString, TokenId, TokenKey, Tools
-
-Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
-Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
+from penstock.server.sampling import Alternatives, Count, SamplingBody
+from penstock.server.shapes import Body, Messages, Name, Prompt, Tools
 
 
 class StreamOptions(Body):
@@ -30,43 +26,13 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
 
 
-class Sampling(RequestBody):
-    """Fields that chat and text completions share. A field left out takes the model's own default, else OpenAI's."""
+class Sampling(SamplingBody):
+    """Fields that chat and text completions share."""
 
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
-    top_p: Fraction | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: (
-        Annotated[
-            dict[
-                TokenKey,
-                Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)],
-            ],
-            Field(max_length=limits.MAX_LOGIT_BIAS),
-        ]
-        | None
-    ) = None
-    seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
-
-    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    typical_p: Fraction | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
-    skip_special_tokens: bool | None = None
     prompt_logprobs: Alternatives | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)] | None = (
-        None
-    )
-    bad_words: Annotated[list[StopString], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
     request_id: Name | None = None
     return_token_ids: bool | None = None
 

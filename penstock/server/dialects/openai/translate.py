@@ -17,16 +17,10 @@ from penstock.server.conversation import checked_messages, checked_tools, prompt
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.errors import shown
 from penstock.server.prompts import prompts_of, text_request
+from penstock.server.sampling import sampling_params
 from penstock.server.structured import FIELDS, Asked, asked
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
-_SAME_NAME = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "seed", "min_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
-    "prompt_logprobs",
-)
-_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
-_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 # Field → values that change nothing, and what to do instead of any other.
 _UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), "Filling in the middle is not available; leave it out."),
@@ -163,15 +157,8 @@ def _call(body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], 
 
 
 def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:
-    own = {} if body.use_beam_search else defaults
-    chosen: dict[str, Any] = {name: own[name] for name in _FROM_MODEL if own.get(name) is not None}
-    given = {name: getattr(body, name) for name in (*_SAME_NAME, *_TUPLES)}
-    chosen |= {name: tuple(v) if name in _TUPLES else v for name, v in given.items() if v is not None}
-    if body.stop is not None:
-        chosen["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    if body.logit_bias:
-        chosen["logit_bias"] = tuple((int(token), bias) for token, bias in body.logit_bias.items())
-    return SamplingParams(**chosen | extra)
+    asked_for = {"n": body.n or 1, "prompt_logprobs": body.prompt_logprobs, **extra}
+    return sampling_params(body, {} if body.use_beam_search else defaults, **asked_for)
 
 
 def _asked(body: Sampling) -> Asked | None:

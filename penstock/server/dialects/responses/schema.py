@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.dialects.openai.schema import Alternatives, Count, Fraction, Penalty
-from penstock.server.shapes import Body, Query, RequestBody, StopString
+from penstock.server.sampling import Alternatives, Count, SamplingBody
+from penstock.server.shapes import Body, Query, RequestBody
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -85,7 +85,7 @@ class InputTokensBody(RequestBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ResponsesBody(InputTokensBody):
+class ResponsesBody(InputTokensBody, SamplingBody):
     """POST /v1/responses."""
 
     max_output_tokens: Count | None = None
@@ -93,23 +93,11 @@ class ResponsesBody(InputTokensBody):
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
     include: list[Include] | None = None
     top_logprobs: Alternatives | None = None
-    temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
-    top_p: Fraction | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     prompt: Any = None
-
-    # Not OpenAI's; the names are those of chat completions.
-    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
-    ignore_eos: bool | None = None
 
     # Accepted because OpenAI accepts them and nothing in the answer depends on them.
     service_tier: Label | None = None

@@ -21,16 +21,13 @@ from penstock.server.conversation import (
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
 from penstock.server.errors import bad_value
+from penstock.server.sampling import sampling_params
 from penstock.server.structured import Asked, asked
 
 _UNAVAILABLE: Mapping[str, str] = {
     "conversation": "Conversations are not kept here; continue a response with previous_response_id.",
     "prompt": "Prompt templates are not kept here; send instructions and input.",
 }
-_SAMPLING = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("seed", "ignore_eos"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +91,9 @@ def prompt_request(
 
 def sampling_of(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters; `defaults` are the model's own."""
-    chosen = {name: value for name, value in defaults.items() if value is not None}
-    chosen |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    if body.stop is not None:
-        chosen["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
-    if body.top_logprobs or LOGPROBS in (body.include or ()):
-        chosen["logprobs"] = body.top_logprobs or 0
-    return SamplingParams(**chosen | {"max_tokens": body.max_output_tokens})
+    wanted = body.top_logprobs or LOGPROBS in (body.include or ())
+    logprobs = (body.top_logprobs or 0) if wanted else None
+    return sampling_params(body, defaults, max_tokens=body.max_output_tokens, logprobs=logprobs)
 
 
 def _asked(body: InputTokensBody) -> Asked | None:

@@ -1,0 +1,62 @@
+"""How a body says which tokens are chosen: the fields that OpenAI's dialects share, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from penstock.config import limits
+from penstock.core.sampling import SamplingParams
+from penstock.server.shapes import RequestBody, StopString, TokenId, TokenKey
+
+Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
+Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
+Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+
+
+class SamplingBody(RequestBody):
+    """A field left out takes the model's own default, else OpenAI's."""
+
+    temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
+    top_p: Fraction | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=limits.MAX_LOGIT_BIAS)] | None = None
+    seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
+
+    # Not OpenAI's.
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)] | None = (
+        None
+    )
+    bad_words: Annotated[list[StopString], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+
+
+def sampling_params(body: SamplingBody, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:
+    """What a body asks for; `defaults` are the model's own, `extra` counts for more than either.
+
+    Raises:
+        ParameterError: values that do not go together.
+    """
+    chosen: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
+    given = {name: getattr(body, name) for name in SamplingBody.model_fields.keys() - RequestBody.model_fields.keys()}
+    chosen |= {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if v is not None}
+    if isinstance(body.stop, str):
+        chosen["stop"] = (body.stop,)
+    if body.logit_bias is not None:
+        chosen["logit_bias"] = tuple((int(token), bias) for token, bias in body.logit_bias.items())
+    return SamplingParams(**chosen | extra)
