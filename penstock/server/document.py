@@ -107,8 +107,9 @@ def openapi(app: FastAPI, models: Sequence[type[BaseModel]], *, secured: bool) -
             for status, about in _STATUSES.items():
                 operation["responses"].setdefault(status, {"description": about, "content": failure})
     if secured:
-        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"bearer": []}]
+        key = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}, "key": key}
+        document["security"] = [{"bearer": []}, {"key": []}]
     return document
 
 

@@ -48,6 +48,13 @@ def routes(text: TextPipeline) -> list[tuple[str, str]]:
     return [(method, path.replace("{model:path}", "scripted")) for method, path in found]
 
 
+def test_the_document_says_how_keys_are_sent(locked: Running) -> None:
+    document = httpx.get(f"{locked.url}/openapi.json", headers={"x-api-key": KEYS[0]}).json()
+    schemes = {name: scheme["type"] for name, scheme in document["components"]["securitySchemes"].items()}
+    assert schemes == {"bearer": "http", "key": "apiKey"}
+    assert document["security"] == [{name: []} for name in schemes]
+
+
 def test_every_route_but_the_public_ones_needs_a_key(locked: Running, text: TextPipeline) -> None:
     walked = routes(text)
     assert {path for _, path in walked} > PUBLIC_PATHS
