@@ -234,12 +234,16 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 async def open_within_context(service: Service, request: GenerationRequest) -> Answer:
     """Starts a request; one that asks for more tokens than the context has room for gets as many as there is room."""
+    unbounded = replace(request, sampling=replace(request.sampling, max_tokens=None))
+    wanted, context = request.sampling.max_tokens, service.max_model_len()
+    if wanted is not None and context is not None and wanted >= context:
+        return await Answer.open(service, [unbounded])
     try:
         return await Answer.open(service, [request])
     except ContextLengthError as error:
         if error.param != "max_tokens":
             raise
-    return await Answer.open(service, [replace(request, sampling=replace(request.sampling, max_tokens=None))])
+    return await Answer.open(service, [unbounded])
 
 
 async def _disconnected(receive: Receive) -> None:

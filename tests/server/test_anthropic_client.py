@@ -78,11 +78,12 @@ def test_sampling(api: anthropic.Anthropic, server: Running) -> None:
     assert (second.temperature, second.top_p, second.top_k, second.max_tokens) == (0.25, 0.5, 7, 2)
 
 
-def test_more_tokens_than_fit_end_with_the_context(api: anthropic.Anthropic, server: Running) -> None:
+@pytest.mark.parametrize("beyond", [-1, 10**9])
+def test_more_tokens_than_fit_end_with_the_context(api: anthropic.Anthropic, server: Running, beyond: int) -> None:
     context = server.client.info.max_model_len
     server.runner.script = server.runner.script[:-1]  # never ends by itself
     try:
-        stream = api.messages.create(model="scripted", max_tokens=10**9, messages=HELLO, stream=True)
+        stream = api.messages.create(model="scripted", max_tokens=context + beyond, messages=HELLO, stream=True)
         events = list(stream)
     finally:
         server.runner.script = (*server.runner.script, server.runner.seen[0].stop_ids[0])
