@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import anthropic
 import httpx
+import jsonschema
 import ollama
 import openai
 import pytest
@@ -103,6 +104,18 @@ def test_anthropic_calls_a_tool_and_goes_on(
     further = claude.messages.create(**{**asked, "messages": [*dialogue["messages"], *turns]}, extra_body=GREEDY)
     assert further.usage.cache_read_input_tokens > answer.usage.input_tokens // 2
     assert any(block.type == "text" and block.text for block in further.content)
+
+
+def test_anthropic_must_call_a_tool(claude: anthropic.Anthropic, dialogue: dict[str, Any]) -> None:
+    asked = {**in_anthropic(dialogue), "messages": [{"role": "user", "content": "Hello!"}]}
+    schemas = {tool["name"]: tool["input_schema"] for tool in asked["tools"]}
+    name = list(schemas)[-1]
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": name}):
+        answer = claude.messages.create(**asked, tool_choice=choice, extra_body=GREEDY)
+        uses = [block for block in answer.content if block.type == "tool_use"]
+        assert len(uses) == 1
+        jsonschema.validate(uses[0].input, schemas[uses[0].name])
+    assert uses[0].name == name
 
 
 def test_anthropic_follows_a_schema(claude: anthropic.Anthropic) -> None:
