@@ -134,6 +134,56 @@ void pointwise(Random& random, std::int64_t tokens, std::int64_t size) {
             require(taken[at(r * size + i)] == a[at(index[r] * size + i)], "a row taken");
 }
 
+// What several streams of activations are mixed with; parts end where their buffer does.
+void streams(Random& random, std::int64_t tokens, std::int64_t size) {
+    const std::int64_t stride = size + 3;
+    const Floats x = normals(random, tokens * size), like = normals(random, tokens * size, 3.0f);
+    const Floats wide = normals(random, tokens * stride), row = normals(random, size);
+    const Columns part{wide.data() + 3, stride};
+    const auto of_part = [&](std::int64_t t, std::int64_t i) { return wide[at(t * stride + 3 + i)]; };
+    Floats product(x.size()), by_row(x.size()), mixed(x.size()), matched(x.size()), kept(x.size());
+    run(ops().multiply, {x.data(), part, tokens, size, product.data()});
+    run(ops().multiply, {x.data(), {row.data(), 0}, tokens, size, by_row.data()});
+    const Columns weights{wide.data() + stride - 2, stride};  // the last two columns
+    run(ops().weighted_sum, {x.data(), {like.data(), x.data()}, 2, weights, tokens, size, mixed.data()});
+    run(ops().match_rms, {x.data(), like.data(), tokens, size, 1e-5f, matched.data()});
+    run(ops().statistical_topk, {part, tokens, size, 0.5f, kept.data()});
+    for (std::int64_t t = 0; t < tokens; ++t) {
+        double own = 0, wanted = 0, mean = 0, spread = 0;
+        for (std::int64_t i = 0; i < size; ++i) {
+            own += double(x[at(t * size + i)]) * x[at(t * size + i)];
+            wanted += double(like[at(t * size + i)]) * like[at(t * size + i)];
+            mean += of_part(t, i) / double(size);
+        }
+        for (std::int64_t i = 0; i < size; ++i) spread += (of_part(t, i) - mean) * (of_part(t, i) - mean);
+        const double cut = mean + 0.5 * std::sqrt(spread / double(size));
+        for (std::int64_t i = 0; i < size; ++i) {
+            const std::size_t j = at(t * size + i);
+            require(product[j] == x[j] * of_part(t, i), "a product");
+            require(by_row[j] == x[j] * row[at(i)], "a product with one row");
+            const double sum = x[j] + double(weights.at(t)[0]) * like[j] + double(weights.at(t)[1]) * x[j];
+            require(std::fabs(sum - mixed[j]) < 2e-5, "a weighted sum");
+            near(x[j] * std::sqrt(wanted / std::max(own, 1e-5 * double(size))), matched[j], "a size matched", 1e-5);
+            require(std::fabs(std::max(0.0, of_part(t, i) - cut) - kept[j]) < 2e-5, "what lies above the cut");
+        }
+    }
+}
+
+void rotated_heads(Random& random, std::int64_t tokens, std::int64_t heads, std::int64_t dim, std::int64_t rotary) {
+    const Floats x = normals(random, tokens * heads * dim), cos = normals(random, tokens * rotary);
+    const Floats sin = normals(random, tokens * rotary);
+    Floats out(x.size());
+    run(ops().rotate, {x.data(), cos.data(), sin.data(), tokens, heads, dim, rotary, out.data()});
+    for (std::int64_t t = 0; t < tokens; ++t)
+        for (std::int64_t h = 0; h < heads; ++h)
+            for (std::int64_t i = 0; i < dim; ++i) {
+                const std::size_t head = at((t * heads + h) * dim), j = head + at(i), table = at(t * rotary + i);
+                const std::int64_t other = (i + rotary / 2) % rotary;
+                const double want = i < rotary ? double(x[j]) * cos[table] + double(x[head + at(other)]) * sin[table] : x[j];
+                require(std::fabs(want - out[j]) < 1e-5, "a rotated head");
+            }
+}
+
 void routing(Random& random, std::int64_t tokens, std::int64_t experts, std::int64_t top_k) {
     Floats logits = normals(random, tokens * experts, 2.0f), weights(at(tokens * top_k));
     for (float& x : logits) x = random() % 4 ? x : std::round(x);  // ties
@@ -183,6 +233,11 @@ int main() {
             norms(random, 5, size);
             activations(random, 3, size);
             pointwise(random, 4, size);
+            streams(random, 3, size);
+        }
+        for (const std::int64_t dim : {8, 64, 256}) {
+            rotated_heads(random, 3, 2, dim, dim);
+            rotated_heads(random, 2, 3, dim, dim / 2);
         }
         routing(random, 9, 8, 2);
         routing(random, 40, 128, 8);
