@@ -212,3 +212,32 @@ def test_ollama_without_thinking_tells_none() -> None:
     call = replace(OLLAMA, thinking=False)
     whole = asyncio.run(ollama_reply.Reply(call, answer(0), SimpleNamespace()).whole())  # type: ignore[arg-type]
     assert "thinking" not in whole["message"]
+
+
+def test_white_space_alone_is_no_block() -> None:
+    told = Told([*[Delta(0, text=" \n")] * 100_000, Delta(0, text="a"), Delta(0, text=" "), Delta(0, text="b")])
+    events = events_of(Told([*told.given, Delta(0, finish_reason=FinishReason.STOP)]))
+    assert gathered(events)["content"][0]["text"] == " \n" * 100_000 + "a b"
+    blank = Told([Delta(0, text=" \n"), Delta(0, finish_reason=FinishReason.STOP)])
+    assert gathered(events_of(blank))["content"] == []
+
+
+@pytest.mark.parametrize("field", ["text", "reasoning", "arguments"])
+def test_long_answers_take_no_longer_a_piece(field: str) -> None:
+    """4 MB in 200,000 pieces; copied whole for each piece they would take minutes."""
+    piece, count = "x" * 20, 200_000
+    if field == "arguments":
+        head, *rest = (ToolCallDelta(0, arguments=text) for text in ('{"a": "', *[piece] * count, '"}'))
+        deltas = [Delta(0, tool_calls=(call,)) for call in (replace(head, id="call_0", name="book"), *rest)]
+    else:
+        deltas = [Delta(0, **{field: piece}) for _ in range(count)]  # type: ignore[arg-type]
+    told = Told([*deltas, Delta(0, finish_reason=FinishReason.STOP)])
+    started = time.monotonic()
+    block = asyncio.run(anthropic_reply.Reply(ANTHROPIC, told).whole())["content"][0]  # type: ignore[arg-type]
+    message = asyncio.run(ollama_reply.Reply(OLLAMA, told, SimpleNamespace()).whole())["message"]  # type: ignore[arg-type]
+    assert time.monotonic() - started < 20
+    if field == "arguments":
+        assert block["input"] == message["tool_calls"][0]["function"]["arguments"] == {"a": piece * count}
+    else:
+        said = block["text" if field == "text" else "thinking"], message["content" if field == "text" else "thinking"]
+        assert said == (piece * count, piece * count)

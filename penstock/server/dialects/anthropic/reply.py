@@ -14,6 +14,7 @@ from penstock.server.tool_calls import arguments_of
 
 PING = event({"type": "ping"}, "ping")
 _Event = dict[str, Any]
+_JSON = "partial_json"
 
 
 class Reply:
@@ -25,7 +26,7 @@ class Reply:
         self._blocks = -1  # number of the last one
         self._open: tuple[str, int] | None = None  # its kind, and which call it is
         self._thought = hashlib.sha256()
-        self._blank = ""  # white space that may turn out to be the beginning of a text
+        self._blank: list[str] = []  # white space that may turn out to be the beginning of a text
         self._called = False
         self._last = Delta(0, finish_reason=FinishReason.STOP)
 
@@ -40,21 +41,22 @@ class Reply:
         """The complete message."""
         message: dict[str, Any] = {}
         content: list[dict[str, Any]] = []
-        arguments = ""
+        pieces: dict[str, list[str]] = {}  # of the open block, by field
         async for body in self._walk():
             match body:
                 case {"type": "message_start", "message": message}:
                     pass
                 case {"type": "content_block_start", "content_block": block}:
                     content.append(block)
-                    arguments = ""
-                case {"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": piece}}:
-                    arguments += piece
-                case {"type": "content_block_delta", "delta": {"type": kind, **rest}}:
-                    name = kind.removesuffix("_delta")
-                    content[-1][name] += rest[name]
-                case {"type": "content_block_stop"} if arguments:
-                    content[-1]["input"] = arguments_of(arguments)
+                    pieces = {}
+                case {"type": "content_block_delta", "delta": delta}:
+                    name = delta["type"].removesuffix("_delta")
+                    pieces.setdefault(name, []).append(delta[_JSON if name == "input_json" else name])
+                case {"type": "content_block_stop"}:
+                    told = {name: "".join(texts) for name, texts in pieces.items()}
+                    if arguments := told.pop("input_json", ""):
+                        content[-1]["input"] = arguments_of(arguments)
+                    content[-1] |= told
                 case {"type": "message_delta", "delta": ending, "usage": usage}:
                     message |= {**ending, "content": content, "usage": usage}
         return message
@@ -107,21 +109,21 @@ class Reply:
             self._thought.update(delta.reasoning.encode("utf-8", "replace"))
             if not self._call.hide_thinking:
                 yield self._piece({"type": "thinking_delta", "thinking": delta.reasoning})
-        text = self._blank + delta.text
-        self._blank = ""
-        if text and (self._open == ("text", 0) or not text.isspace()):
+        if delta.text.isspace() and self._open != ("text", 0):
+            self._blank.append(delta.text)
+        elif delta.text:
             yield from self._enter("text", {"text": ""})
-            yield self._piece({"type": "text_delta", "text": text})
-        else:
-            self._blank = text
+            yield self._piece({"type": "text_delta", "text": "".join((*self._blank, delta.text))})
+            self._blank.clear()
         for call in delta.tool_calls:
             yield from self._call_piece(call)
 
     def _call_piece(self, call: ToolCallDelta) -> Iterator[_Event]:
-        self._called, self._blank = True, ""
+        self._called = True
+        self._blank.clear()
         yield from self._enter("tool_use", {"id": call.id, "name": call.name, "input": {}}, call.index)
         if call.arguments:
-            yield self._piece({"type": "input_json_delta", "partial_json": call.arguments})
+            yield self._piece({"type": "input_json_delta", _JSON: call.arguments})
 
     def _enter(self, kind: str, fields: dict[str, Any], index: int = 0) -> Iterator[_Event]:
         """Makes a block the open one."""

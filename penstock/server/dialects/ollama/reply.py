@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class Reply:
         self._token_ids: list[int] = []
         self._tokens = 0
         self._tool_call: ToolCallDelta | None = None  # whose arguments are still coming in
+        self._arguments: list[str] = []
 
     async def lines(self) -> AsyncIterator[bytes]:
         """The lines of a stream."""
@@ -53,10 +54,20 @@ class Reply:
 
     async def whole(self) -> dict[str, Any]:
         """The complete object."""
-        total: dict[str, Any] = {}
-        async for part in self._walk():
-            total = _added(total, part)
-        return total
+        texts: dict[str, list[str]] = {}
+        lists: dict[str, list[Any]] = {}
+        last: dict[str, Any] = {}
+        async for last in self._walk():
+            for name, value in {**last, **last.get("message", {})}.items():
+                if name in ("response", "content", "thinking"):
+                    texts.setdefault(name, []).append(value)
+                elif name in ("tool_calls", "logprobs"):
+                    lists.setdefault(name, []).extend(value)
+        said = {name: "".join(pieces) for name, pieces in texts.items()} | lists
+        if not self._call.chat:
+            return last | said
+        beside = {name: said.pop(name) for name in ("logprobs",) if name in said}
+        return {**last, **beside, "message": last["message"] | said}
 
     async def _walk(self) -> AsyncIterator[dict[str, Any]]:
         async for _, delta in self._answer.deltas():
@@ -97,17 +108,20 @@ class Reply:
         """The calls that are complete with these pieces."""
         complete: list[dict[str, Any]] = []
         for piece in pieces:
-            open_call = self._tool_call
-            if open_call is None or piece.index != open_call.index:
-                complete += _call_object(open_call)
+            if self._tool_call is None or piece.index != self._tool_call.index:
+                complete += self._finished_call()
                 self._tool_call = piece
-            else:
-                arguments = open_call.arguments + piece.arguments
-                self._tool_call = ToolCallDelta(open_call.index, open_call.id, open_call.name, arguments)
-        if ended:
-            complete += _call_object(self._tool_call)
-            self._tool_call = None
-        return complete
+            self._arguments.append(piece.arguments)
+        return [*complete, *self._finished_call()] if ended else complete
+
+    def _finished_call(self) -> list[dict[str, Any]]:
+        """The call whose arguments came in, if there is one."""
+        call, arguments = self._tool_call, "".join(self._arguments)
+        self._tool_call, self._arguments = None, []
+        if call is None:
+            return []
+        function = {"index": call.index, "name": call.name, "arguments": arguments_of(arguments)}
+        return [{"id": call.id, "function": function}]
 
     def _figures(self) -> dict[str, Any]:
         """Counts, and durations in ns; that of loading is the wait for a place in the batch."""
@@ -124,21 +138,3 @@ class Reply:
         if not self._call.keeps_context:
             return figures
         return {**figures, "context": [*answer.generations[0].prompt_ids, *self._token_ids]}
-
-
-def _call_object(call: ToolCallDelta | None) -> list[dict[str, Any]]:
-    if call is None:
-        return []
-    function = {"index": call.index, "name": call.name, "arguments": arguments_of(call.arguments)}
-    return [{"id": call.id, "function": function}]
-
-
-def _added(total: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """What a stream's lines up to one say together: texts and lists are joined, the rest is the newest."""
-    result = {**total, **part}
-    for name in ("response", "thinking", "content", "tool_calls", "logprobs"):
-        if name in total:
-            result[name] = total[name] + part[name] if name in part else total[name]
-    if "message" in total:
-        result["message"] = _added(total["message"], part["message"])
-    return result
