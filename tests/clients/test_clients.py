@@ -27,6 +27,7 @@ OFFLINE = {
     "HTTPS_PROXY": "http://127.0.0.1:9",  # what would go elsewhere fails at once
     "NO_PROXY": "127.0.0.1,localhost",
 }
+pytestmark = pytest.mark.timeout(300)  # the first of a script waits for all of it
 Results = Callable[[str], dict[str, str]]
 
 
@@ -51,7 +52,7 @@ def results() -> Iterator[Results]:
             [str(PYTHON), str(HERE / f"{script}.py"), served.url],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=240,
             env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **OFFLINE},
             check=False,
         )

@@ -58,12 +58,16 @@ def tools(url: str) -> None:
     _conversation(model(url))
 
 
-def tools_streamed(url: str) -> None:
-    bound = model(url).bind_tools([GetWeather])
-    whole = None
+def _streamed(chat: ChatOpenAI) -> None:
+    bound = chat.bind_tools([GetWeather])
+    whole: Any = None
     for piece in bound.stream(WEATHER):
         whole = piece if whole is None else whole + piece
     assert whole.tool_calls[0]["name"] == "GetWeather" and whole.tool_calls[0]["args"] == {"city": "London"}
+
+
+def tools_streamed(url: str) -> None:
+    _streamed(model(url))
 
 
 def tools_forced(url: str) -> None:
@@ -96,6 +100,10 @@ def responses_tools(url: str) -> None:
     _conversation(model(url, use_responses_api=True))
 
 
+def responses_tools_streamed(url: str) -> None:
+    _streamed(model(url, use_responses_api=True))
+
+
 def responses_structured(url: str) -> None:
     found = model(url, use_responses_api=True).with_structured_output(Booking, method="json_schema").invoke(HELLO)
     assert isinstance(found, Booking)
@@ -104,5 +112,5 @@ def responses_structured(url: str) -> None:
 if __name__ == "__main__":
     main(
         *(chat, stream, tools, tools_streamed, tools_forced, structured),
-        *(responses, responses_continued, responses_tools, responses_structured),
+        *(responses, responses_continued, responses_tools, responses_tools_streamed, responses_structured),
     )

@@ -86,6 +86,10 @@ def responses(url: str) -> None:
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
 
 
+def anthropic_structured(url: str) -> None:
+    _structured(url, "anthropic")
+
+
 def anthropic(url: str) -> None:
     _chat(url, "anthropic")
     _stream(url, "anthropic")
@@ -111,5 +115,5 @@ def ollama_structured(url: str) -> None:
 if __name__ == "__main__":
     main(
         *(chat, stream, tools, tools_streamed, structured, responses),
-        *(anthropic, anthropic_tools, ollama, ollama_tools, ollama_structured),
+        *(anthropic, anthropic_tools, anthropic_structured, ollama, ollama_tools, ollama_structured),
     )

@@ -58,6 +58,27 @@ def agent_with_a_tool(url: str) -> None:
     _with_tool(_agent(url))
 
 
+def _with_tool_streamed(agent: Agent[None, Any]) -> None:
+    asked = []
+
+    @agent.tool_plain
+    def GetWeather(city: str) -> str:
+        """Get the weather of a certain location on a date."""
+        asked.append(city)
+        return FOUND
+
+    async def work() -> str:
+        async with agent.run_stream(WEATHER) as result:
+            return str(await result.get_output())
+
+    assert asyncio.run(work())
+    assert asked == ["London"]
+
+
+def agent_with_a_tool_streamed(url: str) -> None:
+    _with_tool_streamed(_agent(url))
+
+
 def structured_by_tool(url: str) -> None:
     assert isinstance(_agent(url, output_type=ToolOutput(Booking)).run_sync(HELLO).output, Booking)
 
@@ -77,6 +98,10 @@ def responses_agent_with_a_tool(url: str) -> None:
     _with_tool(_agent(url, OpenAIResponsesModel))
 
 
+def responses_agent_with_a_tool_streamed(url: str) -> None:
+    _with_tool_streamed(_agent(url, OpenAIResponsesModel))
+
+
 def responses_structured(url: str) -> None:
     agent = _agent(url, OpenAIResponsesModel, output_type=NativeOutput(Booking))
     assert isinstance(agent.run_sync(HELLO).output, Booking)
@@ -84,6 +109,6 @@ def responses_structured(url: str) -> None:
 
 if __name__ == "__main__":
     main(
-        *(chat, stream, agent_with_a_tool, structured_by_tool, structured),
-        *(responses, responses_agent_with_a_tool, responses_structured),
+        *(chat, stream, agent_with_a_tool, agent_with_a_tool_streamed, structured_by_tool, structured),
+        *(responses, responses_agent_with_a_tool, responses_agent_with_a_tool_streamed, responses_structured),
     )

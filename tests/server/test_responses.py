@@ -181,6 +181,17 @@ def test_background_survives_its_client(api: openai.OpenAI, server: Running) -> 
     assert "".join(text) == ANSWER == rest[-1].response.output_text
 
 
+def test_the_clients_helper_follows_what_runs_in_the_background(api: openai.OpenAI, server: Running) -> None:
+    server.runner.delay = 0.02
+    name = api.responses.create(model="scripted", input="Hello", background=True).id
+    with api.responses.stream(response_id=name) as stream:
+        numbers = [event.sequence_number for event in stream]
+        assert stream.get_final_response().output_text == ANSWER
+    with api.responses.stream(response_id=name, starting_after=4) as stream:
+        assert [event.sequence_number for event in stream] == numbers[5:]
+        assert stream.get_final_response().output_text == ANSWER
+
+
 def test_cancel(api: openai.OpenAI, server: Running) -> None:
     server.runner.delay = 0.05
     answer = api.responses.create(model="scripted", input="Hello", background=True)

@@ -104,6 +104,7 @@ class ResponsesBody(InputTokensBody, SamplingBody):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 class RetrieveQuery(Query):
