@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from penstock.async_llm import AsyncLLM as AsyncLLM
     from penstock.core.constraint import Grammar as Grammar
     from penstock.core.constraint import GrammarKind as GrammarKind
+    from penstock.core.constraint import ToolChoice as ToolChoice
+    from penstock.core.constraint import ToolMode as ToolMode
     from penstock.core.sampling import SamplingParams as SamplingParams
     from penstock.llm import LLM as LLM
     from penstock.search.beam import BeamParams as BeamParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "BeamParams", "Grammar", "GrammarKind", "SamplingParams", "__version__"]
+__all__ = [
+    *("LLM", "AsyncLLM", "BeamParams", "Grammar", "GrammarKind", "SamplingParams", "ToolChoice", "ToolMode"),
+    "__version__",
+]
 
 _HOMES = (
     ("LLM", "penstock.llm"),
@@ -30,6 +35,8 @@ _HOMES = (
     ("BeamParams", "penstock.search.beam"),
     ("Grammar", "penstock.core.constraint"),
     ("GrammarKind", "penstock.core.constraint"),
+    ("ToolChoice", "penstock.core.constraint"),
+    ("ToolMode", "penstock.core.constraint"),
 )
 
 

@@ -18,7 +18,7 @@ from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
-from penstock.core.constraint import Grammar, GrammarKind
+from penstock.core.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineStats, GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -120,6 +120,9 @@ class AsyncLLM:
         params: Params = None,
         *,
         tools: Sequence[Message] | None = None,
+        tool_choice: ToolChoice = ANY_TOOL,
+        parse: bool = False,
+        thinking_budget: int | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -133,6 +136,9 @@ class AsyncLLM:
             sampling,
             messages=tuple(messages),
             tools=None if tools is None else tuple(tools),
+            tool_choice=tool_choice,
+            parse=parse,
+            thinking_budget=thinking_budget,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs or {},

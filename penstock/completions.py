@@ -9,9 +9,18 @@ from typing import Any
 from penstock.config.errors import EngineDeadError
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason, GenerationRequest
-from penstock.engine.api import Delta
+from penstock.engine.api import Delta, ToolCallDelta
 from penstock.engine.frontend import Frontend
 from penstock.engine.generation import TextGeneration
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function: its id, its name and its arguments, a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class CompletionOutput:
         finish_reason: "stop", "length", "cancelled" or "error".
         stop_reason: the stop string or stop token id that ended it; None for end-of-sequence or length.
         error: a sentence when finish_reason is "error".
+        reasoning, tool_calls: told apart from the text where that was asked for.
     """
 
     index: int
@@ -35,6 +45,8 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None
     error: str | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +78,23 @@ class _Parts:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         self.text.append(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs)
+        self.reasoning.append(delta.reasoning)
+        self.calls.extend(delta.tool_calls)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        arguments: dict[int, list[str]] = {}
+        for piece in self.calls:
+            arguments.setdefault(piece.index, []).append(piece.arguments)
+        begun = [piece for piece in self.calls if piece.id is not None]
+        return tuple(ToolCall(call.id or "", call.name or "", "".join(arguments[call.index])) for call in begun)
 
 
 async def collect(generation: TextGeneration, n: int) -> Completion:
@@ -91,6 +115,8 @@ async def collect(generation: TextGeneration, n: int) -> Completion:
                 delta.finish_reason,
                 delta.stop_reason,
                 delta.error,
+                "".join(part.reasoning),
+                part.tool_calls,
             )
     if len(outputs) < n:
         raise EngineDeadError("The answer was closed before it ended.")

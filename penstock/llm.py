@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from penstock.async_llm import AsyncLLM, Message, Params, Progress, Prompt, gather
 from penstock.completions import Completion
 from penstock.config.errors import ConfigError, EngineDeadError
+from penstock.core.constraint import ANY_TOOL, ToolChoice
 from penstock.core.request import EngineStats
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineInfo
@@ -119,6 +120,9 @@ class LLM:
         params: Params | Sequence[SamplingParams] = None,
         *,
         tools: Sequence[Message] | None = None,
+        tool_choice: ToolChoice = ANY_TOOL,
+        parse: bool = False,
+        thinking_budget: int | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -132,12 +136,15 @@ class LLM:
             messages: a list of messages, or a list of such lists.
             params, priority, cache_salt, sampling: as in `generate`.
             tools: function declarations as OpenAI spells them, offered to the model in every conversation.
+            tool_choice: whether they may or must be called; to require calls, `parse` is needed.
+            parse: tell reasoning and tool calls apart from the text, as docs/tools.md says.
+            thinking_budget: most tokens of reasoning, with `parse`.
             add_generation_prompt: end the prompt with the start of an assistant turn.
             continue_final_message: let the model go on with the last message instead.
             template_kwargs: further variables for the template.
 
         Returns:
-            One Completion a conversation, in order; tool calls are in its text as the model writes them.
+            One Completion a conversation, in order; unless parsed, tool calls are in its text as the model writes them.
 
         Raises:
             RequestError: as in `generate`; also without a chat template, or where the template refuses the messages.
@@ -147,6 +154,9 @@ class LLM:
         make = functools.partial(
             self._async.chat,
             tools=tools,
+            tool_choice=tool_choice,
+            parse=parse,
+            thinking_budget=thinking_budget,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,

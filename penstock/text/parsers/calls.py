@@ -206,8 +206,9 @@ class CallReader:
         self.announce(name)
 
     def _send(self, text: str) -> None:
-        self._sent = True
-        self.argue(text)
+        if text:
+            self._sent = True
+            self.argue(text)
 
     def _further(self) -> Reader[None]:
         """Calls that begin with the lead, until the section's end or other text."""

@@ -189,8 +189,8 @@ def choose(template: str, tools: str | None = None, reasoning: str | None = None
         found.calls if found else None,
         thought.reasoning if thought else None,
         (found.channels if found else None) or (thought.channels if thought else None),
-        tools or (found.tool_names[0] if found else ""),
-        reasoning or (thought.reasoning_names[0] if thought else ""),
+        (tools or found.tool_names[0]) if found else "",
+        (reasoning or thought.reasoning_names[0]) if thought else "",
     )
 
 

@@ -16,6 +16,21 @@ _FREE: Final = r"/(.|\n)*/"
 _LAYOUT: Final = {"item_separator": ", ", "key_separator": ": "}  # as templates' tojson writes
 _ANYTHING: Final[Mapping[str, Any]] = {"type": "object"}
 _NOTHING: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+_PLAIN: Final = frozenset(
+    (
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "title",
+        "description",
+        "$defs",
+        "definitions",
+        "$schema",
+    )
+)
+_ANY_ORDER: Final = 6  # parameters that may come in any order; more come as they are declared
+_MAX_RULES: Final = 2_000
 _MAX_DEPTH: Final = 8
 
 
@@ -65,6 +80,14 @@ class _Term:
 
 
 _Parts = list[str | _Term]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of several parts: how it is written as the first of them, and behind others."""
+
+    first: tuple[str | _Term, ...]
+    later: tuple[str | _Term, ...]
 
 
 @dataclass(slots=True)
@@ -150,7 +173,7 @@ class _Writer:
         schema = function.schema if function.held else _ANYTHING
         schema = _closed(schema) if isinstance(schema, Mapping) else _NOTHING
         if "{object}" in self.calls.call:
-            arguments = _Term(self._rule(_json(schema)))
+            arguments = _Term(self._rule(self._arguments(schema)))
             written = self._filled(
                 self.calls.object, name=json.dumps(function.name, ensure_ascii=False), arguments=arguments
             )
@@ -175,29 +198,54 @@ class _Writer:
         return parts
 
     def _arguments(self, schema: Mapping[str, Any]) -> str:
-        kind = self.calls.arguments
-        if kind is Syntax.JSON:
-            return _json(schema)
+        kind, known = self.calls.arguments, properties(schema)
+        required = schema.get("required")
+        needed = set(required) if isinstance(required, list) else set()
         if kind is Syntax.GEMMA:
             return self._gemma(schema, 0)
-        known, required = properties(schema), schema.get("required")
-        needed = set(required) if isinstance(required, list) else set()
+        if kind is Syntax.JSON:
+            if not known or set(schema) - _PLAIN or schema.get("additionalProperties") or needed - known.keys():
+                return _json(schema)
+            values = [_Term(self._rule(_json(kept))) for kept in known.values()]
+            keys = [json.dumps(name, ensure_ascii=False) + ": " for name in known]
+            parts = [_Part(("{" + key, value), (", " + key, value)) for key, value in zip(keys, values, strict=True)]
+            return self._in_order(parts, [name in needed for name in known], "}", "{}") or _json(schema)
         if kind is Syntax.PYTHON:
-            pairs = [(f"{lark.literal(name + '=')} {_python(kept)}", name in needed) for name, kept in known.items()]
-            return self._listed(pairs, ", ")
-        if not known and schema.get("additionalProperties") is not False:
+            pairs = [(f"{name}=", _Term(_python(kept))) for name, kept in known.items()]
+            parts = [_Part(pair, (", " + pair[0], pair[1])) for pair in pairs]
+        elif not known and schema.get("additionalProperties") is not False:
             return f"{self._rule(self._parameter(None, {}))}*"
-        rules = [self._rule(self._parameter(name, kept)) for name, kept in known.items()]
-        return " ".join(rule if name in needed else f"{rule}?" for rule, name in zip(rules, known, strict=True)) or '""'
+        else:
+            terms = [_Term(self._rule(self._parameter(name, kept))) for name, kept in known.items()]
+            parts = [_Part((term,), (term,)) for term in terms]
+        must = [name in needed for name in known]
+        return self._in_order(parts, must, "", "") or self._as_declared(parts, must)
 
-    def _listed(self, parts: Sequence[tuple[str, bool]], separator: str) -> str:
-        """Parts in their order, those that are not needed left out or not, with separators between."""
-        first, rest = '""', '""'
-        for term, needed in reversed(parts):
-            rule, later = self._rule(term), self._rule(rest)
-            follows = f"{lark.literal(separator)} {rule} {later}"
-            first = f"{rule} {later}" if needed else f"{rule} {later} | {self._rule(first)}"
-            rest = follows if needed else f"({follows}) | {later}"
+    def _in_order(self, parts: Sequence[_Part], must: Sequence[bool], end: str, empty: str) -> str | None:
+        """Parts in any order, each at most once: a rule for every set of parts that may have come; None if too many."""
+        if len(parts) > _ANY_ORDER or len(self._rules) > _MAX_RULES:
+            return None
+        rules: dict[int, str] = {}
+        needed = sum(1 << index for index, must_come in enumerate(must) if must_come)
+        for seen in range(2 ** len(parts) - 1, -1, -1):
+            options = [
+                self._joined([*(part.later if seen else part.first), _Term(rules[seen | 1 << index])])
+                for index, part in enumerate(parts)
+                if not seen >> index & 1
+            ]
+            if not needed & ~seen:
+                options.append(lark.literal(end if seen else empty))
+            rules[seen] = self._rule(" | ".join(options))
+        return rules[0]
+
+    def _as_declared(self, parts: Sequence[_Part], must: Sequence[bool]) -> str:
+        """Parts in their order, those that need not come left out or not."""
+        first = rest = '""'
+        for part, needed in zip(reversed(parts), reversed(must), strict=True):
+            later = _Term(self._rule(rest))
+            start, follow = self._joined([*part.first, later]), self._joined([*part.later, later])
+            first = start if needed else f"{start} | {self._rule(first)}"
+            rest = follow if needed else f"{follow} | {later.text}"
         return self._rule(first)
 
     def _parameter(self, name: str | None, schema: Any) -> str:
@@ -226,11 +274,10 @@ class _Writer:
         if depth < _MAX_DEPTH and isinstance(schema, Mapping):
             if kinds == {"object"} and (known := properties(schema)):
                 needed = schema.get("required") or ()
-                pairs = [
-                    (f"{lark.literal(name + ':')} {self._gemma(kept, depth + 1)}", name in needed)
-                    for name, kept in known.items()
-                ]
-                return f'"{{" {self._listed(pairs, ",")} "}}"'
+                pairs = [(f"{name}:", _Term(self._gemma(kept, depth + 1))) for name, kept in known.items()]
+                parts = [_Part(pair, ("," + pair[0], pair[1])) for pair in pairs]
+                must = [name in needed for name in known]
+                return f'"{{" {self._in_order(parts, must, "", "") or self._as_declared(parts, must)} "}}"'
             if kinds == {"array"}:
                 item = self._rule(self._gemma(schema.get("items", True), depth + 1))
                 return f'"[" ({item} ("," {item})*)? "]"'

@@ -87,7 +87,7 @@ class Reading:
         earlier = sum(len(message.get("tool_calls") or ()) for message in messages)
         tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False)
         last = messages[-1].get("content") if continues and messages else None
-        opened = _opened(format, last if isinstance(last, str) else "", tail)
+        opened = opened_by(format, last if isinstance(last, str) else "", tail)
         kept = None if tools is None else schemas(tools)
         functions = () if tools is None else _functions(tools, must, choice.name)
         return cls(format, kept, opened, key, earlier, functions, must, choice.parallel)
@@ -264,7 +264,14 @@ def _call_id(kind: CallIds, key: str, earlier: int, index: int, name: str) -> st
     return call_id(kind, key, index, name, earlier)
 
 
-def _opened(format: AnswerFormat, continued: str, tail: str) -> bool | None:
+def opened_by(format: AnswerFormat, continued: str, tail: str) -> bool | None:
+    """Whether a prompt has opened the reasoning, None if it has closed it or there is none.
+
+    Args:
+        format: how the model writes.
+        continued: text of a message that the answer goes on with.
+        tail: the prompt's last part.
+    """
     thinks = format.reasoning
     if thinks is None:
         return None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 from penstock.config.errors import PenstockError, RequestError
 from penstock.server.answer import Answer, Service, event
@@ -23,6 +23,12 @@ from penstock.server.dialects.responses.translate import (
 from penstock.server.errors import HttpError, not_ready, shown
 from penstock.server.fitting import shortened
 from penstock.server.responses_store import Record, ResponseStore
+
+_EVENTS = "text/event-stream"
+
+
+async def _nothing() -> None:
+    pass
 
 
 def encoded(told: Event) -> bytes:
@@ -66,8 +72,8 @@ class Responses:
                 raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
             earlier = [*found.input, *found.response["output"]]
         known: dict[str, Item] = {}
-        for name in {name.split("_")[1] for name in references(body.input) if "_" in name}:
-            record = await self.store.get(owner, f"resp_{name}")  # ids of our own items hold that of their response
+        for name in references(body.input):  # ids of our own items hold that of their response
+            record = await self.store.get(owner, "resp_" + name.split("_")[1]) if name.count("_") > 1 else None
             known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
         return earlier + checked_items(body.input, earlier, known, suffix)
 
@@ -135,20 +141,24 @@ class Responses:
                     job.tell(encoded(told))
             finally:
                 await answer.aclose()
-            closing: Iterator[Event] = iter(())
+            last = composer.end()
         except asyncio.CancelledError:
-            shut = self.service.lifecycle.aborted.is_set()
-            closing = (
-                composer.fail(not_ready("The server was shut down.", "shutting_down")) if shut else composer.cancel()
-            )
+            if self.service.lifecycle.aborted.is_set():
+                last = _failed(composer, job, not_ready("The server was shut down.", "shutting_down"))
+            else:
+                last = composer.cancel()
         except Exception as error:
             if not isinstance(error, PenstockError):
                 logging.getLogger("penstock.server").exception("%s failed", call.id)
-            closing = composer.fail(error)
-        for told in closing:
-            job.tell(encoded(told))
-        last = encoded(composer.end())
+            last = _failed(composer, job, error)
+        final = encoded(last)
         try:
-            await asyncio.shield(self.keep(call, composer.response, (*job.events, last)))
+            await asyncio.shield(self.keep(call, composer.response, (*job.events, final)))
         finally:
-            job.tell(last)
+            job.tell(final)
+
+
+def _failed(composer: Composer, job: Job, error: BaseException) -> Event:
+    for told in composer.fail(error):
+        job.tell(encoded(told))
+    return composer.end()
