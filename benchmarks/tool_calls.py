@@ -100,6 +100,12 @@ def measure(llm: LLM, asked: Sequence[Turn]) -> dict[str, Any]:
     silent = [output for turn, output in zip(asked, free, strict=True) if not turn.call]
     written = [(turn, call) for turn, output in zip(asked, free, strict=True) for call in output.tool_calls]
     forced = [(turn, call) for turn, output in zip(calling, held, strict=True) for call in output.tool_calls]
+    ended = [
+        (turn, call)
+        for turn, output in zip(calling, held, strict=True)
+        if output.finish_reason.value != "length"
+        for call in output.tool_calls
+    ]
     leaked = sum("tool_call>" in output.text for output in free)
     return {
         "turns": len(asked),
@@ -119,6 +125,8 @@ def measure(llm: LLM, asked: Sequence[Turn]) -> dict[str, Any]:
             "calls": len(forced),
             "valid": sum(is_valid(turn, call.name, call.arguments) for turn, call in forced),
             "cut_off": sum(output.finish_reason.value == "length" for output in held),
+            "calls_that_ended": len(ended),
+            "valid_of_those": sum(is_valid(turn, call.name, call.arguments) for turn, call in ended),
         },
     }
 
@@ -140,7 +148,9 @@ def main() -> None:
         ("auto: of the turns that call in the data, call", auto["called"], calling, auto["called"] / calling),
         ("auto: calls that parse", auto["parsed"], auto["calls"], auto["parsed"] / auto["calls"]),
         ("auto: function right", auto["function_right"], calling, auto["function_right"] / calling),
-        ("required: calls valid against their schema", required["valid"], required["calls"],
+        ("required: calls valid against their schema", required["valid_of_those"], required["calls_that_ended"],
+         required["valid_of_those"] / required["calls_that_ended"]),
+        ("the same, with those that max_tokens cut off", required["valid"], required["calls"],
          required["valid"] / required["calls"]),
         ("required: function right", required["function_right"], calling, required["function_right"] / calling),
     ]  # fmt: skip

@@ -85,6 +85,14 @@ MODEL_FLAGS = (
     flag("seed", int | None, None, _COMPUTE,
          "Where random streams start; equal seeds give equal answers. Default: 0; for `run` another each time."),
 )  # fmt: skip
+PARSER_FLAGS = (
+    flag("tool_call_parser", str | None, None, _MODEL,
+         "Format in which answers call functions, for example hermes; none for none. Default: from the chat template.",
+         metavar="NAME"),
+    flag("reasoning_parser", str | None, None, _MODEL,
+         "Format in which answers reason, for example qwen3; none for none. Default: from the chat template.",
+         metavar="NAME"),
+)  # fmt: skip
 SERVED_NAME_FLAG = flag("served_model_name", str | None, None, _MODEL, "The name clients use. Default: the folder's.")
 SERVER_FLAGS = (
     flag("host", str, "127.0.0.1", _NETWORK, "Address to listen on; a public one needs --api-key."),
@@ -170,7 +178,7 @@ def takes(
 
 takes_engine_options = takes("engine", MODEL_FLAGS, _engine_options)
 takes_freely_seeded_engine_options = takes("engine", MODEL_FLAGS, _freely_seeded)
-takes_named_engine_options = takes("engine", (*MODEL_FLAGS, SERVED_NAME_FLAG), _engine_options)
+takes_named_engine_options = takes("engine", (*MODEL_FLAGS, *PARSER_FLAGS, SERVED_NAME_FLAG), _engine_options)
 takes_server_options = takes("server", SERVER_FLAGS, _server_options)
 takes_sampling = takes("sampling", SAMPLING_FLAGS, _sampling)
 

@@ -38,6 +38,8 @@ class EngineOptions:
         policy: "fcfs" or "priority".
         depth: plans in flight while the next is made (0 or 1).
         seed: seed of requests that bring none.
+        tool_call_parser, reasoning_parser: names of the formats in which answers call functions and reason
+            (docs/tools.md), "none" for none; None finds them from the chat template.
     """
 
     model: str = "penstock-concierge"
@@ -61,6 +63,8 @@ class EngineOptions:
     policy: str = "fcfs"
     depth: int = 0
     seed: int = 0
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("dtype", "kv_cache_dtype"):

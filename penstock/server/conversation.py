@@ -12,7 +12,7 @@ from penstock.server.body import parse_json
 from penstock.server.errors import bad_value
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "refusal")
+_TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
 FUNCTION_FIELDS: tuple[tuple[str, type, str], ...] = (
     ("description", str, "a string"),
     ("parameters", dict, "an object"),
@@ -135,7 +135,7 @@ def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:
 
 
 def template_kwargs(
-    given: Mapping[str, Any] | None, effort: str | None, **fields: str | Sequence[Mapping[str, Any]] | None
+    given: Mapping[str, Any] | None, effort: str | None, **fields: str | int | Sequence[Mapping[str, Any]] | None
 ) -> Mapping[str, Any]:
     """Further variables for the template; `fields` are the request's own, which count for more.
 
@@ -159,7 +159,7 @@ def thinking_variables(mode: str | None, effort: str | None = None, budget: int 
         effort: "low", "medium", "high" or None.
         budget: tokens the model is told it may think for.
     """
-    variables: dict[str, Any] = {"reasoning_effort": effort, "thinking_budget": budget}
+    variables: dict[str, Any] = {"reasoning_effort": effort, "thinking_effort": effort, "thinking_budget": budget}
     if mode is not None:
         on = mode != "disabled"
         variables |= {"enable_thinking": on, "thinking": on, "thinking_mode": mode}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
 from penstock.engine.text_pipeline import TextPipeline
-from tests.server.support import Running, script_of
+from penstock.text.parsers.format import choose
+from tests.server.support import Running, running, script_of
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TOOL = {
@@ -79,6 +81,75 @@ def test_functions_of_old(api: openai.OpenAI) -> None:
     assert message.tool_calls is None
     assert message.function_call is not None
     assert json.loads(message.function_call.arguments) == ARGUMENTS[0]
+
+
+THOUGHT = "<think>\nTwo seats.\n</think>\n\nHere you are."
+
+
+@pytest.fixture(scope="module")
+def thinking(text: TextPipeline) -> Iterator[Running]:
+    """A server whose model reasons before it answers."""
+    with running(replace(text, answers=choose("<tool_call></think>"))) as server:
+        server.runner.script = script_of(text, THOUGHT)
+        yield server
+
+
+@pytest.fixture
+def thinker(thinking: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0) as api:
+        yield api
+
+
+def test_reasoning_is_told_apart(thinker: openai.OpenAI, text: TextPipeline) -> None:
+    answer = thinker.chat.completions.create(model="scripted", messages=HELLO)  # type: ignore[arg-type]
+    message: Any = answer.choices[0].message
+    assert (message.reasoning_content, message.reasoning) == ("Two seats.", "Two seats.")
+    assert message.content == "Here you are."
+    counted = len(text.tokenizer.encode("<think>\nTwo seats.\n</think>", add_special_tokens=False))
+    assert abs(answer.usage.completion_tokens_details.reasoning_tokens - counted) <= 8  # what begins it is in pieces
+    parts: list[Any] = list(thinker.chat.completions.create(model="scripted", messages=HELLO, stream=True))  # type: ignore
+    deltas = [part.choices[0].delta for part in parts]
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Two seats."
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == "Two seats."
+    assert "".join(delta.content or "" for delta in deltas) == "Here you are."
+
+
+def test_reasoning_may_be_left_out(thinker: openai.OpenAI) -> None:
+    asked: Any = {"model": "scripted", "messages": HELLO, "extra_body": {"include_reasoning": False}}
+    message: Any = thinker.chat.completions.create(**asked).choices[0].message
+    assert message.content == "Here you are."
+    assert not hasattr(message, "reasoning_content")
+    parts: list[Any] = list(thinker.chat.completions.create(**asked, stream=True))
+    assert not any(hasattr(part.choices[0].delta, "reasoning") for part in parts)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == "Here you are."
+
+
+def test_an_answer_that_goes_on_within_reasoning(thinker: openai.OpenAI, thinking: Running, text: TextPipeline) -> None:
+    before = thinking.runner.script
+    thinking.runner.script = script_of(text, " seats.</think>Here.")
+    messages: Any = [*HELLO, {"role": "assistant", "content": "<think>Two"}]
+    own = {"continue_final_message": True, "add_generation_prompt": False}
+    asked: Any = {"model": "scripted", "messages": messages, "extra_body": own}
+    message: Any = thinker.chat.completions.create(**asked).choices[0].message
+    assert (message.reasoning_content, message.content) == ("seats.", "Here.")
+    messages[-1]["content"] = "<think>Two seats.</think>"
+    message = thinker.chat.completions.create(**asked).choices[0].message
+    assert message.content == " seats.</think>Here."
+    thinking.runner.script = before
+
+
+def test_a_stop_string_within_a_call_closes_it(api: openai.OpenAI) -> None:
+    answer = api.chat.completions.create(model="scripted", messages=HELLO, tools=[TOOL], stop=["Café"])  # type: ignore
+    calls = answer.choices[0].message.tool_calls or []
+    assert json.loads(calls[0].function.arguments) == {"seats": 2, "at": ""}
+
+
+def test_logprobs_beside_calls(api: openai.OpenAI) -> None:
+    asked: Any = {"model": "scripted", "messages": HELLO, "tools": [TOOL], "logprobs": True, "top_logprobs": 1}
+    whole = api.chat.completions.create(**asked).choices[0].logprobs.content
+    parts = list(api.chat.completions.create(**asked, stream=True))
+    streamed = [entry for part in parts if part.choices[0].logprobs for entry in part.choices[0].logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in whole]
 
 
 def test_calls_cut_off_are_closed(api: openai.OpenAI, text: TextPipeline) -> None:

@@ -107,6 +107,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
             body.reasoning_effort,
             chat_template=body.chat_template,
             documents=body.documents,
+            thinking_budget=body.thinking_token_budget,
         ),
         add_special_tokens=bool(body.add_special_tokens),
         priority=body.priority or 0,
