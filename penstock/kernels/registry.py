@@ -18,6 +18,7 @@ class KernelContext:
         dtype: compute type, "float32", "bfloat16" or "float16".
         isa: instruction set of the native library in use ("none" if it could not be loaded).
         kv_type: type of the KV cache, as in `kernels.cache.KV_TYPES`.
+        batch_invariant: a row's results must not depend on how many rows there are, not even in their last bits.
         prefer_reference: take the plain reference everywhere (oracle runs).
     """
 
@@ -26,6 +27,7 @@ class KernelContext:
     isa: str = "none"
     kv_type: str = "float32"
     prefer_reference: bool = False
+    batch_invariant: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +20,8 @@ from penstock.kernels.registry import Implementation, KernelContext
 DEVICES = ("cuda", "interpreter")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "norms": ("rms_norm", "layer_norm"),
+    "activations": ("activate",),
+    "linear": ("packable", "pack_table", "pack_linear", "linear", "gated_linear"),
 }
 
 
@@ -49,8 +52,16 @@ def implementations(device: str) -> tuple[Implementation, ...]:
             found += (Implementation(op, name, _absent, lambda _: reason) for op in ops)
             continue
         family = import_module(f"penstock.kernels.triton.{module}")
-        found += (Implementation(op, name, getattr(family, op), _unless_preferred(family.refuse)) for op in ops)
+        made = (
+            *getattr(family, "variants", _none)(name),
+            *(Implementation(op, name, getattr(family, op), family.refuse) for op in ops),
+        )
+        found += (replace(item, refuse=_unless_preferred(item.refuse)) for item in made)
     return tuple(found)
+
+
+def _none(_: str) -> tuple[Implementation, ...]:
+    return ()
 
 
 def _absent(*_: Any) -> None:

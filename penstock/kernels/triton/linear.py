@@ -1,0 +1,94 @@
+"""Linear layers over packed weights. Plain weights are multiplied by torch, unless results must not depend on rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.kernels.canonical import Canonical
+from penstock.kernels.registry import Implementation, KernelContext
+from penstock.kernels.triton import packing
+from penstock.kernels.triton.activations import gate
+from penstock.kernels.triton.packing import Packed, packable
+from penstock.kernels.triton.products import multiply
+from penstock.kernels.triton.tables import embedding
+
+__all__ = ["gated_linear", "linear", "pack_linear", "pack_table", "packable", "refuse", "variants"]
+
+
+def refuse(_: KernelContext) -> str | None:
+    return None
+
+
+def pack_linear(parts: Sequence[Canonical | Tensor]) -> Packed:
+    """As kernels.api.PackLinear."""
+    return packing.pack(parts)
+
+
+def pack_table(parts: Sequence[Canonical | Tensor]) -> Packed:
+    """As kernels.api.PackTable."""
+    return packing.pack(parts)
+
+
+def linear(
+    x: Tensor, weight: Packed, bias: Tensor | None = None, residual: Tensor | None = None, *, fixed: bool = False
+) -> Tensor:
+    """As kernels.api.Linear; plain weights by a kernel whose order of sums is fixed if `fixed`."""
+    if not fixed and len(weight.parts) == 1 and isinstance(plain := weight.parts[0], Tensor):
+        if residual is None:
+            return functional.linear(x, plain, bias)
+        if bias is None:
+            return torch.addmm(residual, x, plain.t())
+        return functional.linear(x, plain, bias).add_(residual)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty(len(x), weight.rows, dtype=x.dtype, device=x.device)
+    begin = 0
+    for part, width in zip(weight.parts, weight.widths, strict=True):
+        columns = slice(begin, begin + width)
+        begin += width
+        added = None if residual is None else residual[:, columns]
+        multiply(x, part, out[:, columns], None if bias is None else bias[columns], added)
+    return out
+
+
+def gated_linear(
+    x: Tensor,
+    weight: Packed,
+    activation: str,
+    bias: Tensor | None = None,
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    *,
+    fixed: bool = False,
+) -> Tensor:
+    """As kernels.api.GatedLinear."""
+    return gate(linear(x, weight, bias, fixed=fixed), activation, alpha, limit)
+
+
+def variants(name: str) -> tuple[Implementation, ...]:
+    """Lookups for each compute type, and products of plain weights by kernels where results must not depend on rows."""
+    lookups = (
+        Implementation("embedding", name, partial(embedding, dtype=getattr(torch, dtype)), partial(_only, dtype))
+        for dtype in ("float32", "bfloat16", "float16")
+    )
+    fixed: dict[str, Callable[..., Any]] = {"linear": linear, "gated_linear": gated_linear}
+    return (
+        *lookups,
+        *(
+            Implementation(op, f"{name}, fixed order", partial(run, fixed=True), _unless_fixed)
+            for op, run in fixed.items()
+        ),
+    )
+
+
+def _only(dtype: str, context: KernelContext) -> str | None:
+    return None if context.dtype == dtype else f"makes {dtype}"
+
+
+def _unless_fixed(context: KernelContext) -> str | None:
+    return None if context.batch_invariant else "torch multiplies plain weights faster"

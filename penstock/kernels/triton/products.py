@@ -1,0 +1,170 @@
+"""Launches of tiled products: which tiles, how many segments, what is quantised before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from penstock.kernels.triton import tiles
+from penstock.kernels.triton.numbers import INTERPRETED
+from penstock.kernels.triton.packing import PLANES, TILE, Eights, Part, Planes, rows_of
+
+PROGRAMS = 264  # that a launch should have at least: two a multiprocessor of a large card
+_LEAST_SEGMENT = 512  # inputs, below which a segment costs more than it brings
+_FINISH = 1024
+_NEAR = 8  # tiles of rows that take turns over a weight
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows sorted by expert, in tiles that each belong to one.
+
+    Attributes:
+        rows: [tiles · size] int32, which row of the result each place computes; `count` or more where none.
+        experts: [tiles] int32, of each tile; -1 where none.
+        size: places of a tile.
+        count: rows of the result.
+        share: rows of the result that share a row of x: row r reads r // share.
+    """
+
+    rows: Tensor
+    experts: Tensor
+    size: int
+    count: int
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a launch is cut: tiles [outputs, rows], inputs a block, warps, pipeline stages."""
+
+    outputs: int
+    rows: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def row_tile(count: int) -> int:
+    """Rows of a tile where there are so many."""
+    return next((size for size in (16, 32, 64) if count <= size), 128)
+
+
+def _shape(part: Part, rows: int) -> Shape:
+    """Wide tiles for many rows, many small ones for few."""
+    if INTERPRETED.value:  # fewer, larger steps; sums are the same
+        return Shape(64, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
+    if isinstance(part, Planes):
+        return Shape(128 if rows >= 64 else 64, rows, PLANES * part.span, 8 if rows == 128 else 4, 3)
+    wide = rows >= 64
+    return Shape(128 if wide else 64, rows, TILE if isinstance(part, Eights) else 64, 8 if rows == 128 else 4, 4)
+
+
+def _segments(outputs: int, inputs: int, block: int) -> tuple[int, int]:
+    """Blocks of a segment, and how many segments: by the weight alone."""
+    blocks = triton.cdiv(inputs, block)
+    wanted = min(triton.cdiv(PROGRAMS, triton.cdiv(outputs, 64)), max(1, inputs // _LEAST_SEGMENT), 16)
+    size = triton.cdiv(blocks, wanted)
+    return size, triton.cdiv(blocks, size)
+
+
+def quantized(x: Tensor, part: Eights) -> tuple[Tensor, Tensor]:
+    """x [T, K] in the type of a part's values, and its scales [T, ⌈K / TILE⌉] or [T, 1]."""
+    rows, inputs = x.shape
+    group = TILE if part.tiled else inputs
+    groups = triton.cdiv(inputs, group)
+    values = torch.empty(rows, inputs, dtype=part.values.dtype, device=x.device)
+    scales = torch.empty(rows, groups, device=x.device)
+    largest = 127 if values.dtype == torch.int8 else 448
+    block = triton.next_power_of_2(group)
+    tiles._quantize[(rows, groups)](
+        x, values, scales, inputs, x.stride(0), groups, largest, group, block, num_warps=min(8, max(1, block // 512))
+    )
+    return values, scales
+
+
+def multiply(
+    x: Tensor,
+    part: Part,
+    out: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    grouped: Rows | None = None,
+    experts: int = 1,
+) -> None:
+    """out = x · wᵀ + bias + residual.
+
+    Args:
+        x: [T, K], rows contiguous.
+        part: w [N, K], or [experts · N, K].
+        out: [T, N], or [grouped.count, N]; may be columns of a wider one.
+        bias: [N], or [experts, N].
+        residual: as out.
+        grouped: which rows go to which expert; None for one matrix.
+        experts: matrices in the part.
+    """
+    outputs, inputs = rows_of(part) // experts, x.shape[1]
+    if isinstance(part, Planes) and part.order is not None:
+        x = x.index_select(1, part.order)
+    x, x_scales = quantized(x, part) if isinstance(part, Eights) else (x, x)
+    count = len(x) if grouped is None else grouped.count
+    shape = _shape(part, row_tile(count) if grouped is None else grouped.size)
+    segment, segments = _segments(outputs, inputs, shape.inputs)
+    programs = triton.cdiv(outputs, shape.outputs) * (
+        triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
+    )
+    if not programs:
+        return
+    splits = segments > 1 and grouped is None and programs < PROGRAMS
+    partial = torch.empty(segments, count, outputs, device=x.device) if splits else out
+    (memory, kinds), values = _operands(part), memory_of(part)
+    added = out if bias is None else bias, out if residual is None else residual
+    strides = out.stride(0), 0 if residual is None else residual.stride(0)
+    tiles._multiply[programs, segments if splits else 1](
+        x, x_scales, *memory, out, partial, *added,
+        *((out, out) if grouped is None else (grouped.rows, grouped.experts)),
+        count, outputs, inputs, values.shape[1], rows_of(part), part.zero if isinstance(part, Planes) else 0,
+        x.stride(0), *strides, triton.cdiv(inputs, shape.inputs), x_scales.shape[1], *kinds,
+        isinstance(part, Eights) and part.tiled, inputs % shape.inputs == 0, segment, segments, splits,
+        grouped is not None, 1 if grouped is None else grouped.share, bias is not None, residual is not None,
+        shape.outputs, shape.rows, shape.inputs, _NEAR, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    if splits:
+        tiles._finish[count, triton.cdiv(outputs, _FINISH)](
+            partial, out, *added, count, outputs, *strides, segments, bias is not None, residual is not None, _FINISH
+        )
+
+
+def memory_of(part: Part) -> Tensor:
+    """Where a part's values or lower words lie."""
+    if isinstance(part, Tensor):
+        return part
+    return part.low if isinstance(part, Planes) else part.values
+
+
+def _operands(part: Part) -> tuple[tuple[Tensor, ...], tuple[str | int, ...]]:
+    """Pointers of a part (any where there is nothing), and the kind, offsets, widths, span and group of its codes."""
+    values = memory_of(part)
+    if isinstance(part, Tensor):
+        return (values,) * 5, ("plain", "none", 0, 0, 0, 1)
+    if isinstance(part, Eights):
+        kind = "int8" if values.dtype == torch.int8 else "fp8"
+        return (values, values, part.scales, values, values), (kind, "none", 0, 0, 0, 1)
+    high, offsets, table = (values if found is None else found for found in (part.high, part.offsets, part.table))
+    return (values, high, part.scales, offsets, table), (
+        part.kind,
+        offsets_of(part),
+        *part.widths,
+        part.span,
+        part.group,
+    )
+
+
+def offsets_of(planes: Planes) -> str:
+    """What a group's second number is: "none", "zeros" or "minimums"."""
+    if planes.offsets is None:
+        return "none"
+    return "minimums" if planes.offsets.is_floating_point() else "zeros"

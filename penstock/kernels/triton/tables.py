@@ -1,0 +1,69 @@
+"""Rows of tables that may be coded: one program a row and block of inputs."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.triton.numbers import narrow, wide
+from penstock.kernels.triton.packing import PLANES, TILE, Packed, Planes
+from penstock.kernels.triton.products import offsets_of
+from penstock.kernels.triton.tiles import coded
+
+
+@triton.jit
+def _look_up(
+    numbers, low, high, scales, offsets, table, out, factor, inputs, words, rows, zero,
+    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
+    GROUP: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(numbers + token) + tl.zeros((1,), tl.int64)
+    column = tl.arange(0, SPAN)
+    place = row[:, None] * words + block * SPAN + column[None, :]
+    lower = tl.load(low + place)
+    upper = lower
+    if HIGH:
+        upper = tl.load(high + place)
+    for plane in tl.static_range(COUNT):
+        first = (block * COUNT + plane) * SPAN
+        group = tl.minimum(first // GROUP, inputs // GROUP - 1).to(tl.int64)
+        value = coded(
+            lower, upper, scales, offsets, table, group * rows + row, plane, zero, KIND, OFFSETS, LOW, HIGH
+        )  # fmt: skip
+        value = narrow(wide(narrow(value, out.dtype.element_ty)) * factor, out.dtype.element_ty)
+        k = first + column
+        tl.store(out + token * inputs + k[None, :], value, mask=(k < inputs)[None, :])
+
+
+def embedding(numbers: Tensor, table: Packed, scale: float = 1.0, *, dtype: torch.dtype) -> Tensor:
+    """As kernels.api.Embedding; rows of coded tables are of type `dtype`."""
+    (part,) = table.parts
+    factor = torch.tensor(scale, dtype=dtype)
+    if isinstance(part, Tensor):
+        rows = part.index_select(0, numbers)
+    elif isinstance(part, Planes) and part.order is None:
+        return _coded_rows(numbers, part, float(factor), dtype)
+    elif isinstance(part, Planes):
+        raise ValueError(
+            "a table whose inputs are sorted by importance cannot be looked up; use one in another format."
+        )
+    else:
+        scales = part.scales[:, numbers].t().repeat_interleave(TILE if part.tiled else part.inputs, dim=1)
+        rows = (part.values[numbers].float() * scales[:, : part.inputs]).to(dtype)
+    return rows if scale == 1.0 else rows * factor.to(rows.device)
+
+
+def _coded_rows(numbers: Tensor, part: Planes, factor: float, dtype: torch.dtype) -> Tensor:
+    out = torch.empty(len(numbers), part.inputs, dtype=dtype, device=numbers.device)
+    if len(numbers):
+        grid = len(numbers), triton.cdiv(part.inputs, PLANES * part.span)
+        _look_up[grid](
+            numbers, part.low, part.low if part.high is None else part.high, part.scales,
+            part.low if part.offsets is None else part.offsets, part.low if part.table is None else part.table, out,
+            factor, part.inputs, part.low.shape[1], part.rows, part.zero, part.kind, offsets_of(part), *part.widths,
+            part.span, part.group, PLANES, num_warps=1,
+        )  # fmt: skip
+    return out

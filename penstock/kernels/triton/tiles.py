@@ -1,0 +1,213 @@
+"""Tiled products x · wᵀ over plain, coded and eight-bit weights, for whole matrices and for experts' ones.
+
+A program holds a tile [BN, BM] of the transposed result: weights are the left operand, so that a decode step of few
+rows still fills the matrix unit and unpacked codes go from registers into it. The inputs of a row fall into segments at
+boundaries that depend on the weight alone; each is summed from zero and segments are added in order, whether one
+program takes them all or each has its own (split-K). A row's result therefore does not depend on how many rows there
+are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.numbers import INTERPRETED, dot, narrow, wide
+
+PLANES = tl.constexpr(8)
+
+
+@triton.jit
+def fields(words, plane, WIDTH: tl.constexpr):
+    """The fields of a plane in words."""
+    return (words.to(tl.int32) >> (plane * WIDTH)) & ((1 << WIDTH) - 1)
+
+
+@triton.jit
+def numbers_of(codes, table, KIND: tl.constexpr):
+    """What codes stand for, in float32."""
+    if KIND == "e2m1":  # the bits of float32 with the exponent 126 too small
+        return (((codes & 7) << 22) | ((codes & 8) << 28)).to(tl.float32, bitcast=True) * 8.507059173023462e37
+    if KIND == "table":
+        return tl.load(table + codes)
+    return codes.to(tl.float32)
+
+
+@triton.jit
+def _operand(value, like):
+    """float32 values in the type of the activations they are multiplied with."""
+    if INTERPRETED:
+        return value
+    return value.to(like.dtype)
+
+
+@triton.jit
+def coded(
+    lower, upper, scales, offsets, table, place, plane, zero,
+    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+):  # fmt: skip
+    """The values [N, S] of a plane of words, in float32; the scales of their groups lie at `place` [N]."""
+    codes = fields(lower, plane, LOW)
+    if HIGH:
+        codes |= fields(upper, plane, HIGH) << LOW
+    value = numbers_of(codes, table, KIND)
+    scale = wide(tl.load(scales + place))[:, None]
+    if OFFSETS == "minimums":
+        return value * scale + wide(tl.load(offsets + place))[:, None]
+    if OFFSETS == "zeros":
+        return (value - wide(tl.load(offsets + place))[:, None]) * scale
+    return (value - zero) * scale
+
+
+@triton.jit
+def _codes_block(
+    acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
+    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
+    GROUP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """acc += the block of 8 · SPAN inputs."""
+    column = tl.arange(0, SPAN)
+    place = w_row[:, None] * words + block * SPAN + column[None, :]
+    lower = tl.load(low + place)
+    upper = lower
+    if HIGH:
+        upper = tl.load(high + place)
+    groups = inputs // GROUP
+    for plane in tl.static_range(PLANES):
+        first = block * (PLANES * SPAN) + plane * SPAN
+        group = tl.minimum(first // GROUP, groups - 1).to(tl.int64)
+        place = group * rows + w_row
+        value = coded(lower, upper, scales, offsets, table, place, plane, zero, KIND, OFFSETS, LOW, HIGH)
+        k = first + column
+        mask = real[None, :] if EVEN else (real[None, :] & (k < inputs)[:, None])
+        part = tl.load(x + x_row[None, :] + k[:, None], mask=mask, other=0.0)
+        acc = dot(_operand(value, part), part, acc)
+    return acc
+
+
+@triton.jit
+def _plain_block(
+    acc, x, values, scales, x_scales, x_row, scale_row, w_row, real, block, inputs, rows, x_groups,
+    KIND: tl.constexpr, TILED: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """acc += the block of BK inputs of values that are multiplied as they lie."""
+    k = block * BK + tl.arange(0, BK)
+    if EVEN:
+        weight = tl.load(values + w_row[:, None] * inputs + k[None, :])
+        part = tl.load(x + x_row[None, :] + k[:, None], mask=real[None, :], other=0.0)
+    else:
+        weight = tl.load(values + w_row[:, None] * inputs + k[None, :], mask=(k < inputs)[None, :], other=0.0)
+        part = tl.load(x + x_row[None, :] + k[:, None], mask=real[None, :] & (k < inputs)[:, None], other=0.0)
+    if KIND == "int8":
+        return tl.dot(weight, part, acc, out_dtype=tl.int32)
+    if TILED:
+        fresh = dot(weight, part, tl.zeros(acc.shape, tl.float32))
+        w_scale = tl.load(scales + block * rows + w_row)
+        x_scale = tl.load(x_scales + scale_row * x_groups + block, mask=real, other=0.0)
+        return acc + fresh * w_scale[:, None] * x_scale[None, :]
+    return dot(weight, part, acc)
+
+
+@triton.jit
+def _tile(tiles_n, tiles_m, NEAR: tl.constexpr):
+    """The tile of a program: NEAR tiles of rows take turns over a weight, which stays in the cache."""
+    program = tl.program_id(0)
+    first = program // (NEAR * tiles_n) * NEAR
+    size = tl.minimum(tiles_m - first, NEAR)
+    place = program % (NEAR * tiles_n)
+    return place // size, first + place % size
+
+
+@triton.jit
+def _multiply(
+    x, x_scales, low, high, scales, offsets, table, out, partial, bias, residual, sorted_rows, experts,
+    count, outputs, inputs, words, rows, zero, x_stride, out_stride, residual_stride, blocks, x_groups,
+    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
+    GROUP: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr,
+    SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
+):  # fmt: skip
+    """One tile; see `products.multiply` for what is what. `inputs` divide into `blocks` of BK."""
+    tile_n, tile_m = _tile(tl.cdiv(outputs, BN), tl.num_programs(0) // tl.cdiv(outputs, BN), NEAR)
+    target = tile_m * BM + tl.arange(0, BM)
+    expert = tl.zeros((), tl.int64)
+    if GROUPED:
+        expert = tl.load(experts + tile_m).to(tl.int64)
+        if expert < 0:
+            return
+        target = tl.load(sorted_rows + target)
+    real = target < count
+    source = tl.where(real, target // SHARE, 0).to(tl.int64)
+    column = tile_n * BN + tl.arange(0, BN)
+    w_row = expert * outputs + tl.minimum(column, outputs - 1).to(tl.int64)
+    x_row = source * x_stride
+    first_segment = tl.program_id(1) if SPLIT else 0
+    total = tl.zeros((BN, BM), tl.float32)
+    for segment in range(first_segment, first_segment + (1 if SPLIT else SEGMENTS)):
+        acc = tl.zeros((BN, BM), tl.int32 if KIND == "int8" else tl.float32)
+        for block in range(segment * SEGMENT, tl.minimum(segment * SEGMENT + SEGMENT, blocks)):
+            if LOW:
+                acc = _codes_block(
+                    acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
+                    KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, EVEN,
+                )  # fmt: skip
+            else:
+                acc = _plain_block(
+                    acc, x, low, scales, x_scales, x_row, source, w_row, real, block, inputs, rows, x_groups,
+                    KIND, TILED, BK, EVEN,
+                )  # fmt: skip
+        if LOW == 0 and KIND != "plain" and not TILED:
+            x_scale = tl.load(x_scales + source * x_groups, mask=real, other=0.0)
+            total += wide(acc) * tl.load(scales + w_row)[:, None] * x_scale[None, :]
+        else:
+            total += acc
+    result = tl.trans(total)
+    target = target.to(tl.int64)
+    mask = real[:, None] & (column < outputs)[None, :]
+    if SPLIT:
+        row = first_segment * count + target
+        tl.store(partial + row[:, None] * outputs + column[None, :], result, mask=mask)
+    else:
+        if BIASED:
+            result += wide(tl.load(bias + expert * outputs + column, mask=column < outputs, other=0.0))[None, :]
+        if ADDS:
+            result += wide(
+                tl.load(residual + target[:, None] * residual_stride + column[None, :], mask=mask, other=0.0)
+            )
+        tl.store(out + target[:, None] * out_stride + column[None, :], narrow(result, out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _finish(
+    partial, out, bias, residual, count, outputs, out_stride, residual_stride,
+    SEGMENTS: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Adds segments in order."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < outputs
+    total = tl.zeros((BLOCK,), tl.float32)
+    for segment in range(SEGMENTS):
+        total += tl.load(partial + (segment * count + row) * outputs + column, mask=inside, other=0.0)
+    if BIASED:
+        total += wide(tl.load(bias + column, mask=inside, other=0.0))
+    if ADDS:
+        total += wide(tl.load(residual + row * residual_stride + column, mask=inside, other=0.0))
+    tl.store(out + row * out_stride + column, narrow(total, out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _quantize(x, values, scales, inputs, stride, groups, TYPE: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):
+    """A group of a row in eight bits, and its scale: largest magnitude over 448 (E4M3) or 127 (int8)."""
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.arange(0, BLOCK)
+    column = group * GROUP + place
+    inside = (column < inputs) & (place < GROUP)
+    value = wide(tl.load(x + row * stride + column, mask=inside, other=0.0))
+    scale = tl.maximum(tl.max(tl.abs(value), axis=0) / TYPE, 1e-12)
+    value = value / scale
+    if TYPE == 127:
+        value = (value + 12582912.0) - 12582912.0  # 1.5 · 2^23 leaves whole numbers, to nearest
+        tl.store(values + row * inputs + column, value.to(tl.int8), mask=inside)
+    else:
+        tl.store(values + row * inputs + column, narrow(value, values.dtype.element_ty), mask=inside)
+    tl.store(scales + row * groups + group, scale)
