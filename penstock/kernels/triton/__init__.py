@@ -21,6 +21,7 @@ DEVICES = ("cuda", "interpreter")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "norms": ("rms_norm", "layer_norm"),
     "activations": ("activate",),
+    "experts": ("route_experts", "pack_experts", "grouped_experts"),
     "linear": ("packable", "pack_table", "pack_linear", "linear", "gated_linear"),
 }
 

@@ -61,6 +61,10 @@ class Planes:
     zero: int
     order: Tensor | None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.inputs
+
 
 @dataclass(frozen=True, slots=True)
 class Eights:
@@ -76,6 +80,10 @@ class Eights:
     inputs: int
     values: Tensor
     scales: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.inputs
 
     @property
     def tiled(self) -> bool:

@@ -56,10 +56,12 @@ def row_tile(count: int) -> int:
 def _shape(part: Part, rows: int) -> Shape:
     """Wide tiles for many rows, many small ones for few."""
     if INTERPRETED.value:  # fewer, larger steps; sums are the same
-        return Shape(64, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
+        return Shape(256, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
     if isinstance(part, Planes):
-        return Shape(128 if rows >= 64 else 64, rows, PLANES * part.span, 8 if rows == 128 else 4, 3)
-    wide = rows >= 64
+        return Shape(
+            128 if rows >= 64 else 64, rows, PLANES * part.span, 8 if rows == 128 else 4, 2 if rows == 128 else 3
+        )
+    wide = rows >= 64 and not (isinstance(part, Eights) and part.tiled)  # tiles need a second accumulator
     return Shape(128 if wide else 64, rows, TILE if isinstance(part, Eights) else 64, 8 if rows == 128 else 4, 4)
 
 

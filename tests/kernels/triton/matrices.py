@@ -14,10 +14,10 @@ NF4 = np.linspace(-1.0, 1.0, 16, dtype=np.float32) ** 3
 ROWS, INPUTS = 70, 320
 
 
-def blocks(name: str, rows: int = ROWS, seed: int = 0) -> Blocks:
+def blocks(name: str, rows: int = ROWS, inputs: int = INPUTS) -> Blocks:
     """Random bytes whose values are of ordinary size."""
-    rng, stored = np.random.default_rng(seed), FORMATS[name]
-    inputs = 512 if stored.block_size == 256 else INPUTS
+    rng, stored = np.random.default_rng(rows), FORMATS[name]
+    inputs = 512 if stored.block_size == 256 else inputs
     data = rng.integers(0, 256, (rows * inputs // stored.block_size, stored.block_bytes), dtype=np.uint8)
     for _ in range(1000):
         values = decode_canonical(Blocks(name, (len(data), stored.block_size), data.reshape(-1)))
@@ -28,35 +28,35 @@ def blocks(name: str, rows: int = ROWS, seed: int = 0) -> Blocks:
     raise AssertionError(name)
 
 
-def affine(bits: int, group: int, how: str = "zero", rows: int = ROWS) -> Affine:
+def affine(bits: int, group: int, how: str = "zero", rows: int = ROWS, inputs: int = INPUTS) -> Affine:
     """`how`: "zero", "zeros", "fractions" (zero points that are no integers), "minimums" or "order"."""
-    rng, shape = np.random.default_rng(bits), (rows, INPUTS // group)
+    rng, shape = np.random.default_rng(bits), (rows, inputs // group)
     scales = rng.uniform(0.01, 1, shape).astype(np.float16).astype(np.float32)
-    codes = rng.integers(0, 2**bits, (rows, INPUTS), dtype=np.uint8)
+    codes = rng.integers(0, 2**bits, (rows, inputs), dtype=np.uint8)
     zeros = rng.integers(0, 2**bits, shape, dtype=np.uint8) if how == "zeros" else None
     if how == "fractions":
         zeros = rng.normal(size=shape).astype(np.float32)
     minimums = rng.normal(size=shape).astype(np.float16).astype(np.float32) if how == "minimums" else None
-    order = rng.permutation(INPUTS).astype(np.int32) if how == "order" else None
+    order = rng.permutation(inputs).astype(np.int32) if how == "order" else None
     zero = 2 ** (bits - 1) if how in ("zero", "order") else 0
     return Affine(codes, bits, group, scales, zero, zeros, minimums, order)
 
 
-def codebook(table: np.ndarray, group: int, rows: int = ROWS) -> Codebook:
+def codebook(table: np.ndarray, group: int, rows: int = ROWS, inputs: int = INPUTS) -> Codebook:
     rng = np.random.default_rng(group)
-    codes = rng.integers(0, 16, (rows, INPUTS), dtype=np.uint8)
-    scales = rng.normal(size=(rows, INPUTS // group)).astype(np.float16)
+    codes = rng.integers(0, 16, (rows, inputs), dtype=np.uint8)
+    scales = rng.normal(size=(rows, inputs // group)).astype(np.float16)
     return Codebook(codes, table, group, scales.astype(np.float32))
 
 
-def fp8(tile: tuple[int, int] | None, rows: int = ROWS) -> Plain:
+def fp8(tile: tuple[int, int] | None, rows: int = ROWS, inputs: int = INPUTS) -> Plain:
     rng = np.random.default_rng(8)
-    values = torch.from_numpy(rng.normal(size=(rows, INPUTS)).astype(np.float32)).to(torch.float8_e4m3fn)
+    values = torch.from_numpy(rng.normal(size=(rows, inputs)).astype(np.float32)).to(torch.float8_e4m3fn)
     data = values.view(torch.uint8).numpy().reshape(-1)
     if tile is None:
-        return Plain("f8_e4m3", (rows, INPUTS), data)
-    scales = rng.uniform(0.5, 2, (-(-rows // tile[0]), -(-INPUTS // tile[1]))).astype(np.float32)
-    return Plain("f8_e4m3", (rows, INPUTS), data, scales, tile)
+        return Plain("f8_e4m3", (rows, inputs), data)
+    scales = rng.uniform(0.5, 2, (-(-rows // tile[0]), -(-inputs // tile[1]))).astype(np.float32)
+    return Plain("f8_e4m3", (rows, inputs), data, scales, tile)
 
 
 def coded() -> dict[str, Canonical]:

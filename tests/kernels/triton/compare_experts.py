@@ -1,0 +1,115 @@
+"""Routing and experts of Triton against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from penstock.kernels.canonical import Canonical
+from tests.kernels.triton import matrices
+from tests.kernels.triton.compare import sides
+from tests.kernels.triton.compare_linear import SPREAD, decoded, near
+
+OPS = ("route_experts", "pack_experts", "grouped_experts")
+EXPERTS, SIZE = 3, 192
+
+
+def compare_routing(
+    device: str,
+    routing: str,
+    experts: int,
+    top_k: int,
+    groups: tuple[int, int] = (1, 1),
+    biased: bool = False,
+    renormalize: bool = False,
+    jitter: float = 0.0,
+    factored: bool = False,
+) -> None:
+    both = sides(device, torch.float32, *OPS)
+    torch.manual_seed(experts)
+    logits = torch.randn(9, experts) * 2
+    bias, factors = torch.randn(experts) if biased else None, torch.rand(experts) if factored else None
+    here = [None if part is None else both.here(part) for part in (bias, factors)]
+    weights, ids = both.ours.route_experts(
+        both.here(logits), top_k, routing, renormalize, here[0], groups, 2.5, jitter, here[1]
+    )
+    how = top_k, routing, renormalize, bias, groups, 2.5, jitter, factors
+    expected, expected_ids = both.reference.route_experts(logits, *how)
+    assert torch.equal(ids.cpu(), expected_ids)
+    torch.testing.assert_close(weights.cpu(), expected, rtol=1e-5, atol=1e-6)
+    one = both.ours.route_experts(
+        both.here(logits[4:5]), top_k, routing, renormalize, here[0], groups, 2.5, jitter, here[1]
+    )
+    assert torch.equal(one[0], weights[4:5]) and torch.equal(one[1], ids[4:5])
+
+
+def weight(kind: str) -> Canonical | torch.Tensor:
+    """[EXPERTS · SIZE, SIZE] of a kind of matrices, or plain."""
+    rows = EXPERTS * SIZE
+    found: dict[str, Callable[[], Canonical | torch.Tensor]] = {
+        "plain": lambda: torch.randn(rows, SIZE) / 10,
+        "q4_0": lambda: matrices.blocks("q4_0", rows, SIZE),
+        "zeros": lambda: matrices.affine(4, 64, "zeros", rows, SIZE),
+        "order": lambda: matrices.affine(4, 64, "order", rows, SIZE),
+        "fp4": lambda: matrices.codebook(matrices.E2M1, 32, rows, SIZE),
+        "fp8": lambda: matrices.fp8((1, SIZE), rows, SIZE),
+        "blocks": lambda: matrices.fp8((128, 128), rows, SIZE),
+        "int8": lambda: matrices.affine(8, SIZE, rows=rows, inputs=SIZE),
+    }
+    return found[kind]()
+
+
+def compare_experts(
+    device: str,
+    dtype: torch.dtype,
+    kind: str,
+    tokens: int,
+    activation: str = "silu",
+    gated: bool = True,
+    biased: bool = False,
+) -> None:
+    """Gates and ups of the same kind; the reference gets decoded matrices."""
+    both = sides(device, dtype, *OPS)
+    torch.manual_seed(tokens)
+    parts = [weight(kind) for _ in range(2 if gated else 1)]
+    last = weight(kind)
+    plain = [part.to(dtype).float() if isinstance(part, torch.Tensor) else decoded(part) for part in (*parts, last)]
+    given = [part.to(dtype) if isinstance(part, torch.Tensor) else part for part in (*parts, last)]
+    gate_up, down = both.ours.pack_experts(given[:-1], EXPERTS), both.ours.pack_experts(given[-1:], EXPERTS)
+    x = (torch.randn(tokens, SIZE) / 40).to(dtype)
+    biases = [torch.randn(EXPERTS, n) for n in (len(parts) * SIZE, SIZE)] if biased else [None, None]
+    residual = torch.randn(tokens, SIZE).to(dtype) if biased else None
+    logits = torch.randn(tokens, EXPERTS)
+    weights, ids = both.reference.route_experts(logits, 2, "softmax_topk", True)
+    here = [None if part is None else both.here(part) for part in (*biases, residual)]
+    ours = both.ours.grouped_experts(
+        both.here(x), both.here(weights), both.here(ids), gate_up, down, activation, *here[:2], 1.7, 7.0, here[2], gated
+    )
+    packed = [both.reference.pack_experts(plain[:-1], EXPERTS), both.reference.pack_experts(plain[-1:], EXPERTS)]
+    added = None if residual is None else residual.float()
+    expected = both.reference.grouped_experts(
+        x.float(), weights, ids, *packed, activation, *biases, 1.7, 7.0, added, gated
+    )
+    near(both, ours, expected, 0.15 if kind in ("fp8", "blocks", "int8") else 6 * SPREAD[dtype])
+    one = both.ours.grouped_experts(
+        both.here(x[-1:]), both.here(weights[-1:]), both.here(ids[-1:]), gate_up, down, activation, *here[:2], 1.7, 7.0,
+        None if here[2] is None else here[2][-1:], gated,
+    )  # fmt: skip
+    assert torch.equal(one[0], ours[-1])
+
+
+def compare_sorting(device: str, tokens: int, experts: int) -> None:
+    both = sides(device, torch.float32, *OPS)
+    from penstock.kernels.triton.experts import sorted_rows  # Triton is loaded by now, for the device
+
+    torch.manual_seed(tokens)
+    ids = torch.randint(0, experts, (tokens, 4))
+    rows = sorted_rows(both.here(ids), experts)
+    found: dict[int, list[int]] = {}
+    for expert, places in zip(rows.experts.tolist(), rows.rows.view(-1, rows.size).tolist(), strict=True):
+        if expert >= 0:
+            found.setdefault(expert, []).extend(row for row in places if row < rows.count)
+    flat = ids.flatten().tolist()
+    expected = {e: [row for row, expert in enumerate(flat) if expert == e] for e in sorted(set(flat))}
+    assert found == expected and list(found) == list(expected)
