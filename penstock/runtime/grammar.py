@@ -260,7 +260,7 @@ class GrammarCompiler:
             try:
                 tokenizer = self._load()
                 job.began = monotonic()
-                matcher = _compile(tokenizer, job.source)
+                matcher = compile_grammar(tokenizer, job.source)
                 if job.error is None:
                     job.matcher = matcher
             except RequestError as error:
@@ -277,12 +277,17 @@ class GrammarCompiler:
                 if not vocabulary.eos_ids:
                     raise RequestError("this model has no end-of-sequence token, which a grammar needs to end.")
                 self._vocabulary = vocabulary
-                eos = [token for token in vocabulary.eos_ids if token < vocabulary.size]
-                self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=eos)
+                self._tokenizer = matcher_tokenizer(vocabulary)
             return self._tokenizer
 
 
-def _compile(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+def matcher_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    """A vocabulary as matchers take it."""
+    eos = [token for token in vocabulary.eos_ids if token < vocabulary.size]
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=eos)
+
+
+def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     """A matcher that allows something, and goes on for some tokens within the limits of a step.
 
     Raises:

@@ -150,13 +150,13 @@ def null_over(text: TextPipeline) -> tuple[Engine, EngineInfo]:
 @pytest.fixture
 def slow_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each grammar takes a fifth of a second, in which the interpreter is free."""
-    original = grammar._compile
+    original = grammar.compile_grammar
 
     def compile_slowly(*args: Any) -> Any:
         time.sleep(0.2)
         return original(*args)
 
-    monkeypatch.setattr(grammar, "_compile", compile_slowly)
+    monkeypatch.setattr(grammar, "compile_grammar", compile_slowly)
 
 
 @pytest.mark.usefixtures("slow_compiling")
@@ -197,7 +197,7 @@ async def test_a_request_that_waits_for_its_grammar_can_be_cancelled(text: TextP
 async def test_what_takes_too_long_is_refused_and_what_waits_too_long_sent_away(
     text: TextPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar, "_compile", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(grammar, "compile_grammar", lambda *_: time.sleep(0.5))
     monkeypatch.setattr(grammar, "_MOST_THREADS", 2)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.1)
     monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.3)

@@ -9,10 +9,12 @@ from urllib.parse import unquote
 
 from penstock.config import limits
 from penstock.config.errors import RequestError
+from penstock.text.grammar.plain import plain_schema
 
 OPTIONS: Final = "x-guidance"
 """Where a schema says how its documents are laid out (llguidance's name)."""
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf"))
+_ASIDE: Final = frozenset(("$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default"))
 _JOINING: Final = frozenset(("$ref", "anyOf", "oneOf"))
 _LAYOUT: Final = ("item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern")
 
@@ -32,7 +34,7 @@ def compact_schema(schema: Any) -> dict[str, Any]:
     asked = schema.get(OPTIONS)
     asked = asked if isinstance(asked, Mapping) else {}
     layout = {name: asked[name] for name in _LAYOUT if isinstance(asked.get(name), (str, bool))}
-    return {**schema, OPTIONS: {"whitespace_flexible": False, **layout}}
+    return {**plain_schema(schema), OPTIONS: {"whitespace_flexible": False, **layout}}
 
 
 def check_schema(schema: Any) -> None:
@@ -60,21 +62,30 @@ def _check_size(schema: dict[str, Any]) -> None:
 
 def _check_values(schema: dict[str, Any]) -> None:
     values, pattern = schema.get("enum"), schema.get("pattern")
+    _check_properties(schema)
     if isinstance(values, list) and len(values) > limits.MAX_CHOICES:
         raise _refused(f"enum lists {len(values)} values; allowed: at most {limits.MAX_CHOICES}.")
     if isinstance(pattern, str) and len(pattern) > limits.MAX_REGEX_CHARS:
         raise _refused(f"pattern has {len(pattern)} characters; allowed: at most {limits.MAX_REGEX_CHARS}.")
 
 
+def _check_properties(schema: dict[str, Any]) -> None:
+    """A name may be said twice where it is not listed, so that properties cannot be counted beyond those required."""
+    fewest, required = schema.get("minProperties"), schema.get("required")
+    known = len(required) if isinstance(required, list) else 0
+    if isinstance(fewest, (int, float)) and fewest > max(1, known):
+        raise _refused(f"minProperties is {fewest}; allowed: at most 1, or as many as are required.")
+
+
 def _check_intersections(schema: dict[str, Any]) -> None:
-    """Bounds how many patterns schemas that are joined (`allOf`, `$ref` beside others) put on strings of one name."""
+    """Bounds how many patterns schemas that are joined (`allOf`, `$ref` beside others) put on strings at one place."""
     stack: list[Any] = [schema]
     while stack:
         value = stack.pop()
         if isinstance(value, list):
             stack += value
         elif isinstance(value, dict):
-            joined = "allOf" in value or (len(value) > 1 and not _JOINING.isdisjoint(value))
+            joined = "allOf" in value or (not _JOINING.isdisjoint(value) and len(value.keys() - _ASIDE) > 1)
             if joined and (most := max(_patterns(value, schema).values(), default=0)) > limits.MAX_INTERSECTED:
                 raise _refused(f"allOf joins {most} patterns; allowed: at most {limits.MAX_INTERSECTED}.")
             if not joined:
@@ -82,7 +93,7 @@ def _check_intersections(schema: dict[str, Any]) -> None:
 
 
 def _patterns(start: dict[str, Any], root: dict[str, Any]) -> Counter[str]:
-    """Patterns and formats reachable from a schema, by the name of the property whose value they are of."""
+    """Patterns and formats reachable from a schema, by the path of the value they are of."""
     found: Counter[str] = Counter()
     stack: list[tuple[Any, str]] = [(start, "")]
     seen: Counter[int] = Counter()
@@ -100,7 +111,7 @@ def _patterns(start: dict[str, Any], root: dict[str, Any]) -> Counter[str]:
             if key == "$ref" and isinstance(item, str) and len(found) < limits.MAX_CHOICES:
                 stack.append((_target(item, root), name))
             elif key in ("properties", "patternProperties") and isinstance(item, dict):
-                stack += ((inner, inner_name) for inner_name, inner in item.items())
+                stack += ((inner, f"{name}/{inner_name}") for inner_name, inner in item.items())
             elif key not in ("$defs", "definitions"):
                 stack.append((item, name if key in _IN_PLACE else f"{name}/{key}"))
     return found
