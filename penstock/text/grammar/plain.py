@@ -112,8 +112,9 @@ def _move_bounds(schema: dict[str, Any]) -> None:
     """
     for name, inwards in (("exclusiveMinimum", 1e-6), ("exclusiveMaximum", -1e-6)):
         value = schema.get(name)
-        whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1
-        if whole and schema.get("type") != "integer" and abs(value) < 1e6:
+        if schema.get("type") == "integer" or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if abs(value) < 1e6 and value == value // 1:
             schema[name] = value + inwards
 
 
