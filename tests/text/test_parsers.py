@@ -306,6 +306,12 @@ def test_without_functions_nothing_is_a_call() -> None:
     assert read(whole("hermes"), [answer], None).text == answer
 
 
+def test_control_tokens_that_mark_nothing_are_left_out() -> None:
+    answer = "a</tool_call> b" + written("hermes", "", "", 1) + "</tool_call>"
+    found = read(whole("hermes"), list(answer), hidden=frozenset(("<tool_call>", "</tool_call>")))
+    assert (found.text, found.arguments) == ("a b", ARGUMENTS[:1])
+
+
 def test_only_one_call_where_more_are_not_wanted() -> None:
     assert read(whole("hermes"), [written("hermes", "", "", 3)], single=True).arguments == ARGUMENTS[:1]
 

@@ -211,7 +211,7 @@ class _Writer:
             parts = [_Part(("{" + key, value), (", " + key, value)) for key, value in zip(keys, values, strict=True)]
             return self._in_order(parts, [name in needed for name in known], "}", "{}") or _json(schema)
         if kind is Syntax.PYTHON:
-            pairs = [(f"{name}=", _Term(_python(kept))) for name, kept in known.items()]
+            pairs = [(f"{name}=", _Term(self._rule(_python(kept)))) for name, kept in known.items()]
             parts = [_Part(pair, (", " + pair[0], pair[1])) for pair in pairs]
         elif not known and schema.get("additionalProperties") is not False:
             return f"{self._rule(self._parameter(None, {}))}*"
@@ -274,7 +274,7 @@ class _Writer:
         if depth < _MAX_DEPTH and isinstance(schema, Mapping):
             if kinds == {"object"} and (known := properties(schema)):
                 needed = schema.get("required") or ()
-                pairs = [(f"{name}:", _Term(self._gemma(kept, depth + 1))) for name, kept in known.items()]
+                pairs = [(f"{name}:", _Term(self._rule(self._gemma(kept, depth + 1)))) for name, kept in known.items()]
                 parts = [_Part(pair, ("," + pair[0], pair[1])) for pair in pairs]
                 must = [name in needed for name in known]
                 return f'"{{" {self._in_order(parts, must, "", "") or self._as_declared(parts, must)} "}}"'

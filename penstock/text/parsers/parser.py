@@ -27,6 +27,7 @@ class AnswerParser:
         opened: whether the prompt has opened the reasoning; None if it has closed it.
         call_id: makes the id of a call from its index and name.
         single: calls after the first are left out.
+        hidden: control tokens that are left out of the content where they mark nothing.
 
     Attributes:
         thinking: whether the text read so far ends within the reasoning.
@@ -40,11 +41,12 @@ class AnswerParser:
         opened: bool | None = False,
         call_id: Callable[[int, str], str] = lambda index, name: f"call_{index}",
         single: bool = False,
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
         self._reasoning_format = format.reasoning
         self.thinking = bool(opened) or (opened is False and format.reasoning is not None and format.reasoning.assumed)
         self._call_id = call_id
-        self._single = single
+        self._single, self._hidden = single, hidden
         self._text: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[ToolCallDelta] = []
@@ -87,7 +89,7 @@ class AnswerParser:
         begins = frozenset(thinks.begins if thinks else ())
         dropped = frozenset(thinks.dropped if thinks else ())
         opening = shape.opening if shape else frozenset()
-        marks = finding((*begins, *dropped, *opening))
+        marks = finding((*begins, *dropped, *opening, *self._hidden))
         mark = ""
         if self.thinking:
             mark = yield from self._think(opening)
@@ -99,10 +101,10 @@ class AnswerParser:
                 following = yield from self._section(mark)
             elif mark in dropped:
                 self._content.drop()
-            elif self._content.begun or self._count:
-                self._content.say(mark)
-            else:
+            elif mark in begins and not (self._content.begun or self._count):
                 following = yield from self._think(opening)
+            elif mark not in self._hidden:
+                self._content.say(mark)
             mark = following
         self._content.finish()
 

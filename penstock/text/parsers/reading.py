@@ -128,8 +128,8 @@ class Reading:
         """Whether an answer may begin with reasoning."""
         return self.format.reasoning is not None and self.opened is not None
 
-    def reader(self, detokenizer: IncrementalDetokenizer, branch: int) -> AnswerReader:
-        """Reads one branch of the answer."""
+    def reader(self, detokenizer: IncrementalDetokenizer, branch: int, hidden: frozenset[str]) -> AnswerReader:
+        """Reads one branch of the answer; `hidden` control tokens are left out where they mark nothing."""
         key, calls = f"{self.key}/{branch}", self.format.calls
         parser = AnswerParser(
             self.format,
@@ -137,6 +137,7 @@ class Reading:
             opened=self.opened,
             call_id=partial(_call_id, calls.ids if calls else CallIds.CALL, key, self.earlier),
             single=not self.parallel,
+            hidden=hidden,
         )
         return AnswerReader(detokenizer, parser)
 
@@ -234,6 +235,8 @@ def answer_readers(
         mark_ids: control tokens that mark these.
     """
     readers = {}
+    shown_marks = mark_ids if shown.skip_special_tokens else ()
+    hidden = frozenset(filter(None, (tokenizer.token_bytes(token).decode("utf-8", "replace") for token in shown_marks)))
     for branch in range(shown.n):
         detokenizer = IncrementalDetokenizer(
             tokenizer,
@@ -244,7 +247,7 @@ def answer_readers(
             after_prompt=continues,
             visible=mark_ids if reading else frozenset(),
         )
-        readers[branch] = reading.reader(detokenizer, branch) if reading else AnswerReader(detokenizer)
+        readers[branch] = reading.reader(detokenizer, branch, hidden) if reading else AnswerReader(detokenizer)
     return readers
 
 
