@@ -299,6 +299,11 @@ def test_a_call_may_end_the_reasoning_of_models_that_forget_to() -> None:
     )
     found = read(whole("kimi_k2"), [answer], opened=True)
     assert (found.reasoning, found.names) == ("a", ["f"])
+    for pieces in ([answer], list(answer)):
+        found = read(whole("kimi_k2"), ["So <|tool_calls_section_begin|> it is: ", *pieces, " on"], opened=True)
+        assert found.reasoning == "So <|tool_calls_section_begin|> it is: a"
+        assert (found.names, found.text) == (["f"], "on")
+    assert read(whole("kimi_k2"), ["no <|tool_calls_section_begin|> call"], opened=True).text == ""
 
 
 def test_without_functions_nothing_is_a_call() -> None:

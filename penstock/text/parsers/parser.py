@@ -98,7 +98,7 @@ class AnswerParser:
         while mark or (mark := (yield from self._stream.until(marks, self._content.say))):
             following = ""
             if mark in opening:
-                following = yield from self._section(mark)
+                following = yield from self._section(mark, self._content)
             elif mark in dropped:
                 self._content.drop()
             elif mark in begins and not (self._content.begun or self._count):
@@ -109,20 +109,27 @@ class AnswerParser:
         self._content.finish()
 
     def _think(self, opening: frozenset[str]) -> Reader[str]:
-        """Reads reasoning; returns the mark of a call that ended it, else ""."""
+        """Reads reasoning and a call that ended it; returns the mark of further ones as `_section`."""
         assert self._reasoning_format is not None
         thinks, stream, self.thinking = self._reasoning_format, self._stream, True
         self._content.drop()
         yield from stream.spaces()
         yield from stream.follows(finding(thinks.begins))
         marks = finding((*thinks.ends, *(opening if thinks.calls_end else ())))
-        mark = yield from stream.until(marks, self._thinking.say)
+        following, calls = "", self._count
+        while (mark := (yield from stream.until(marks, self._thinking.say))) in opening:
+            following = yield from self._section(mark, self._thinking)
+            if calls != self._count:
+                break
         self._thinking.drop()
         self.thinking = not mark
-        return mark if mark in opening else ""
+        return following
 
-    def _section(self, mark: str) -> Reader[str]:
-        """Reads calls; returns the mark of further ones where a broken call led to it, else ""."""
+    def _section(self, mark: str, told: Trimmed) -> Reader[str]:
+        """Reads calls; returns the mark of further ones where a broken call led to it, else "".
+
+        What turns out to be no call is given to `told`.
+        """
         assert self._reader is not None and self._shape is not None
         stream, count = self._stream, self._count
         stream.start_log(mark)
@@ -130,7 +137,8 @@ class AnswerParser:
             yield from self._reader.section(mark)
         except MalformedError:
             if stream.log is not None:
-                self._content.say(stream.end_log())
+                told = told if count == self._count else self._content
+                told.say(stream.end_log())
                 return ""
             if count == self._count or not self._shape.recovery.longest:
                 return ""
@@ -147,7 +155,7 @@ class AnswerParser:
         """Calls without a mark, if the answer begins with one."""
         char = yield from self._stream.spaces()
         if char and char in "[{":
-            yield from self._section("")
+            yield from self._section("", self._content)
 
     def _messages(self, channels: ChannelsFormat) -> Reader[None]:
         """An answer of messages: what each head says, its body is."""
