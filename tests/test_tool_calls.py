@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from benchmarks.tool_calls import MODEL, fitting, measure, turns
-from penstock import LLM
+import pytest
+
+from benchmarks.tool_calls import MODEL, fitting, is_object, measure, turns
+from penstock import LLM, ToolChoice, ToolMode
+from penstock.config.errors import ParameterError
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "book", "parameters": {"type": "object", "properties": {"seats": {"enum": [1, 2]}}}},
+}
+ASKED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "A table for two, please."}],
+    "parse": True,
+    "temperature": 0,
+    "max_tokens": 60,
+}
 
 
 def test_the_bundled_model_calls_functions(shared_data: Path) -> None:
@@ -19,3 +34,19 @@ def test_the_bundled_model_calls_functions(shared_data: Path) -> None:
     assert required["called"] == calling
     assert required["valid_of_those"] == required["calls_that_ended"] > 0.9 * calling
     assert required["function_right"] >= 0.65 * calling
+
+
+def test_reasoning_ends_at_its_budget_and_is_followed_by_what_is_held() -> None:
+    with LLM(MODEL, threads=1, reasoning_parser="deepseek_r1", kv_blocks=64) as llm:
+        free = llm.chat(**ASKED, thinking_budget=3)[0].outputs[0]
+        held = llm.chat(**ASKED, thinking_budget=3, tools=[TOOL], tool_choice=ToolChoice(ToolMode.NAMED, "book"))[0]
+    assert free.reasoning
+    assert held.outputs[0].reasoning
+    assert held.outputs[0].text == ""
+    assert [call.name for call in held.outputs[0].tool_calls] == ["book"]
+    assert all(is_object(call.arguments) for call in held.outputs[0].tool_calls)
+
+
+def test_unknown_formats_are_refused() -> None:
+    with pytest.raises(ParameterError, match="reasoning-parser is 'r2'"):
+        LLM(MODEL, reasoning_parser="r2")
