@@ -95,7 +95,7 @@ def plan_attention(
 ) -> AttentionPlan:
     key_cache = cache.key
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
-    seen = _seen(query_lens, context_lens, window, masks, spans, chunked)
+    seen = visible(query_lens, context_lens, window, masks, spans, chunked)
     pieces = _pieces(query_lens, context_lens, seen)
     facts = torch.tensor(pieces, device=key_cache.device).view(-1, len(_Piece._fields))
     seen = seen.to(key_cache.device)
@@ -109,7 +109,7 @@ def plan_attention(
     return AttentionPlan(tuple(tasks), *_order(pieces, key_cache.device))
 
 
-def _seen(
+def visible(
     query_lens: Sequence[int],
     context_lens: Sequence[int],
     window: int | None,

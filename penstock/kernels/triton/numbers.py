@@ -45,6 +45,14 @@ def _narrow_e4m3(x):
 
 
 @triton.jit
+def operand(x, dtype: tl.constexpr):
+    """x in the type in which it is to be multiplied."""
+    if INTERPRETED:
+        return wide(x)
+    return x.to(dtype)
+
+
+@triton.jit
 def dot(a, b, total):
     """a · b + total, accumulated in float32; float32 operands are multiplied as such, never as TF32."""
     if INTERPRETED:

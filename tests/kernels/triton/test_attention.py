@@ -1,0 +1,70 @@
+"""Paged attention in Triton."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.test_paged_attention import MASKED, ROWS, Case, build, masked
+from tests.kernels.triton.compare import sides
+from tests.kernels.triton.compare_attention import attend, compare_attention, compare_company, compare_masks
+
+LONG = ((1, 600), (3, 300), (20, 300), (1, 256), (1, 257))  # one part, several, and rows of both kinds
+CHANGES = [(False, None, False), (True, None, False), (True, 1.5, False), (False, 1.5, True), (False, None, True)]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (6, False), (6, True), (1000, False)])
+def test_windows(device, rows, window, chunked):
+    compare_attention(device, Case(ROWS[rows], window=window, chunked=chunked))
+
+
+@pytest.mark.parametrize(("sinks", "soft_cap", "sloped"), CHANGES)
+@pytest.mark.parametrize("rows", [ROWS["mixed"], LONG])
+def test_changed_scores(device, rows, sinks, soft_cap, sloped):
+    compare_attention(device, Case(rows, 6, 2, 8, 8, 16, None, sinks, soft_cap, sloped=sloped))
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 192, 256])
+def test_head_sizes(device, dim):
+    compare_attention(device, Case(((1, 70), (20, 45)), 4, 2, dim, dim, 16))
+
+
+@pytest.mark.parametrize(("dim", "value_dim"), [(192, 128), (24, 96), (80, 64), (576, 512)])
+def test_values_have_sizes_of_their_own(device, dim, value_dim):
+    compare_attention(device, Case(((1, 70), (9, 45)), 2, 1, dim, value_dim, 16))
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 16, 71, 130])
+def test_query_heads_of_a_kv_head(device, group):
+    compare_attention(device, Case(((1, 40), (3, 35), (12, 20)), 2 * group, 2, 16, 16, 16))
+
+
+@pytest.mark.parametrize("kv_type", ["float32", "bfloat16", "float16", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_types(device, dtype, kv_type):
+    compare_attention(device, Case(((1, 60), (9, 20)), 4, 2, 64, 64, 16, dtype=dtype), kv_type)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 64, 128])
+@pytest.mark.parametrize("window", [None, 300])
+def test_block_sizes(device, block_size, window):
+    compare_attention(device, Case(LONG, block_size=block_size, window=window))
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 1000])
+@pytest.mark.parametrize("name", MASKED)
+def test_masks(device, name, window):
+    compare_masks(device, *masked(name, window))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("window", "sinks", "soft_cap"), [(None, False, None), (300, True, 5.0)])
+def test_rows_do_not_depend_on_their_mates(device, dtype, window, sinks, soft_cap):
+    case = Case(LONG, 6, 2, 32, 32, 16, window, sinks, soft_cap, dtype)
+    compare_company(device, case, str(dtype).removeprefix("torch."))
+
+
+def test_an_empty_step(device):
+    both, case = sides(device, torch.float32, "paged_attention"), Case(((0, 7), (0, 3)))
+    assert attend(both, case, build(case), "float32", 0.3).shape == (0, 32)
