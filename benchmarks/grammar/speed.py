@@ -42,7 +42,7 @@ def requests(text: TextPipeline, name: str, batch: int, tokens: int) -> list[Eng
     """A batch of answers that are only as long as `tokens`, or end with their document."""
     schema = SCHEMAS[name]
     grammar = None if schema is None else Grammar(GrammarKind.LARK, translate("json_schema", json.dumps(schema)))
-    how = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    how = SamplingParams(max_tokens=tokens, ignore_eos=grammar is None)
     prompt = tuple(text.tokenizer.encode("<|im_start|>user\nTell me more.<|im_end|>\n<|im_start|>assistant\n"))
     stop_ids = () if grammar is None else text.eos_ids
     return [EngineRequest(f"{name}{i}", prompt, how, stop_ids, seed=i, grammar=grammar) for i in range(batch)]

@@ -26,6 +26,8 @@ from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, a
 Words = npt.NDArray[np.uint32]
 Forced = Mapping[int, tuple[int, ...]]
 _SLOW_S: Final = 0.02  # a mask that takes longer keeps the other streams waiting
+_CHEAP_S: Final = 0.0003
+_RETRY_STEPS: Final = 64
 _MOST_STRIKES: Final = 16
 _ALL: Final = np.uint32(0xFFFFFFFF)
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
@@ -55,9 +57,9 @@ class Constraint:
         self._thinking = thinking
         self._sampling = sampling
         self._eos_ids = tuple(eos_ids)
-        self._trims = sampling.ignore_eos or thinking is not None
         # A client's ban may hit a token that is forced; then all are chosen, one by one, among those that are left.
         self._bans = bool(sampling.bad_words_ids) or sampling.allowed_token_ids is not None
+        self._plain = not (thinking or self._bans or sampling.min_tokens) and sampling.logprobs is None
         self._tokens: list[int] = []
         self._opened = 0 if thinking is not None and not thinking.begin_ids else -1  # where the reasoning begins
         self._closed = 0 if thinking is None else -1  # where what follows it begins
@@ -78,7 +80,7 @@ class Constraint:
         """Whose mask `finish` wants to find in the row, None if it does not matter; and whether `finish` is needed."""
         if self._must or self._reasons or self._matcher is None:
             return None, True
-        return self._matcher, self._trims
+        return self._matcher, self._closed < 0 or (self._sampling.ignore_eos and self._matcher.is_accepting())
 
     @property
     def _reasons(self) -> bool:
@@ -115,6 +117,8 @@ class Constraint:
         """
         if self.strikes > _MOST_STRIKES:
             raise RequestError(_SPENT)
+        if self._plain and self._matcher is not None and not self._must and len(tokens) == 1:
+            return self._take_plainly(self._matcher, tokens[0])
         self.replay(tokens)
         if self._sampling.logprobs is not None and not self._ends_against_bans:
             return ()
@@ -122,6 +126,20 @@ class Constraint:
         while self._must:
             forced += (following := tuple(self._must))
             self.replay(following)
+        return tuple(forced)
+
+    def _take_plainly(self, matcher: LLMatcher, token: int) -> tuple[int, ...]:
+        """As `take`, for nearly all branches in nearly all steps, in few calls."""
+        following, forced = [token], list[int]()
+        while following:
+            if following[-1] in self._eos_ids or not matcher.consume_tokens(following):
+                self.replay(following)  # which knows the end, and errors
+                break
+            self._tokens += following
+            following = matcher.compute_ff_tokens()
+            if not following and matcher.is_stopped():
+                following = [self._eos_ids[0]] if self._at_end(matcher) else []
+            forced += following
         return tuple(forced)
 
     def replay(self, tokens: Iterable[int]) -> None:
@@ -241,24 +259,32 @@ class Masks:
     """A step's masks, being made.
 
     Attributes:
-        slow: once they are made: they took so long that it should be found out whose fault that is.
+        seconds: it took to make them, once they are made.
     """
 
     def __init__(
         self,
         words: int,
         constrained: Mapping[int, Constraint],
-        pool: ThreadPoolExecutor,
-        together: LLExecutor | None,
+        pool: ThreadPoolExecutor | None = None,
+        together: LLExecutor | None = None,
+        *,
+        timed: bool = False,
     ) -> None:
-        """`together` makes several at a time; None makes them one by one, each of which is timed."""
-        self.slow = False
+        """With a `pool` they are made there, with `together` several at a time; `timed` counts strikes of slow ones."""
+        self.seconds = 0.0
+        self._timed = timed
         self._made = np.empty((len(constrained), words), np.uint32)
         self._places = {row: place for place, row in enumerate(constrained)}
-        self._done: Future[None] = pool.submit(self._make, list(constrained.values()), together)
+        self._done: Future[None] | None = None
+        if pool is None:
+            self._make(list(constrained.values()), None)
+        else:
+            self._done = pool.submit(self._make, list(constrained.values()), together)
 
     def _make(self, constraints: Sequence[Constraint], together: LLExecutor | None) -> None:
         began, made = perf_counter(), self._made
+        address, size = made.ctypes.data, made.strides[0]
         wanted: list[tuple[LLMatcher, int]] = []
         unfinished: list[tuple[Constraint, int]] = []
         for place, constraint in enumerate(constraints):
@@ -267,20 +293,24 @@ class Masks:
                 wanted.append((matcher, place))
             if unready:
                 unfinished.append((constraint, place))
-        if together is not None and len(wanted) > 1:
-            together.unsafe_compute_mask_ptr(wanted, made.ctypes.data, made.strides[0], len(made))
-            self.slow = perf_counter() - began > _SLOW_S
+        if self._timed:
+            for matcher, place in wanted:
+                since = thread_time()
+                compute_mask(matcher, made[place])
+                constraints[place].strikes += thread_time() - since > _SLOW_S
+        elif together is not None and len(wanted) > 1:
+            together.unsafe_compute_mask_ptr(wanted, address, size, len(made))
         else:
             for matcher, place in wanted:
-                began = thread_time()
-                compute_mask(matcher, made[place])
-                constraints[place].strikes += thread_time() - began > _SLOW_S
+                matcher.unsafe_compute_mask_ptr(address + place * size, size)
         for constraint, place in unfinished:
             constraint.finish(made[place])
+        self.seconds = perf_counter() - began
 
     def of(self, rows: Sequence[int]) -> Words:
         """[L, ceil(V / 32)]: the masks of these rows, waited for; all ones for rows that are free."""
-        self._done.result()
+        if self._done is not None:
+            self._done.result()
         if tuple(rows) == tuple(self._places):
             return self._made
         masks = np.full((len(rows), self._made.shape[1]), _ALL)
@@ -411,11 +441,14 @@ class Constraints:
         masked = {row: constraint for row, constraint in step.items() if not constraint.idle}
         if not masked:
             return None
+        before = self._masks.seconds if self._masks is not None else 0.0
+        if before < _CHEAP_S or plan.step % _RETRY_STEPS == 0:  # handing them over would cost more than they do
+            self._masks = Masks(self._words, masked)
+            return self._masks
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "penstock-masks")
             self._together = LLExecutor()
-        slow = self._masks is not None and self._masks.slow
-        self._masks = Masks(self._words, masked, self._pool, None if slow else self._together)
+        self._masks = Masks(self._words, masked, self._pool, self._together, timed=before > _SLOW_S)
         return self._masks
 
     def _constraint(self, live: _Request, new: NewRow) -> Constraint:

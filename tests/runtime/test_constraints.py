@@ -245,10 +245,10 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_own_branch_alone(
     slow = constraint(compiler, "regex", "a+")
     with ThreadPoolExecutor(1) as pool:
         for _ in range(17):
-            Masks((SIZE + 31) // 32, {0: slow}, pool, None).of([0])
+            Masks((SIZE + 31) // 32, {0: slow}, pool, timed=True).of([0])
             slow.take([TEXTS.index("a")])
         assert slow.strikes == 16  # the first token is forced
-        Masks((SIZE + 31) // 32, {0: slow}, pool, None).of([0])
+        Masks((SIZE + 31) // 32, {0: slow}, pool, timed=True).of([0])
         with pytest.raises(RequestError, match="too complex"):
             slow.take([TEXTS.index("a")])
 
@@ -256,8 +256,8 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_own_branch_alone(
 def test_masks_come_in_the_order_asked_for_with_all_ones_for_free_rows(compiler: GrammarCompiler) -> None:
     held = {row: constraint(compiler, "choice", json.dumps([word])) for row, word in ((4, "yes"), (2, "no"))}
     with ThreadPoolExecutor(1) as pool:
-        for together in (None, LLExecutor()):
-            masks = Masks((SIZE + 31) // 32, held, pool, together)
+        for how in ((), (pool,), (pool, LLExecutor())):
+            masks = Masks((SIZE + 31) // 32, held, *how)
             got = masks.of([2, 7, 4])
             assert (got[1] == 0xFFFFFFFF).all()
             for row, place in ((2, 0), (4, 2)):
