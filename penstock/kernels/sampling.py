@@ -102,7 +102,13 @@ class LogprobTable:
 
 
 class SamplingKernel(Protocol):
-    """An implementation of the sampling op."""
+    """An implementation of the sampling op.
+
+    Attributes:
+        on_device: it takes logits as tensors where they lie, of any float type, instead of arrays.
+    """
+
+    on_device: bool
 
     def row(self, settings: RowSettings) -> Any:
         """A new SamplingRow, to be passed back to `sample`.
@@ -113,7 +119,7 @@ class SamplingKernel(Protocol):
 
     def sample(
         self,
-        logits: npt.NDArray[np.float32],
+        logits: Any,
         rows: Sequence[Any],
         positions: npt.NDArray[np.int64],
         masks: npt.NDArray[np.uint32] | None = None,
@@ -121,7 +127,7 @@ class SamplingKernel(Protocol):
         """Runs the chain and draws one token a row, which the row takes as generated.
 
         Args:
-            logits: [L, V], contiguous.
+            logits: [L, V] float32, contiguous; a tensor if `on_device`.
             rows: L different rows.
             positions: [L], absolute position of the token each row samples.
             masks: [L, ceil(V / 32)], bit t % 32 of word t // 32 allows token t; None allows all.
@@ -133,7 +139,7 @@ class SamplingKernel(Protocol):
             ValueError: lengths do not agree, or a row appears twice.
         """
 
-    def logprobs(self, logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int64], top: int) -> LogprobTable:
+    def logprobs(self, logits: Any, targets: npt.NDArray[np.int64], top: int) -> LogprobTable:
         """Log-softmax of logits [L, V] at targets [L], in float64.
 
         Raises:

@@ -122,7 +122,7 @@ class Sampler:
             )
         if not draws:
             return []
-        values = _as_array(logits)
+        values = self._as_taken(logits)
         rows = [self._row(draw.row) for draw in draws]
         positions = np.array([draw.position for draw in draws], np.int64)
         tokens, failed = self._kernel.sample(values, [row.kernel_row for row in rows], positions, masks)
@@ -135,7 +135,7 @@ class Sampler:
         ]
 
     def _score_chosen(
-        self, values: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], rows: list[_Row], wanted: list[int]
+        self, values: Any, tokens: npt.NDArray[np.int64], rows: list[_Row], wanted: list[int]
     ) -> dict[int, TokenLogprobs]:
         if not wanted:
             return {}
@@ -161,7 +161,7 @@ class Sampler:
             return []
         targets = np.asarray(target_ids, np.int64)
         inside = (targets >= 0) & (targets < self.vocab_size)
-        table = self._kernel.logprobs(_as_array(logits), np.where(inside, targets, 0), min(top, self.vocab_size))
+        table = self._kernel.logprobs(self._as_taken(logits), np.where(inside, targets, 0), min(top, self.vocab_size))
         return [
             _entry(table, at, int(token), top)
             if inside[at] and not table.errors[at]
@@ -169,15 +169,15 @@ class Sampler:
             for at, token in enumerate(targets)
         ]
 
+    def _as_taken(self, logits: Tensor) -> Any:
+        """Logits as the kernel takes them."""
+        return logits if self._kernel.on_device else logits.to("cpu", torch.float32).contiguous().numpy()
+
     def _row(self, row: int) -> _Row:
         found = self._rows[row]
         if found is None:
             raise ValueError(f"row {row} is not in the batch")
         return found
-
-
-def _as_array(logits: Tensor) -> npt.NDArray[np.float32]:
-    return logits.to("cpu", torch.float32).contiguous().numpy()
 
 
 def _entry(table: LogprobTable, at: int, token: int, top: int) -> TokenLogprobs:

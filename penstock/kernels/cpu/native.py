@@ -131,6 +131,8 @@ def encode_rows(
 class NativeSampling:
     """The sampling op of the native library; see `kernels.sampling.SamplingKernel`."""
 
+    on_device = False
+
     def row(self, settings: RowSettings) -> Any:
         """A native row. Prompt and output go over only if a parameter looks at them."""
         given = {name: getattr(settings, name) for name in _FIELDS}

@@ -209,6 +209,8 @@ def sample_row(
 class ReferenceSampling:
     """The sampling op in numpy; see `kernels.sampling.SamplingKernel`."""
 
+    on_device = False
+
     def row(self, settings: RowSettings) -> ReferenceRow:
         """A row that keeps all its tokens."""
         named = (

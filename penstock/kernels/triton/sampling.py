@@ -1,0 +1,300 @@
+"""The sampling op on the device: settings of rows in one table a step, tokens that may stay there for the next step.
+
+Bans (allowed tokens, bad words, stops before min_tokens) join the grammar's masks on the host; counts for penalties and
+biases lie on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+from torch import Tensor
+
+from penstock.kernels.registry import KernelContext
+from penstock.kernels.sampling import MASS_SLACK, NOT_FINITE, LogprobTable, RowSettings
+from penstock.kernels.triton import sampling_kernels as kernels
+from penstock.kernels.triton.packing import HOME
+
+_LEAST_TEMPERATURE = 1e-30
+_ROWS = 64  # sampled at once, so that scratch memory stays small
+_BLOCK = 1024
+Words = npt.NDArray[np.uint32]
+
+
+def refuse(_: KernelContext) -> str | None:
+    return None
+
+
+def sampling() -> DeviceSampling:
+    """A new sampling op."""
+    return DeviceSampling()
+
+
+@dataclass(slots=True, eq=False)
+class DeviceRow:
+    """A branch.
+
+    Attributes:
+        generated: its tokens that are known here.
+        drawn: how many were generated, those still on the device included.
+        fields: its row of the kernels' table, but for position and mask.
+        static: words of what allowed_ids and bad words of one token leave; None for all.
+        held: counts and biases on the device, whose addresses are in `fields`.
+    """
+
+    settings: RowSettings
+    fields: npt.NDArray[np.int64]
+    static: Words | None
+    held: tuple[Tensor | None, Tensor | None]
+    generated: list[int] = field(default_factory=list)
+    drawn: int = 0
+
+    def extend(self, token: int) -> None:
+        if not 0 <= token < self.settings.vocab_size:
+            raise ValueError(f"token id {token} is outside the vocabulary of {self.settings.vocab_size}.")
+        self.generated.append(token)
+        self.drawn += 1
+        if self.held[0] is not None:
+            self.held[0][token] += 2
+
+    def bans(self) -> Words | None:
+        """Words of what is allowed at this step, the grammar apart; None where all is."""
+        s = self.settings
+        words = [
+            word[-1] for word in s.bad_words if len(word) > 1 and self.generated[1 - len(word) :] == list(word[:-1])
+        ]
+        stops = s.stop_ids if self.drawn < s.min_tokens else ()
+        if not words and not stops:
+            return self.static
+        allowed = _every(s.vocab_size) if self.static is None else self.static.copy()
+        return _without(allowed, (*words, *stops))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens [L] int64, -1 where there is an error, and codes of ROW_ERRORS [L] uint8, on the device."""
+
+    tokens: Tensor
+    errors: Tensor
+    rows: tuple[DeviceRow, ...]
+
+    def take(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Waits for them; the rows take the tokens as generated."""
+        tokens, errors = self.tokens.cpu().numpy(), self.errors.cpu().numpy()
+        for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            if token >= 0:
+                row.generated.append(token)
+            else:
+                row.drawn -= 1
+        return tokens, errors
+
+
+def _every(vocab: int) -> Words:
+    return np.full(-(-vocab // 32), 0xFFFFFFFF, np.uint32)
+
+
+def _without(words: Words, tokens: Sequence[int]) -> Words:
+    ids = np.asarray(tokens, np.int64)
+    np.bitwise_and.at(words, ids // 32, ~(np.uint32(1) << (ids % 32).astype(np.uint32)))
+    return words
+
+
+def _static(s: RowSettings) -> Words | None:
+    single = [word[0] for word in s.bad_words if len(word) == 1]
+    if s.allowed_ids is None and not single:
+        return None
+    words = _every(s.vocab_size)
+    if s.allowed_ids is not None:
+        ids = np.asarray(s.allowed_ids, np.int64)
+        words = np.zeros_like(words)
+        np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+    return _without(words, single)
+
+
+def _bound(s: RowSettings) -> float:
+    """Scaled distance from the largest logit beyond which no token can be kept, whatever the others are."""
+    if s.top_k > 0 or s.typical_p < 1.0:
+        return -math.inf
+    if s.top_p < 1.0:  # all weights below together have less than 1 - top_p of the mass, which is at least 1
+        return math.log(max(1.0 - s.top_p, 1e-300) / s.vocab_size) - 1e-6
+    return math.log(s.min_p) if s.min_p > 0.0 else -math.inf
+
+
+def _fields(s: RowSettings, counts: Tensor | None, bias: Tensor | None) -> npt.NDArray[np.int64]:
+    fields = np.zeros(kernels.FIELDS.value, np.int64)
+    floats = fields.view(np.float64)
+    floats[:8] = (
+        0.0 if s.temperature == 0.0 else 1.0 / max(s.temperature, _LEAST_TEMPERATURE),
+        s.top_p - MASS_SLACK if s.top_p < 1.0 else 2.0,
+        s.typical_p - MASS_SLACK if s.typical_p < 1.0 else 2.0,
+        math.log(s.min_p) if s.min_p > 0.0 else -math.inf,
+        _bound(s),
+        s.repetition_penalty,
+        s.presence_penalty,
+        s.frequency_penalty,
+    )
+    filtered = s.top_k > 0 or s.top_p < 1.0 or s.typical_p < 1.0 or s.min_p > 0.0
+    seed = np.array(s.seed & (2**64 - 1), np.uint64).astype(np.int64)
+    addresses = (0 if held is None else held.data_ptr() for held in (counts, bias))
+    fields[8:] = (seed, s.branch, 0, s.top_k, *addresses, -1, filtered)
+    return fields
+
+
+def _counts(s: RowSettings) -> Tensor | None:
+    """2 · how often each token was generated, plus one if a penalty looks at it in the prompt."""
+    if (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) == (1.0, 0.0, 0.0):
+        return None
+    counts = 2 * np.bincount(np.asarray(s.generated_ids, np.int64), minlength=s.vocab_size).astype(np.int32)
+    if s.repetition_penalty != 1.0:
+        counts[list(s.prompt_ids)] += 1
+    return torch.from_numpy(counts).to(HOME)
+
+
+def _bias(s: RowSettings) -> Tensor | None:
+    if not s.logit_bias:
+        return None
+    bias = np.zeros(s.vocab_size)
+    for token, value in s.logit_bias:
+        bias[token] += value
+    return torch.from_numpy(bias).to(HOME)
+
+
+class DeviceSampling:
+    """The sampling op in Triton; see `kernels.sampling.SamplingKernel`. Logits stay where they are."""
+
+    on_device = True
+
+    def row(self, settings: RowSettings) -> DeviceRow:
+        """A row whose counts and biases, if it has any, lie on the device."""
+        named = (
+            *(token for token, _ in settings.logit_bias),
+            *(settings.allowed_ids or ()),
+            *(token for word in settings.bad_words for token in word),
+            *settings.stop_ids,
+            *settings.prompt_ids,
+            *settings.generated_ids,
+        )
+        for token in named:
+            if not 0 <= token < settings.vocab_size:
+                raise ValueError(f"token id {token} is outside the vocabulary of {settings.vocab_size}.")
+        counts, bias = _counts(settings), _bias(settings)
+        fields, generated = _fields(settings, counts, bias), list(settings.generated_ids)
+        return DeviceRow(settings, fields, _static(settings), (counts, bias), generated, len(generated))
+
+    def sample(
+        self, logits: Tensor, rows: Sequence[DeviceRow], positions: npt.NDArray[np.int64], masks: Words | None = None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """As in SamplingKernel."""
+        return self.draw(logits, rows, positions, masks).take()
+
+    def draw(
+        self, logits: Tensor, rows: Sequence[DeviceRow], positions: npt.NDArray[np.int64], masks: Words | None = None
+    ) -> Drawn:
+        """As `sample`, without waiting for the tokens; arguments are those of SamplingKernel.
+
+        Until they are taken, rows with bad words of several tokens must not be drawn again.
+        """
+        if not len(logits) == len(rows) == len(positions) or (masks is not None and len(masks) != len(rows)):
+            raise ValueError("logits, rows, positions and masks differ in length.")
+        if len({id(row) for row in rows}) != len(rows):
+            raise ValueError("a row appears more than once in one call.")
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        errors = torch.empty(len(rows), dtype=torch.uint8, device=logits.device)
+        logits = logits if logits.stride(1) == 1 else logits.contiguous()
+        for begin in range(0, len(rows), _ROWS):
+            part = slice(begin, begin + _ROWS)
+            words = None if masks is None else masks[part]
+            _sample(logits[part], rows[part], positions[part], words, tokens[part], errors[part])
+        for row in rows:
+            row.drawn += 1
+        return Drawn(tokens, errors, tuple(rows))
+
+    def logprobs(self, logits: Tensor, targets: npt.NDArray[np.int64], top: int) -> LogprobTable:
+        """As in SamplingKernel."""
+        count, vocab = logits.shape
+        if len(targets) != count or top > vocab or (count and not 0 <= targets.min() <= targets.max() < vocab):
+            raise ValueError("a target is outside the vocabulary, or lengths differ.")
+        parts = [
+            _scored(logits[begin : begin + _ROWS].float(), targets[begin : begin + _ROWS], top)
+            for begin in range(0, count, _ROWS)
+        ]
+        if not parts:
+            none = np.zeros(0)
+            return LogprobTable(
+                none, none.astype(np.int64), np.zeros((0, top), np.int32), np.zeros((0, top)), none.astype(np.uint8)
+            )
+        return LogprobTable(*(np.concatenate([part[i] for part in parts]) for i in range(5)))
+
+
+def _masks(rows: Sequence[DeviceRow], masks: Words | None) -> tuple[Words | None, npt.NDArray[np.int64]]:
+    """The words of rows that may not draw everything, and which of them each row has, -1 for none."""
+    which = np.full(len(rows), -1, np.int64)
+    found: list[Words] = []
+    for at, row in enumerate(rows):
+        bans = row.bans()
+        if masks is not None:
+            bans = masks[at] if bans is None else bans & masks[at]
+        if bans is not None:
+            which[at] = len(found)
+            found.append(bans)
+    return (np.stack(found) if found else None), which
+
+
+def _sample(
+    logits: Tensor, rows: Sequence[DeviceRow], positions: npt.NDArray[np.int64], masks: Words | None, tokens: Tensor,
+    errors: Tensor,
+) -> None:  # fmt: skip
+    """Launches the chain for up to _ROWS rows."""
+    (count, vocab), device = logits.shape, logits.device
+    words, which = _masks(rows, masks)
+    table = np.stack([row.fields for row in rows])
+    table[:, kernels.POSITION.value], table[:, kernels.MASK.value] = positions, which
+    ints = torch.from_numpy(table).to(device, non_blocking=True)
+    floats, chunks = ints.view(torch.float64), triton.cdiv(vocab, kernels.CHUNK.value)
+    space = triton.next_power_of_2(chunks)
+    allowed = ints if words is None else torch.from_numpy(words.view(np.int32)).to(device, non_blocking=True)
+    changed = torch.empty(count, vocab, device=device)
+    largest = torch.empty(count, chunks, device=device)
+    places, wrong, numbers = torch.empty(3, count, chunks, dtype=torch.int32, device=device)
+    kernels.prepare[count, chunks](
+        logits, ints, floats, allowed, changed, largest, places, wrong, vocab, logits.stride(0), allowed.shape[1],
+        chunks, words is not None,
+    )  # fmt: skip
+    sums, keys = floats, ints
+    if (table.view(np.float64)[:, kernels.SCALE.value] > 0).any():
+        sums, cuts = (torch.empty(size, dtype=torch.float64, device=device) for size in ((count, chunks), (count,)))
+        kernels.weigh[count, chunks](changed, ints, floats, largest, sums, numbers, cuts, vocab, chunks, space)
+        if table[:, kernels.FILTERED.value].any():
+            keys = torch.empty(count, vocab, dtype=torch.int64, device=device)
+            kernels.gather[count, chunks](changed, ints, floats, largest, numbers, cuts, keys, vocab, chunks, space)
+    kernels.choose[count,](
+        changed, ints, floats, largest, places, wrong, sums, numbers, keys, tokens, errors, vocab, chunks, space,
+        _BLOCK,
+    )  # fmt: skip
+
+
+def _scored(logits: Tensor, targets: npt.NDArray[np.int64], top: int) -> tuple[npt.NDArray[Any], ...]:
+    """The arrays of a LogprobTable."""
+    target = torch.from_numpy(targets).to(logits.device).unsqueeze(1)
+    most = logits.amax(dim=1, keepdim=True)
+    failed = ~(logits < math.inf).all(dim=1) | (most.squeeze(1) == -math.inf)
+    shifted = logits.double() - most.double()
+    logarithm = shifted.exp().sum(dim=1, keepdim=True).log()
+    own = logits.gather(1, target)
+    lower = torch.arange(logits.shape[1], device=logits.device) < target
+    ranks = 1 + (logits > own).sum(dim=1) + ((logits == own) & lower).sum(dim=1)
+    bits = torch.where(logits == 0, 0.0, logits).view(torch.int32)
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    best = (order + (0x7FFFFFFF - ids)).topk(top, dim=1).indices
+    scores = shifted - logarithm
+    chosen, codes = scores.gather(1, target).squeeze(1).masked_fill(failed, 0.0), torch.where(failed, NOT_FINITE, 0)
+    found = chosen, ranks, best.int(), scores.gather(1, best), codes.to(torch.uint8)
+    return tuple(part.cpu().numpy() for part in found)

@@ -1,0 +1,98 @@
+"""Sampling of Triton against the reference: the same tokens, not only the same distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.kernels.reference.sampling import ReferenceSampling
+from penstock.kernels.sampling import RowSettings
+from tests.kernels.triton.compare import sides
+
+VOCAB = 1500
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {},
+    {"top_k": 5},
+    {"top_k": 1200, "min_p": 0.01},
+    {"top_p": 0.9},
+    {"top_p": 0.0},
+    {"min_p": 0.1},
+    {"typical_p": 0.5},
+    {"top_k": 40, "typical_p": 0.7, "top_p": 0.9, "min_p": 0.05},
+    {"repetition_penalty": 1.3, "prompt_ids": (1, 2, 3), "generated_ids": (4, 4, 9), "temperature": 0.0},
+    {"presence_penalty": 0.5, "frequency_penalty": -0.2, "generated_ids": (7, 7), "top_p": 0.99},
+    {"logit_bias": ((3, 2.5), (7, -100.0), (9, float("-inf")), (11, 3.4e38))},
+    {"allowed_ids": (3, 4, 5, 1400), "temperature": 1e-40},
+    {"bad_words": ((3,), (4, 5)), "min_tokens": 4, "stop_ids": (9, 10), "temperature": 100.0, "top_k": 3},
+)
+
+
+def logits_of(rng: np.random.Generator, kind: str) -> np.ndarray:
+    logits = (rng.normal(size=(len(SETTINGS), VOCAB)) * 3).astype(np.float32)
+    if kind == "ties":
+        logits = np.round(logits)
+    if kind == "flat":
+        logits[:] = -0.0
+        logits[:, 700:] = 0.0
+    return logits
+
+
+def compare_sampling(device: str, kind: str, steps: int) -> None:
+    """Rows of all settings for some steps, under random masks at every second one."""
+    both = sides(device, torch.float32, "sampling")
+    ours, reference, rng = both.ours.sampling(), ReferenceSampling(), np.random.default_rng(steps)
+    settings = [RowSettings(VOCAB, 2**63 + at, at % 3, **given) for at, given in enumerate(SETTINGS)]
+    rows, others = [ours.row(one) for one in settings], [reference.row(one) for one in settings]
+    for step in range(steps):
+        logits = logits_of(rng, kind)
+        positions = np.arange(len(rows), dtype=np.int64) + step + 2**33
+        masks = rng.integers(0, 2**32, (len(rows), -(-VOCAB // 32)), dtype=np.uint32) if step % 2 else None
+        tokens, errors = ours.sample(both.here(torch.from_numpy(logits)), rows, positions, masks)
+        expected, codes = reference.sample(logits, others, positions, masks)
+        assert (tokens.tolist(), errors.tolist()) == (expected.tolist(), codes.tolist())
+
+
+def compare_errors(device: str) -> None:
+    both = sides(device, torch.float32, "sampling")
+    logits = torch.zeros(5, 40)
+    logits[0, 3], logits[1, 39], logits[2], logits[3, 1:] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    masks = np.full((5, 2), 0xFFFFFFFF, np.uint32)
+    masks[4] = 0
+    found = []
+    for kernel, given in ((both.ours.sampling(), both.here(logits)), (ReferenceSampling(), logits.numpy())):
+        rows = [kernel.row(RowSettings(40, top_p=0.5 if at % 2 else 1.0)) for at in range(5)]
+        found.append([part.tolist() for part in kernel.sample(given, rows, np.arange(5), masks)])
+        assert kernel.logprobs(given, np.zeros(5, np.int64), 3).errors.tolist() == [1, 1, 1, 0, 0]
+    assert found[0] == found[1] and found[0][1] == [1, 1, 1, 0, 2]
+
+
+def compare_logprobs(device: str, ties: bool) -> None:
+    both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(3)
+    logits = (rng.normal(size=(7, VOCAB)) * 4).astype(np.float32)
+    logits = np.round(logits) if ties else logits
+    targets = rng.integers(0, VOCAB, 7)
+    for top in (0, 9):
+        ours = both.ours.sampling().logprobs(both.here(torch.from_numpy(logits)), targets, top)
+        expected = ReferenceSampling().logprobs(logits, targets, top)
+        assert ours.ranks.tolist() == expected.ranks.tolist() and ours.top_ids.tolist() == expected.top_ids.tolist()
+        np.testing.assert_allclose(ours.logprobs, expected.logprobs, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(ours.top_logprobs, expected.top_logprobs, rtol=0, atol=1e-11)
+        assert ours.top_logprobs.dtype == np.float64 and ours.top_ids.dtype == np.int32
+
+
+def compare_tokens_left_on_the_device(device: str) -> None:
+    """Steps drawn before the tokens of the step before came back count them all the same."""
+    both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(9)
+    settings = RowSettings(VOCAB, 3, frequency_penalty=1.5, min_tokens=3, stop_ids=(5,), temperature=0.3)
+    ours, reference = both.ours.sampling(), ReferenceSampling()
+    row, other = ours.row(settings), reference.row(settings)
+    logits = [(rng.normal(size=(1, VOCAB)) * 2).astype(np.float32) for _ in range(5)]
+    for one in logits:
+        one[0, 5] = 20
+    drawn = [ours.draw(both.here(torch.from_numpy(one)), [row], np.array([at])) for at, one in enumerate(logits)]
+    expected = [int(reference.sample(one, [other], np.array([at]))[0][0]) for at, one in enumerate(logits)]
+    assert [int(each.take()[0][0]) for each in drawn] == expected and expected[3] == 5
+    assert row.generated == other.generated
