@@ -29,6 +29,7 @@ _SLOW_S: Final = 0.02  # a mask that takes longer keeps the other streams waitin
 _CHEAP_S: Final = 0.0003
 _RETRY_STEPS: Final = 64
 _MOST_STRIKES: Final = 16
+_MOST_FORCED: Final = 512  # tokens taken in one step; masks lead to the rest
 _ALL: Final = np.uint32(0xFFFFFFFF)
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
 _LIMITS: Final = ("ParserTooComplex", "LexerTooComplex")
@@ -60,6 +61,7 @@ class Constraint:
         # A client's ban may hit a token that is forced; then all are chosen, one by one, among those that are left.
         self._bans = bool(sampling.bad_words_ids) or sampling.allowed_token_ids is not None
         self._plain = not (thinking or self._bans or sampling.min_tokens) and sampling.logprobs is None
+        self._most = min(_MOST_FORCED, sampling.max_tokens or _MOST_FORCED)
         self._tokens: list[int] = []
         self._opened = 0 if thinking is not None and not thinking.begin_ids else -1  # where the reasoning begins
         self._closed = 0 if thinking is None else -1  # where what follows it begins
@@ -108,7 +110,7 @@ class Constraint:
             row[token // 32] &= ~np.uint32(1 << (token % 32))
 
     def take(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Takes sampled tokens; returns those that have to follow, which are taken too.
+        """Takes sampled tokens; returns those that have to follow, or many of them, which are taken too.
 
         With log-probabilities asked for, the latter are left to masks that allow no other, for the model to score.
 
@@ -123,7 +125,7 @@ class Constraint:
         if self._sampling.logprobs is not None and not self._ends_against_bans:
             return ()
         forced: list[int] = []
-        while self._must:
+        while self._must and len(forced) < self._most:
             forced += (following := tuple(self._must))
             self.replay(following)
         return tuple(forced)
@@ -139,6 +141,9 @@ class Constraint:
             following = matcher.compute_ff_tokens()
             if not following and matcher.is_stopped():
                 following = [self._eos_ids[0]] if self._at_end(matcher) else []
+            if len(forced) >= self._most:
+                self._must = list(following)
+                break
             forced += following
         return tuple(forced)
 

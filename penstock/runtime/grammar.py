@@ -26,6 +26,7 @@ _BYTES_A_TOKEN: Final = 2**10  # a lexer learns states as it is used, at most _L
 _LEXER_STATES: Final = 16_000
 _MOST_THREADS: Final = 8
 _PROBED_TOKENS: Final = 6
+_ENCODED_BYTES: Final = 1024  # of a forced text at a time: whoever asks holds the step loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,12 @@ class _Tokens:
         self._longest = max(map(len, self._ids), default=1)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens whose bytes are exactly the text's, the tokenizer's own choice where it has one."""
+        """Tokens whose bytes are those a text begins with, the tokenizer's own choice where it has one."""
         data = text if isinstance(text, bytes) else text.encode()
+        if len(data) > (end := _ENCODED_BYTES):
+            while end > _ENCODED_BYTES - 4 and data[end] & 0xC0 == 0x80:  # within a character
+                end -= 1
+            data = data[:end]
         plain = data.decode("utf-8", "replace")
         for before in ("", "\n"):  # some tokenizers put a space before a text; not so before what follows another
             ids = self._encode(before + plain)
@@ -260,9 +265,7 @@ class GrammarCompiler:
             try:
                 tokenizer = self._load()
                 job.began = monotonic()
-                matcher = compile_grammar(tokenizer, job.source)
-                if job.error is None:
-                    job.matcher = matcher
+                job.matcher = compile_grammar(tokenizer, job.source)  # even if too late for those who asked
             except RequestError as error:
                 job.error = str(error)
             except Exception as error:  # a matcher reports the client's errors itself; this is ours
@@ -294,7 +297,9 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
         RequestError: the grammar is wrong, cannot be met, or costs too much.
     """
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
-    probe, row = matcher.deep_copy(), np.zeros((tokenizer.vocab_size + 31) // 32, np.uint32)
+    row = np.zeros((tokenizer.vocab_size + 31) // 32, np.uint32)
+    compute_mask(matcher, row)  # finds what is forced at first, which copies then need not find in the step loop
+    probe = matcher.deep_copy()
     for _ in range(_PROBED_TOKENS):
         if probe.is_error() or not allows_more(compute_mask(probe, row), tokenizer.eos_tokens):
             break

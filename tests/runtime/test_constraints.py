@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 from llguidance import LLExecutor, LLMatcher
 
+from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
-from penstock.runtime import constraints
+from penstock.runtime import constraints, grammar
 from penstock.runtime.constraints import Constraint, Masks, Words
 from penstock.runtime.grammar import GrammarCompiler, Vocabulary, compute_mask
 from penstock.text.grammar.translate import translate
@@ -64,8 +66,8 @@ def constraint(
     return Constraint(matcher(compiler, kind, source) if kind else None, thinking, params, (EOS, ALSO_EOS))
 
 
-def mask(held: Constraint) -> Words:
-    row = np.zeros((SIZE + 31) // 32, np.uint32)
+def mask(held: Constraint, size: int = SIZE) -> Words:
+    row = np.zeros((size + 31) // 32, np.uint32)
     source, unready = held.source()
     if source is not None:
         compute_mask(source, row)
@@ -74,9 +76,9 @@ def mask(held: Constraint) -> Words:
     return row
 
 
-def allowed(held: Constraint) -> set[int]:
-    bits = np.unpackbits(mask(held).view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits[:SIZE]).tolist())
+def allowed(held: Constraint, size: int = SIZE) -> set[int]:
+    bits = np.unpackbits(mask(held, size).view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:size]).tolist())
 
 
 def text(tokens: Sequence[int]) -> str:
@@ -127,6 +129,52 @@ def test_with_logprobs_the_same_tokens_come_one_by_one(compiler: GrammarCompiler
             assert token in allowed(one_by_one)
             assert one_by_one.take([token]) == ()
     json.loads(text(tokens))
+
+
+@pytest.mark.parametrize("first", [{"const": "b"}, {"enum": ["a", "b"]}], ids=["at first", "after a choice"])
+def test_long_forced_texts_are_found_and_taken_in_parts(first: object) -> None:
+    wanted, asked = ["b", "é" * 700 + "lorem ipsum " * 700], []
+
+    def encode_bytes(text: str) -> list[int]:
+        asked.append(len(text))
+        return [4 + byte for byte in text.encode()]
+
+    def token_bytes(token: int) -> bytes:
+        return bytes([token - 4]) if 4 <= token < 260 else b""
+
+    compiler = GrammarCompiler(lambda: Vocabulary(300, token_bytes, encode_bytes, frozenset(range(4)), (EOS,)))
+    schema = json.dumps({"type": "array", "prefixItems": [first, {"const": wanted[1]}], "minItems": 2, "items": False})
+    held = constraint(compiler, "json_schema", schema, max_tokens=100_000)
+    tokens: list[int] = []
+    while tokens[-1:] != [EOS]:
+        token = max(allowed(held, 300))
+        forced = held.take([token])
+        assert len(forced) < 2048
+        tokens += [token, *forced]
+    assert json.loads(bytes(token - 4 for token in tokens[:-1])) == wanted
+    assert max(asked) <= 1025
+    brief = constraint(compiler, "json_schema", schema, max_tokens=20)
+    before = len(asked)
+    while brief.length < 20:
+        brief.take([max(allowed(brief, 300))])
+    assert len(asked) - before <= 5, "no more is looked for than max_tokens lets come"
+    compiler.close()
+
+
+def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, compile_grammar = threading.Event(), grammar.compile_grammar
+    monkeypatch.setattr(grammar, "compile_grammar", lambda *given: slow.wait(10) and compile_grammar(*given))
+    monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.001)
+    compiler = GrammarCompiler(vocabulary)
+    job = compiler.want(translate("regex", "a+"))
+    while (outcome := compiler.outcome(job)) is None:
+        compiler.wait(0.01)
+    assert isinstance(outcome, RequestError)
+    slow.set()
+    assert job.done.wait(10)
+    again = compiler.want(translate("regex", "a+"))
+    assert isinstance(compiler.outcome(again), LLMatcher)
+    compiler.close()
 
 
 def test_the_masks_of_forced_tokens_allow_one(compiler: GrammarCompiler) -> None:
