@@ -23,6 +23,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "activations": ("activate",),
     "experts": ("route_experts", "pack_experts", "grouped_experts"),
     "sampling": ("sampling",),
+    "adapters": ("make_adapters", "adapter"),
     "linear": ("packable", "pack_table", "pack_linear", "linear", "gated_linear"),
     "rope": ("rope_tables", "rotate_heads", "rope_and_cache_write"),
     "cache": ("make_cache", "cache_block_bytes"),

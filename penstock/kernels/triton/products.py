@@ -96,6 +96,7 @@ def multiply(
     residual: Tensor | None = None,
     grouped: Rows | None = None,
     experts: int = 1,
+    split: bool = False,
 ) -> None:
     """out = x · wᵀ + bias + residual.
 
@@ -107,6 +108,8 @@ def multiply(
         residual: as out.
         grouped: which rows go to which expert; None for one matrix.
         experts: matrices in the part.
+        split: segments may have programs of their own though rows are grouped; bias and residual are None then, and
+            rows of no tile are written too.
     """
     outputs, inputs = rows_of(part) // experts, x.shape[1]
     if isinstance(part, Planes) and part.order is not None:
@@ -120,7 +123,7 @@ def multiply(
     )
     if not programs:
         return
-    splits = segments > 1 and grouped is None and programs < PROGRAMS
+    splits = segments > 1 and programs < PROGRAMS and (split or grouped is None)
     partial = torch.empty(segments, count, outputs, device=x.device) if splits else out
     (memory, kinds), values = _operands(part), memory_of(part)
     added = out if bias is None else bias, out if residual is None else residual
