@@ -7,6 +7,7 @@ values between them. `form` is mostly names, so that at least 60% of the text is
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.grammar.translate import translate
 
-COLUMNS = ("work", "tokens/s", "over free", "steps", "forced of the tokens")
+COLUMNS = ("batch", "work", "tokens/s", "over free", "steps", "forced of the tokens")
 
 
 def record(names: list[str], value: dict[str, Any]) -> dict[str, Any]:
@@ -68,37 +69,52 @@ def run(engine: Engine, asked: list[EngineRequest]) -> dict[str, float]:
     return {"tokens_per_s": tokens / seconds, "steps": steps, "forced": 1 - sampled / tokens}
 
 
+def measure(engine: Engine, text: TextPipeline, batch: int, tokens: int, rounds: int) -> dict[str, dict[str, float]]:
+    """All kinds of work in turns; medians by kind."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in SCHEMAS}
+    for turn in range(rounds + 1):
+        for name, results in found.items():
+            result = run(engine, requests(text, name, batch, tokens))
+            if turn:  # the first is for warmth
+                results.append(result)
+    figures: dict[str, dict[str, float]] = {}
+    for name, results in found.items():
+        ratios = [r["tokens_per_s"] / f["tokens_per_s"] for r, f in zip(results, found["free"], strict=True)]
+        figures[name] = {key: median(result[key] for result in results) for key in results[0]}
+        figures[name]["over_free"] = median(ratios)
+    return figures
+
+
 def main() -> None:
-    """Measures all kinds of work in turns."""
+    """Measures every batch size."""
     parser = arguments(__doc__)
     parser.add_argument("--model", default="penstock-concierge")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--name", default="grammar_speed", help="of the results' file")
     given = parser.parse_args()
     settle_torch()
     from penstock.engine.build import build_engine
 
     options = EngineOptions(
-        model=given.model, max_num_seqs=given.batch, threads=given.threads, enable_prefix_caching=False
+        model=given.model,
+        max_model_len=2048,
+        max_num_seqs=max(given.batch),
+        threads=given.threads,
+        enable_prefix_caching=False,
     )
     engine, _ = build_engine(options)
     text = TextPipeline.load(given.model)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in SCHEMAS}
-    for turn in range(given.rounds + 1):
-        for name, results in found.items():
-            result = run(engine, requests(text, name, given.batch, given.tokens))
-            if turn:  # the first is for warmth
-                results.append(result)
-    figures: dict[str, Any] = {}
-    for name, results in found.items():
-        ratios = [r["tokens_per_s"] / f["tokens_per_s"] for r, f in zip(results, found["free"], strict=True)]
-        figures[name] = {key: median(result[key] for result in results) for key in results[0]}
-        figures[name]["over_free"] = median(ratios)
-    rows = [(n, f["tokens_per_s"], f["over_free"], f["steps"], f"{f['forced']:.0%}") for n, f in figures.items()]
-    setting = {"model": given.model, "batch": given.batch, "tokens": given.tokens, "rounds": given.rounds}
-    report("grammar_speed", given.results, {**setting, "work": figures}, COLUMNS, rows)
+    work = {batch: measure(engine, text, batch, given.tokens, given.rounds) for batch in given.batch}
+    rows = [
+        (batch, n, f["tokens_per_s"], f["over_free"], f["steps"], f"{f['forced']:.0%}")
+        for batch, figures in work.items()
+        for n, f in figures.items()
+    ]
+    setting = {"model": Path(given.model).name, "tokens": given.tokens, "rounds": given.rounds}
+    report(given.name, given.results, {**setting, "work": work}, COLUMNS, rows)
     engine.close()
 
 

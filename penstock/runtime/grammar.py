@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from time import monotonic
 from typing import Final
 
@@ -27,6 +28,8 @@ _LEXER_STATES: Final = 16_000
 _MOST_THREADS: Final = 8
 _PROBED_TOKENS: Final = 6
 _ENCODED_BYTES: Final = 1024  # of a forced text at a time: whoever asks holds the step loop
+_KEPT_TEXTS: Final = 4096  # forced texts whose tokens are kept: names of properties come again and again
+_KEPT_BYTES: Final = 256  # the longest of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class _Tokens:
         special = vocabulary.special_ids
         self._ids = {text: token for token, text in enumerate(self.tokens) if text and token not in special}
         self._longest = max(map(len, self._ids), default=1)
+        self._kept = lru_cache(_KEPT_TEXTS)(self._find)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokens whose bytes are those a text begins with, the tokenizer's own choice where it has one."""
@@ -68,6 +72,9 @@ class _Tokens:
             while end > _ENCODED_BYTES - 4 and data[end] & 0xC0 == 0x80:  # within a character
                 end -= 1
             data = data[:end]
+        return list((self._kept if len(data) <= _KEPT_BYTES else self._find)(data))
+
+    def _find(self, data: bytes) -> Sequence[int]:
         plain = data.decode("utf-8", "replace")
         for before in ("", "\n"):  # some tokenizers put a space before a text; not so before what follows another
             ids = self._encode(before + plain)
