@@ -20,6 +20,7 @@ from penstock.kernels.registry import Implementation, KernelContext
 DEVICES = ("cuda", "interpreter")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "norms": ("rms_norm", "layer_norm"),
+    "pointwise": ("add", "multiply", "sigmoid_gate", "soft_cap", "scale_rows", "take_rows"),
     "activations": ("activate",),
     "experts": ("route_experts", "pack_experts", "grouped_experts"),
     "sampling": ("sampling",),

@@ -19,7 +19,7 @@ from penstock.kernels.cache import KvCache
 from penstock.kernels.triton.attention_plan import AttentionPlan, Tiles, make_plan
 from penstock.kernels.triton.attention_shapes import Shape, shape_of
 from penstock.kernels.triton.cache import Layout, refuse
-from penstock.kernels.triton.numbers import dot, narrow, operand
+from penstock.kernels.triton.numbers import dot, inlined, narrow, operand
 
 __all__ = ["paged_attention", "plan_attention", "refuse"]
 
@@ -28,7 +28,7 @@ NOWHERE = tl.constexpr(1 << 30)
 JOINED = 32  # parts of a context that the joining program reads at a time
 
 
-@triton.jit
+@inlined
 def _load(
     start, inside, FIRST: tl.constexpr, BLOCK: tl.constexpr, END: tl.constexpr, ALL: tl.constexpr, TYPE: tl.constexpr
 ):
@@ -43,7 +43,7 @@ def _load(
     return operand(x, TYPE)
 
 
-@triton.jit
+@inlined
 def _block(n, keys, inside, table, page, C: tl.constexpr, ALL: tl.constexpr):
     """Where the blocks of positions `keys` [n, …] begin: [n], or one number if they lie in one block."""
     if C.BLOCK_SIZE % C.BLOCK_N == 0:
@@ -55,7 +55,7 @@ def _block(n, keys, inside, table, page, C: tl.constexpr, ALL: tl.constexpr):
     return block.to(tl.int64)
 
 
-@triton.jit
+@inlined
 def _scores(s, keys, low, end, place, scale, cap, slope, C: tl.constexpr, ALL: tl.constexpr):
     """Products [m, n] as they enter the softmax, where `scale` is left for later if nothing but it changes them.
 
@@ -72,7 +72,7 @@ def _scores(s, keys, low, end, place, scale, cap, slope, C: tl.constexpr, ALL: t
     return s
 
 
-@triton.jit
+@inlined
 def _walk(
     total, rest, top, mass, begin, stop, first, last, q, q_rest, low, end, place, slope, table, key, key_scale,
     key_page, value, value_scale, value_page, scale, cap, C: tl.constexpr, ALL: tl.constexpr,
@@ -81,6 +81,8 @@ def _walk(
 
     may be seen and no others are read. `top` is the largest score in units of log 2, `mass` the weights' sum.
     """
+    M: tl.constexpr = C.BLOCK_M
+    N: tl.constexpr = C.BLOCK_N
     factor = LOG2_E if C.CAPS or C.SLOPES else scale * LOG2_E
     for n in range(begin, stop, C.BLOCK_N):
         keys = n + tl.arange(0, C.BLOCK_N)
@@ -89,7 +91,7 @@ def _walk(
         token = keys % C.BLOCK_SIZE
         start = key + (block * key_page + token * C.DIM)[:, None]
         k = _load(start, inside, 0, C.K0, C.K_CUT, ALL, C.TYPE)
-        s = dot(q, tl.trans(k), tl.zeros([C.BLOCK_M, C.BLOCK_N], tl.float32))
+        s = dot(q, tl.trans(k), tl.zeros([M, N], tl.float32))
         if C.K1 > 0:
             s = dot(q_rest, tl.trans(_load(start, inside, C.K_CUT, C.K1, C.DIM, ALL, C.TYPE)), s)
         if C.SCALED:
@@ -115,7 +117,7 @@ def _walk(
     return total, rest, top, mass
 
 
-@triton.jit
+@inlined
 def _bounds(seen, token, place, valid, window, C: tl.constexpr):
     """First position and end of what each query [m] sees; of rows that are no queries, nothing."""
     if C.SEEN:
@@ -131,7 +133,7 @@ def _bounds(seen, token, place, valid, window, C: tl.constexpr):
     return tl.where(valid, low, NOWHERE), tl.where(valid, end, 0)
 
 
-@triton.jit
+@inlined
 def _sections(low, end, valid, part_begin, part_end, C: tl.constexpr):
     """What of a part of the context the tile sees, [first, last), and where all its queries see all keys, [a, b).
 
@@ -147,7 +149,7 @@ def _sections(low, end, valid, part_begin, part_end, C: tl.constexpr):
     return first, last, start, tl.where(a < b, a, start), tl.where(a < b, b, start)
 
 
-@triton.jit
+@inlined
 def _finish(total, rest, top, mass, sink, out, valid, C: tl.constexpr):
     """Writes attended values [m, Dv] of heads that begin at `out` [m]."""
     if C.SINKS:
@@ -165,7 +167,7 @@ def _finish(total, rest, top, mass, sink, out, valid, C: tl.constexpr):
         tl.store(out[:, None] + column, value, mask=valid[:, None] & (column < C.VALUE_DIM))
 
 
-@triton.jit
+@inlined
 def _keep(total, rest, top, mass, sums, stats, member, valid, C: tl.constexpr):
     """Keeps a part's sums [m, Dv] and its (top, mass), for `_join`."""
     column = tl.arange(0, C.V0)[None, :]
@@ -184,6 +186,9 @@ def _attend(
     key_head, value, value_scale, value_page, value_head, scale, cap, sinks, slopes, sums, stats, C: tl.constexpr,
 ):  # fmt: skip
     """Programs (unit, heads): a unit is (row, its first query, first part, parts, where its sums are kept or -1)."""
+    M: tl.constexpr = C.BLOCK_M
+    V0: tl.constexpr = C.V0
+    V1: tl.constexpr = C.V1
     unit = units + 5 * tl.program_id(0)
     row, first_query = tl.load(unit).to(tl.int64), tl.load(unit + 1)
     heads = tl.program_id(1)
@@ -207,9 +212,9 @@ def _attend(
     key_scale, value_scale = key_scale + kv * (key_head // 4), value_scale + kv * (value_head // 4)
     first_part, slot = tl.load(unit + 2), tl.load(unit + 4)
     for part in range(first_part, first_part + tl.load(unit + 3)):
-        top, mass = tl.full([C.BLOCK_M], float("-inf"), tl.float32), tl.zeros([C.BLOCK_M], tl.float32)
-        total = tl.zeros([C.BLOCK_M, C.V0], tl.float32)
-        rest = tl.zeros([C.BLOCK_M, C.V1], tl.float32) if C.V1 > 0 else total
+        top, mass = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
+        total = tl.zeros([M, V0], tl.float32)
+        rest = tl.zeros([M, V1], tl.float32) if C.V1 > 0 else total
         first, last, here, a, b = _sections(low, end, valid, part * C.PART, (part + 1) * C.PART, C)
         facts = q, q_rest, low, end, place, slope, table, key, key_scale, key_page, value, value_scale, value_page
         if C.SEEN or C.WINDOW > 0:

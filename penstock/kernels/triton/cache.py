@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.kernels.cache import KvCache
 from penstock.kernels.registry import KernelContext
-from penstock.kernels.triton.numbers import narrow
+from penstock.kernels.triton.numbers import inlined, narrow
 
 TYPES = {
     "float32": torch.float32,
@@ -107,7 +107,7 @@ def cache_block_bytes(
     return num_kv_heads * sum(_head_bytes(kv_type, block_size, dim) for dim in dims)
 
 
-@triton.jit
+@inlined
 def store_entries(
     x, data, scale, slot, head, place, inside, page, head_stride, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr,
     SCALED: tl.constexpr,

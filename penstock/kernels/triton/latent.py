@@ -8,12 +8,12 @@ from torch import Tensor
 
 from penstock.kernels.cache import KvCache
 from penstock.kernels.triton.cache import Layout, refuse, store_entries
-from penstock.kernels.triton.numbers import narrow, wide
+from penstock.kernels.triton.numbers import inlined, narrow, wide
 
 __all__ = ["latent_cache_write", "refuse"]
 
 
-@triton.jit
+@inlined
 def rotated(x, place, cos, sin, inside, SIZE: tl.constexpr, INTERLEAVED: tl.constexpr):
     """Elements `place` of vectors of SIZE that begin at x, rotated by the token's tables; as two halves in any case."""
     half: tl.constexpr = SIZE // 2

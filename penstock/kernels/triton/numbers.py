@@ -6,19 +6,30 @@ round to nearest. Kernels therefore widen what they load with `wide`, store `nar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 
 INTERPRETED = tl.constexpr(not isinstance(tl.cdiv, triton.runtime.JITFunction))
 
 
-@triton.jit
+def inlined(function: Callable[..., Any]) -> Any:
+    """Decorates functions that kernels call.
+
+    The interpreter takes a millisecond to enter a function of Triton's, and runs plain ones inside a kernel just as well.
+    """
+    return function if INTERPRETED.value else triton.jit(function)
+
+
+@inlined
 def wide(x):
     """x in float32."""
     return x.to(tl.float32)
 
 
-@triton.jit
+@inlined
 def narrow(x, dtype: tl.constexpr):
     """float32 x in a narrower type, rounded to nearest, ties to even; FP8 (E4M3) is bounded to ±448."""
     if dtype == tl.float8e4nv:
@@ -33,7 +44,7 @@ def narrow(x, dtype: tl.constexpr):
     return x.to(dtype)
 
 
-@triton.jit
+@inlined
 def _narrow_e4m3(x):
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
@@ -44,7 +55,7 @@ def _narrow_e4m3(x):
     return (code | sign).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
 
 
-@triton.jit
+@inlined
 def operand(x, dtype: tl.constexpr):
     """x in the type in which it is to be multiplied."""
     if INTERPRETED:
@@ -52,7 +63,7 @@ def operand(x, dtype: tl.constexpr):
     return x.to(dtype)
 
 
-@triton.jit
+@inlined
 def dot(a, b, total):
     """a · b + total, accumulated in float32; float32 operands are multiplied as such, never as TF32."""
     if INTERPRETED:

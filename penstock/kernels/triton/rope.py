@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.kernels.cache import KvCache
 from penstock.kernels.triton.cache import Entries, Layout, refuse, store_entries
-from penstock.kernels.triton.numbers import narrow, wide
+from penstock.kernels.triton.numbers import inlined, narrow, wide
 
 __all__ = ["refuse", "rope_and_cache_write", "rope_tables", "rotate_heads"]
 
@@ -17,7 +17,7 @@ HEAD_NORMS = ("none", "each", "all", "layer", "rotated")
 TILE = 2048  # elements of the heads that a program holds
 
 
-@triton.jit
+@inlined
 def _sine_and_cosine(x):
     """Of float32 x ≥ 0 up to some millions, to 1e-7: the hardware's own lose what a large angle leaves of a turn.
 
@@ -64,7 +64,7 @@ def rope_tables(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> 
     return cos, sin
 
 
-@triton.jit
+@inlined
 def _mean_square(start, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """Of HEADS heads that begin at `start`, together."""
     total = 0.0
@@ -75,7 +75,7 @@ def _mean_square(start, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.conste
     return total / (HEADS * DIM)
 
 
-@triton.jit
+@inlined
 def _turned(
     x, row, head, place, inside, cos, sin, scales, eps, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, ROTATED: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,

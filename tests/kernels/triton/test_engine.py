@@ -1,0 +1,46 @@
+"""Whole engines on kernels of Triton: their greedy tokens are those of the CPU's engine."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from penstock.engine.loop import Engine
+from tests.engine.test_equality import Answer, ask, finish, make_engine
+from tests.models import tiny
+
+# Soft caps, windows, sinks, chunks, head norms, biases, slopes, latent attention, experts: a pair of runs each.
+FAMILIES = (
+    "llama", "gemma2", "gpt-oss", "qwen3", "olmo2", "qwen2", "mpt", "deepseek-v2", "mixtral", "gpt-neox",
+)  # fmt: skip
+NEW_TOKENS = 4
+
+
+def answers(engine: Engine, prompts: list[tuple[int, ...]]) -> tuple[list[list[int]], int]:
+    """Greedy tokens of all prompts together, and how often one was preempted."""
+    engine.scheduler.cache.tree.clear()
+    before = engine.stats().preemptions
+    for number, prompt in enumerate(prompts):
+        engine.add(ask(str(number), prompt, NEW_TOKENS))
+    found: dict[str, Answer] = finish(engine)
+    return [found[str(number)].tokens for number in range(len(prompts))], engine.stats().preemptions - before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens(device: str, family: str, tmp_path: Path) -> None:
+    tiny.save(family, tmp_path, num_hidden_layers=2)
+    dice = random.Random(family)
+    chunk, block = dice.choice((7, 16, 64)), dice.choice((4, 8, 16))
+    about = {"block_size": block, "kv_cache_dtype": "float32"}
+    ours, info = make_engine(tmp_path, chunk, 0, device=device, **about)
+    served = {decision.name: decision.value for decision in info.kernels}
+    assert {served[op] for op in ("paged_attention", "linear", "make_cache")} == {served["rope_tables"]}
+    assert served["rope_tables"].startswith("triton")
+    theirs, _ = make_engine(tmp_path, chunk, 0, device="cpu", **about)
+    for run in range(2):
+        prompts = [tuple(tiny.prompt(dice.randrange(1, 24), 10 * run + n)) for n in range(2)]
+        assert answers(ours, prompts)[0] == answers(theirs, prompts)[0]
+    ours.close()
+    theirs.close()
