@@ -18,7 +18,7 @@ INTERPRETED = tl.constexpr(not isinstance(tl.cdiv, triton.runtime.JITFunction))
 def inlined(function: Callable[..., Any]) -> Any:
     """Decorates functions that kernels call.
 
-    The interpreter takes a millisecond to enter a function of Triton's, and runs plain ones inside a kernel just as well.
+    The interpreter takes a millisecond to enter a function of Triton's, and runs plain ones just as well.
     """
     return function if INTERPRETED.value else triton.jit(function)
 
