@@ -18,6 +18,8 @@ from penstock.text.tokenizer_json import read_tokenizer_json
 from penstock.text.vocabulary import Vocabulary
 from penstock.text.vocabulary_file import read_vocabulary_file
 
+_SHORT_CHARS = 1024  # what a text this long costs, other threads may wait for
+
 
 class Tokenizer:
     """Text to token ids and back. Safe to share among threads.
@@ -210,7 +212,11 @@ def _encoded(
         if len(part) > limits.MAX_PROMPT_CHARS:
             raise RequestError(f"the text has {len(part)} characters; allowed: at most {limits.MAX_PROMPT_CHARS}.")
     try:
-        return backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        if len(text) + len(pair or "") <= _SHORT_CHARS:
+            return backend.encode(text, pair, add_special_tokens=add_special_tokens)
+        # Of the library's calls, those for several texts alone let other threads run meanwhile.
+        texts: list[Any] = [text if pair is None else (text, pair)]
+        return backend.encode_batch(texts, add_special_tokens=add_special_tokens)[0]
     except (TypeError, UnicodeError) as error:  # the library takes a lone surrogate for a wrong type
         raise RequestError("the text is not valid Unicode; send it without lone surrogates.") from error
     except BaseException as error:

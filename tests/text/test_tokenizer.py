@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -162,9 +164,29 @@ def test_byte_tokens_join_to_characters(tokenizer: Build) -> None:
 def test_text_that_cannot_be_encoded_is_refused(tokenizer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="Unicode"):
         tokenizer("concierge").encode("\ud800")
+    with pytest.raises(RequestError, match="Unicode"):
+        tokenizer("concierge").encode("x" * 2000 + "\ud800")
     monkeypatch.setattr(limits, "MAX_PROMPT_CHARS", 10)
     with pytest.raises(RequestError, match="11 characters"):
         tokenizer("concierge").encode("x" * 11)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Build) -> None:
+    found, turns = tokenizer("concierge"), 0
+    encoding = threading.Thread(target=found.encode, args=("A table for two in Rome. " * 20_000,))
+    encoding.start()
+    while encoding.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns > 10, "the library kept all others waiting"
+
+
+@pytest.mark.parametrize("name", ["concierge", "llama-spm", "bert-bge"])
+def test_long_texts_are_encoded_as_short_ones_are(tokenizer: Build, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    found, text = tokenizer(name), "A table for two in Rome, très bien. " * 50
+    long = found.encode(text), found.encode_pair(text, "to-morrow")
+    monkeypatch.setattr("penstock.text.tokenizer._SHORT_CHARS", 10**6)
+    assert (found.encode(text), found.encode_pair(text, "to-morrow")) == long
 
 
 @pytest.mark.parametrize(
