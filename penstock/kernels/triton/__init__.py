@@ -30,6 +30,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "cache": ("make_cache", "cache_block_bytes"),
     "attention": ("plan_attention", "paged_attention"),
     "latent": ("latent_cache_write",),
+    "heads": ("pack_heads", "head_linear"),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import triton
@@ -11,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.canonical import Canonical
-from penstock.kernels.registry import Implementation, KernelContext
+from penstock.kernels.registry import KernelContext
 from penstock.kernels.triton import packing
 from penstock.kernels.triton.activations import activate, gate
 from penstock.kernels.triton.numbers import narrow, wide
@@ -243,22 +242,3 @@ def grouped_experts(
         each, weights.contiguous(), added, out, down.rows, top_k, residual is not None, _COLUMNS
     )
     return out
-
-
-def pack_heads(parts: Sequence[Canonical | Tensor], count: int, *, dtype: torch.dtype) -> Tensor:
-    """As kernels.api.PackHeads: plain matrices, [count, M, K] of type `dtype`."""
-    packed = packing.pack(parts, count)
-    stacks = [packing.unpack(part, dtype).view(count, -1, part.shape[1]) for part in packed.parts]
-    return stacks[0] if len(stacks) == 1 else torch.cat(stacks, dim=1)
-
-
-def variants(name: str) -> tuple[Implementation, ...]:
-    """Heads' matrices in each compute type."""
-    return tuple(
-        Implementation("pack_heads", name, partial(pack_heads, dtype=getattr(torch, dtype)), partial(_only, dtype))
-        for dtype in ("float32", "bfloat16", "float16")
-    )
-
-
-def _only(dtype: str, context: KernelContext) -> str | None:
-    return None if context.dtype == dtype else f"makes {dtype}"

@@ -306,38 +306,3 @@ def _same_order(a: Planes, b: Planes) -> bool:
     if a.order is None or b.order is None:
         return a.order is b.order
     return torch.equal(a.order, b.order)
-
-
-def unpack(part: Part, dtype: torch.dtype) -> Tensor:
-    """The values of a part, [N, K], inputs in the model's order."""
-    if isinstance(part, Tensor):
-        return part.to(dtype)
-    if isinstance(part, Eights):
-        scales = part.scales.t().repeat_interleave(TILE if part.tiled else part.inputs, dim=1)[:, : part.inputs]
-        return (part.values.float() * scales).to(dtype)
-    codes = _fields(part.low, part.widths[0], part.span)
-    if part.high is not None:
-        codes |= _fields(part.high, part.widths[1], part.span) << part.widths[0]
-    codes = codes[:, : part.inputs]
-    values = (codes - part.zero).float() if part.kind == "affine" else _table(part)[codes]
-    scales = part.scales.t().float().repeat_interleave(part.group, dim=1)
-    if part.offsets is not None:
-        offsets = part.offsets.t().float().repeat_interleave(part.group, dim=1)
-        values = values * scales + offsets if part.offsets.is_floating_point() else (values - offsets) * scales
-    else:
-        values = values * scales
-    if part.order is not None:
-        values = torch.empty_like(values).index_copy_(1, part.order, values)
-    return values.to(dtype)
-
-
-def _table(part: Planes) -> Tensor:
-    return torch.tensor(_E2M1, device=part.low.device) if part.table is None else part.table
-
-
-def _fields(words: Tensor, width: int, span: int) -> Tensor:
-    """Words → fields [N, K] int32."""
-    blocks = words.view(len(words), -1, 1, span).int()
-    shifts = torch.arange(0, width * PLANES, width, dtype=torch.int32, device=words.device).view(-1, 1)
-    fields: Tensor = (blocks >> shifts) & (2**width - 1)
-    return fields.view(len(words), -1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from penstock.kernels.canonical import Canonical
 from tests.kernels.triton.compare import TOLERANCE, sides
 from tests.kernels.triton.compare_rope import KV_TOLERANCE, entries
 
@@ -42,3 +44,32 @@ def compare_latent(
     limit = max(TOLERANCE[dtype], KV_TOLERANCE[kv_type])
     torch.testing.assert_close(kept[0], kept[1], rtol=limit, atol=limit)
     torch.testing.assert_close(found[0], found[1], rtol=limit, atol=limit)
+
+
+def compare_head_linear(
+    device: str, dtype: torch.dtype, tokens: int, sizes: tuple[int, int, int, int], interleaved: bool = False
+) -> None:
+    """Sizes: heads, inputs, outputs, rotated elements."""
+    both = sides(device, dtype, "pack_heads", "head_linear")
+    heads, inputs, outputs, turning = sizes
+    torch.manual_seed(inputs)
+    x, matrix = torch.randn(tokens, heads * (inputs + turning)).to(dtype), torch.randn(heads * outputs, inputs)
+    angles = torch.randn(tokens, 1, turning // 2)
+    tables = (torch.cat((angles.cos(),) * 2, dim=2), torch.cat((-angles.sin(), angles.sin()), dim=2))
+    tables = tables if turning else ()
+    matrix = (matrix * inputs**-0.5).to(dtype)
+    weight = both.ours.pack_heads([both.here(matrix)], heads)
+    ours = both.ours.head_linear(both.here(x), weight, *map(both.here, tables), interleaved=interleaved)
+    expected = both.reference.head_linear(
+        x, both.reference.pack_heads([matrix], heads), *tables, interleaved=interleaved
+    )
+    both.close(ours, expected)
+
+
+def compare_coded_heads(device: str, matrix: Canonical, heads: int, plain: Tensor) -> None:
+    """A matrix a head that stays coded, `plain` being its values."""
+    both = sides(device, torch.float32, "pack_heads", "head_linear")
+    x = torch.randn(5, heads * plain.shape[1])
+    ours = both.ours.head_linear(both.here(x), both.ours.pack_heads([matrix], heads))
+    expected = both.reference.head_linear(x, both.reference.pack_heads([plain], heads))
+    both.close(ours, expected, 1e-3 * float(expected.std()))
