@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.core.sampling import SamplingParams
-from penstock.runtime.constraints import Constraint
+from penstock.runtime.constraint import Constraint
 from penstock.runtime.grammar import Vocabulary, compile_grammar, compute_mask, matcher_tokenizer
 from penstock.text.grammar.translate import translate
 from penstock.text.tokenizer import Tokenizer

@@ -204,6 +204,7 @@ def run(launch: messages.Launch) -> int:
         try:
             with wake_on_signal() as wake:
                 events.send(messages.Ready(info))
+                engine.constraints.warm()
                 orphaned = serve(driver, commands, events, heart, wake) == _ORPHANED
         finally:
             driver.close()

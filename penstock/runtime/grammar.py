@@ -181,9 +181,13 @@ class GrammarCompiler:
         with self._wanted:
             self._queue.append(job)
             self._wanted.notify()
+        self.warm()
+        return job
+
+    def warm(self) -> None:
+        """Starts the threads, which load the vocabulary; nothing else runs in a part of that time."""
         if not self._threads:
             self._start(self._count)
-        return job
 
     def _start(self, count: int) -> None:
         before = threading.stack_size(_STACK_BYTES)
@@ -262,6 +266,8 @@ class GrammarCompiler:
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # of this thread alone, on Linux
+        with contextlib.suppress(Exception):  # which the first grammar is told
+            self._load()
         while True:
             with self._wanted:
                 while not self._queue and not self._closed:

@@ -17,7 +17,8 @@ from penstock.config.errors import RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
 from penstock.runtime import constraints, grammar
-from penstock.runtime.constraints import Constraint, Masks, Words
+from penstock.runtime.constraint import Constraint, Words
+from penstock.runtime.constraints import Masks
 from penstock.runtime.grammar import GrammarCompiler, Vocabulary, compute_mask
 from penstock.text.grammar.translate import translate
 
@@ -158,6 +159,20 @@ def test_long_forced_texts_are_found_and_taken_in_parts(first: object) -> None:
     while brief.length < 20:
         brief.take([max(allowed(brief, 300))])
     assert len(asked) - before <= 5, "no more is looked for than max_tokens lets come"
+    compiler.close()
+
+
+def test_a_warm_compiler_has_its_vocabulary_before_it_is_asked() -> None:
+    loaded = threading.Event()
+
+    def load() -> Vocabulary:
+        loaded.set()
+        return vocabulary()
+
+    compiler = GrammarCompiler(load)
+    compiler.warm()
+    assert loaded.wait(10)
+    assert allowed(constraint(compiler, "choice", '["no"]')) == {TEXTS.index("no")}
     compiler.close()
 
 
