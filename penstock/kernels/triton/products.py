@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -57,12 +58,12 @@ def _shape(part: Part, rows: int) -> Shape:
     """Wide tiles for many rows, many small ones for few."""
     if INTERPRETED.value:  # fewer, larger steps; sums are the same
         return Shape(256, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
-    if isinstance(part, Planes):
-        return Shape(
-            128 if rows >= 64 else 64, rows, PLANES * part.span, 8 if rows == 128 else 4, 2 if rows == 128 else 3
-        )
-    wide = rows >= 64 and not (isinstance(part, Eights) and part.tiled)  # tiles need a second accumulator
-    return Shape(128 if wide else 64, rows, TILE if isinstance(part, Eights) else 64, 8 if rows == 128 else 4, 4)
+    warps = 8 if rows >= 64 else 4
+    if isinstance(part, Planes):  # beside the sum there is one that has no scales yet
+        return Shape(128 if rows == 64 else 64, rows, PLANES * part.span, warps, 2 if rows == 128 else 3)
+    if isinstance(part, Eights):
+        return Shape(128 if rows >= 64 and not part.tiled else 64, rows, TILE, warps, 4)
+    return Shape(128 if rows >= 64 else 64, rows, 64, warps, 4)
 
 
 def _segments(outputs: int, inputs: int, block: int) -> tuple[int, int]:
@@ -151,21 +152,17 @@ def memory_of(part: Part) -> Tensor:
 
 
 def _operands(part: Part) -> tuple[tuple[Tensor, ...], tuple[str | int, ...]]:
-    """Pointers of a part (any where there is nothing), and the kind, offsets, widths, span and group of its codes."""
+    """Pointers of a part (any where there is nothing), and facts of its codes, KIND to RUN of `tiles`."""
     values = memory_of(part)
     if isinstance(part, Tensor):
-        return (values,) * 5, ("plain", "none", 0, 0, 0, 1)
+        return (values,) * 5, ("plain", "none", 0, 0, 0, 1, 1)
     if isinstance(part, Eights):
         kind = "int8" if values.dtype == torch.int8 else "fp8"
-        return (values, values, part.scales, values, values), (kind, "none", 0, 0, 0, 1)
+        return (values, values, part.scales, values, values), (kind, "none", 0, 0, 0, 1, 1)
     high, offsets, table = (values if found is None else found for found in (part.high, part.offsets, part.table))
-    return (values, high, part.scales, offsets, table), (
-        part.kind,
-        offsets_of(part),
-        *part.widths,
-        part.span,
-        part.group,
-    )
+    run = math.gcd(part.group // part.span, PLANES)
+    kinds = part.kind, offsets_of(part), *part.widths, part.span, part.group, run
+    return (values, high, part.scales, offsets, table), kinds
 
 
 def offsets_of(planes: Planes) -> str:

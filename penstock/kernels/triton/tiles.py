@@ -16,6 +16,19 @@ from penstock.kernels.triton.numbers import INTERPRETED, dot, narrow, wide
 
 PLANES = tl.constexpr(8)
 
+# Two words → a field of their lower or upper halves, as two numbers of 16 bits. Registers: 1 and 2 are the words, 3
+# (and 4) selects halves, 5 (and 6) shifts, 7 holds two numbers that are added at last.
+_FIELDS = "{ .reg .b32 t, s, o; prmt.b32 t, $1, $2, $3; shr.u32 t, t, $5; "
+_NUMBER = "lop3.b32 t, t, 0x000f000f, %s, 0xea; mov.b32 o, %s; fma.rn.%s $0, t, o, $7; }"
+_E2M1 = (
+    "shl.b32 s, t, 12; and.b32 s, s, 0x80008000; shl.b32 t, t, %s; lop3.b32 t, t, %s, s, 0xea; mov.b32 o, %s; "
+    "mov.b32 s, 0x80008000; fma.rn.%s $0, t, o, s; }"
+)
+_AFFINE_BF16 = tl.constexpr(_FIELDS + _NUMBER % ("0x43004300", "0x3f803f80", "bf16x2"))
+_AFFINE_FP16 = tl.constexpr(_FIELDS + _NUMBER % ("0x64006400", "0x3c003c00", "f16x2"))
+_E2M1_BF16 = tl.constexpr(_FIELDS + _E2M1 % ("6", "0x01c001c0", "0x7e807e80", "bf16x2"))
+_E2M1_FP16 = tl.constexpr(_FIELDS + _E2M1 % ("9", "0x0e000e00", "0x74007400", "f16x2"))
+
 
 @triton.jit
 def fields(words, plane, WIDTH: tl.constexpr):
@@ -31,14 +44,6 @@ def numbers_of(codes, table, KIND: tl.constexpr):
     if KIND == "table":
         return tl.load(table + codes)
     return codes.to(tl.float32)
-
-
-@triton.jit
-def _operand(value, like):
-    """float32 values in the type of the activations they are multiplied with."""
-    if INTERPRETED:
-        return value
-    return value.to(like.dtype)
 
 
 @triton.jit
@@ -60,28 +65,71 @@ def coded(
 
 
 @triton.jit
+def _halves(words, like, plane: tl.constexpr, zero, KIND: tl.constexpr):
+    """A plane of four-bit codes in a type of 16 bits, two at a time: their bits beside those of a power of two.
+
+    The power is subtracted again with the zero point. Kim et al. 2022 (arXiv:2211.10017), section 3.
+    """
+    selector = tl.full((1, 1), 0x5410 if plane < 4 else 0x7632, tl.int32)
+    shift = tl.full((1, 1), 4 * (plane % 4), tl.int32)
+    bf16: tl.constexpr = like.dtype == tl.bfloat16
+    if KIND == "e2m1":
+        asm: tl.constexpr = _E2M1_BF16 if bf16 else _E2M1_FP16
+        return tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r", [words, selector, shift], like.dtype, True, 2)
+    power: tl.constexpr = 128.0 if bf16 else 1024.0
+    minus = (tl.zeros((1, 1), tl.float32) - power - zero).to(like.dtype)
+    code: tl.constexpr = _AFFINE_BF16 if bf16 else _AFFINE_FP16
+    return tl.inline_asm_elementwise(code, "=r,r,r,r,r,r,r,r", [words, selector, shift, minus], like.dtype, True, 2)
+
+
+@triton.jit
+def _operand(
+    lower, upper, table, like, plane: tl.constexpr, zero,
+    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+):  # fmt: skip
+    """The numbers of a plane without their scales, in the type of the activations they are multiplied with."""
+    if not INTERPRETED and LOW == 4 and HIGH == 0 and KIND != "table" and like.dtype != tl.float32:
+        return _halves(lower, like, plane, zero, KIND)
+    codes = fields(lower, plane, LOW)
+    if HIGH:
+        codes |= fields(upper, plane, HIGH) << LOW
+    value = numbers_of(codes - zero if KIND == "affine" else codes, table, KIND)
+    if INTERPRETED:
+        return value
+    return value.to(like.dtype)
+
+
+@triton.jit
 def _codes_block(
     acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
     KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, EVEN: tl.constexpr,
+    GROUP: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """acc += the block of 8 · SPAN inputs."""
+    """acc += the block of 8 · SPAN inputs. Scales are applied to the products of RUN planes, which share them."""
     column = tl.arange(0, SPAN)
     place = w_row[:, None] * words + block * SPAN + column[None, :]
     lower = tl.load(low + place)
     upper = lower
     if HIGH:
         upper = tl.load(high + place)
-    groups = inputs // GROUP
-    for plane in tl.static_range(PLANES):
-        first = block * (PLANES * SPAN) + plane * SPAN
-        group = tl.minimum(first // GROUP, groups - 1).to(tl.int64)
-        place = group * rows + w_row
-        value = coded(lower, upper, scales, offsets, table, place, plane, zero, KIND, OFFSETS, LOW, HIGH)
-        k = first + column
-        mask = real[None, :] if EVEN else (real[None, :] & (k < inputs)[:, None])
-        part = tl.load(x + x_row[None, :] + k[:, None], mask=mask, other=0.0)
-        acc = dot(_operand(value, part), part, acc)
+    for run in tl.static_range(PLANES // RUN):
+        first = block * (PLANES * SPAN) + run * (RUN * SPAN)
+        group = w_row + tl.minimum(first // GROUP, inputs // GROUP - 1) * rows
+        fresh = tl.zeros(acc.shape, tl.float32)
+        sums = fresh
+        for each in tl.static_range(RUN):
+            k = first + each * SPAN + column
+            mask = real[None, :] if EVEN else (real[None, :] & (k < inputs)[:, None])
+            part = tl.load(x + x_row[None, :] + k[:, None], mask=mask, other=0.0)
+            value = _operand(lower, upper, table, part, run * RUN + each, zero, KIND, LOW, HIGH)
+            if OFFSETS == "zeros":
+                value -= wide(tl.load(offsets + group)).to(value.dtype)[:, None]
+            if OFFSETS == "minimums":
+                sums = dot(tl.full(value.shape, 1.0, value.dtype), part, sums)  # of x, in every row
+            fresh = dot(value, part, fresh)
+        acc += fresh * wide(tl.load(scales + group))[:, None]
+        if OFFSETS == "minimums":
+            acc += sums * wide(tl.load(offsets + group))[:, None]
     return acc
 
 
@@ -123,9 +171,9 @@ def _multiply(
     x, x_scales, low, high, scales, offsets, table, out, partial, bias, residual, sorted_rows, experts,
     count, outputs, inputs, words, rows, zero, x_stride, out_stride, residual_stride, blocks, x_groups,
     KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr,
-    SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
+    GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, SEGMENT: tl.constexpr,
+    SEGMENTS: tl.constexpr, SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr,
+    ADDS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """One tile; see `products.multiply` for what is what. `inputs` divide into `blocks` of BK."""
     tile_n, tile_m = _tile(tl.cdiv(outputs, BN), tl.num_programs(0) // tl.cdiv(outputs, BN), NEAR)
@@ -149,7 +197,7 @@ def _multiply(
             if LOW:
                 acc = _codes_block(
                     acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
-                    KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, EVEN,
+                    KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, EVEN,
                 )  # fmt: skip
             else:
                 acc = _plain_block(
