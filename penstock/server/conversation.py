@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ FUNCTION_FIELDS: tuple[tuple[str, type, str], ...] = (
     ("parameters", dict, "an object"),
     ("strict", bool, "true or false"),
 )
+_FUNCTION_NAME = re.compile(r"[\w.:/-]{1,128}")
 _RESERVED = frozenset(
     {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "self"}
 )
@@ -36,9 +38,16 @@ def checked_tools(
         function = function if isinstance(function, dict) else {}
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise bad_value(f"{where}[{index}]", tool, "an object of type 'function' with function.name")
+        check_function_name(f"{where}[{index}].function.name", function["name"])
         for name, kind, allowed in FUNCTION_FIELDS:
             check_kind(f"{where}[{index}].function.{name}", function.get(name), kind, allowed)
     return tuple(tools) if tools else None
+
+
+def check_function_name(where: str, name: object) -> None:
+    """Raises RequestError for a name that could not be told from the marks around it in what a model writes."""
+    if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
+        raise bad_value(where, name, "1 to 128 letters, digits and any of _ - . : /")
 
 
 def tool_choice(

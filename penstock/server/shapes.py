@@ -10,12 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
 
+FUNCTION_NAME: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,128}$"}
+"""As the document has it; letters of other alphabets are taken too."""
 _TOOL: dict[str, Any] = {
     "type": "object",
     "required": ["type", "function"],
     "properties": {
         "type": {"const": "function"},
-        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": FUNCTION_NAME}},
     },
 }
 _TEXT: dict[str, Any] = {

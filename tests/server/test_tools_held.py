@@ -117,6 +117,15 @@ def test_a_schema_beside_functions(api: openai.OpenAI) -> None:
             jsonschema.validate(json.loads(message.content), schema)
 
 
+@pytest.mark.parametrize("choice", ["required", named("look_up")], ids=["required", "named"])
+def test_an_answer_cannot_both_call_and_fit_another_form(api: openai.OpenAI, choice: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="call a function, and to fit a regex") as refused:
+        api.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice, extra_body={"guided_regex": "[0-9]{3}"})
+    assert refused.value.param == "tool_choice"
+    told = api.chat.completions.create(**ASKED, tools=TOOLS, extra_body={"guided_regex": "[0-9]{3}"}).choices[0].message
+    assert told.content is not None and len(told.content) == 3 and not told.tool_calls
+
+
 def test_a_schema_that_cannot_be_met_is_about_the_tools(api: openai.OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "wave"}}}}}
     with pytest.raises(openai.BadRequestError) as refused:

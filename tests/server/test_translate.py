@@ -18,6 +18,10 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments"
 TOOL = {"type": "function", "function": {"name": "book", "parameters": {"type": "object"}}}
 
 
+def function(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 def chat(defaults: dict[str, Any] | None = None, **fields: Any) -> Call:
     return chat_call(validate(ChatBody, {"messages": HELLO, **fields}), defaults or {})
 
@@ -104,6 +108,11 @@ def test_messages_become_what_templates_know() -> None:
     assert seen[2]["tool_calls"][0]["function"]["arguments"] == {"seats": 2}
     assert messages[2]["tool_calls"][0]["function"]["arguments"] == '{"seats": 2}'  # type: ignore[index]
     assert seen[3] == messages[3]
+
+
+def test_names_of_functions_are_those_that_clients_use() -> None:
+    for name in ("get_weather", "mcp__files.read-all", "server:tool/2", "获取天气", "x" * 128):
+        assert chat(tools=[function(name)]).requests[0].tools == (function(name),)
 
 
 def test_tools_reach_the_template_unless_the_choice_is_none() -> None:
@@ -236,6 +245,9 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "messages[0].tool_calls[0]", "function.name"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "function.name"),
         ({"tools": [TOOL] * 129}, "tools", "128"),
+        ({"tools": [function("")]}, "tools[0].function.name", "1 to 128 letters"),
+        ({"tools": [function("a</tool_call>")]}, "tools[0].function.name", "1 to 128 letters"),
+        ({"functions": [{"name": 'say "x"'}]}, "functions[0].function.name", "1 to 128 letters"),
         ({"tool_choice": "required"}, "tool_choice", "'auto' or 'none' without tools"),
         ({"tool_choice": "always", "tools": [TOOL]}, "tool_choice", "'required'"),
         ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice", "function.name"),

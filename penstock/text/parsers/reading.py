@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol, Self
 
+from penstock.config.errors import RequestError
 from penstock.text.detokenizer import IncrementalDetokenizer
 from penstock.text.parsers.events import ToolCallDelta, call_id
 from penstock.text.parsers.format import AnswerFormat, CallIds, formats
@@ -101,8 +102,14 @@ class Reading:
                 beside them; other grammars are let alone.
 
         Raises:
-            RequestError: a schema is too large.
+            RequestError: a schema is too large, or the answer has to call and has to be something else.
         """
+        if self.must and kind not in ("", "json_object", "json_schema"):
+            raise RequestError(
+                f"the answer has to call a function, and to fit a {kind} that holds no calls; leave one of them out.",
+                param="tool_choice",
+                code="contradicting_fields",
+            )
         if not self.functions or kind not in ("", "json_object", "json_schema"):
             return None
         document = _document(kind, source)

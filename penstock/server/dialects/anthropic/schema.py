@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import Body, StopString
+from penstock.server.shapes import FUNCTION_NAME, Body, StopString
 
 _TEXT: dict[str, Any] = {
     "type": "object",
@@ -26,7 +26,7 @@ _TOOL: dict[str, Any] = {
     "type": "object",
     "required": ["name", "input_schema"],
     "properties": {
-        "name": {"type": "string", "minLength": 1},
+        "name": FUNCTION_NAME,
         "description": {"type": "string"},
         "input_schema": {"type": "object"},
     },

@@ -12,7 +12,7 @@ from penstock.config.errors import ParameterError, RequestError
 from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.conversation import thinking_variables
+from penstock.server.conversation import check_function_name, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.errors import bad_value, shown
 from penstock.server.structured import schema_grammar
@@ -125,8 +125,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
             allowed = "'custom' (tools that a service runs, or that a model was trained on, are not available)"
             raise bad_value(f"{where}.type", tool["type"], allowed, "unsupported_parameter")
         function: dict[str, Any] = {"name": tool.get("name")}
-        if not isinstance(function["name"], str) or not function["name"]:
-            raise bad_value(f"{where}.name", function["name"], "a string that is not empty")
+        check_function_name(f"{where}.name", function["name"])
         for ours, theirs, kind, allowed in (
             ("description", "description", str, "a string"),
             ("parameters", "input_schema", dict, "an object"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import StopString, TokenId
+from penstock.server.shapes import FUNCTION_NAME, StopString, TokenId
 
 
 def _whole(value: Any) -> Any:
@@ -42,7 +42,7 @@ _TOOL: dict[str, Any] = {
     "required": ["function"],
     "properties": {
         "type": {"const": "function"},
-        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": FUNCTION_NAME}},
     },
 }
 Messages = Annotated[

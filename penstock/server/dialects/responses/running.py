@@ -24,12 +24,6 @@ from penstock.server.errors import HttpError, not_ready, shown
 from penstock.server.fitting import shortened
 from penstock.server.responses_store import Record, ResponseStore
 
-_EVENTS = "text/event-stream"
-
-
-async def _nothing() -> None:
-    pass
-
 
 def encoded(told: Event) -> bytes:
     """A server-sent event."""

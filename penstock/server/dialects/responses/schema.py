@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
 from penstock.server.sampling import Alternatives, Count, SamplingBody
-from penstock.server.shapes import Body, Query, RequestBody
+from penstock.server.shapes import FUNCTION_NAME, Body, Query, RequestBody
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -35,7 +35,7 @@ _INPUT: dict[str, Any] = {
 _TOOL: dict[str, Any] = {
     "type": "object",
     "required": ["type", "name"],
-    "properties": {"type": {"const": "function"}, "name": {"type": "string", "minLength": 1}},
+    "properties": {"type": {"const": "function"}, "name": FUNCTION_NAME},
 }
 Input = Annotated[Any, WithJsonSchema(_INPUT)]
 ResponseTools = Annotated[

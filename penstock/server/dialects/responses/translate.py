@@ -12,6 +12,7 @@ from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import (
     FUNCTION_FIELDS,
+    check_function_name,
     check_kind,
     checked_messages,
     checked_tools,
@@ -138,6 +139,5 @@ def _function(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: tool[name] for name, _, _ in FUNCTION_FIELDS if tool.get(name) is not None}
     for name, kind, allowed in FUNCTION_FIELDS:
         check_kind(f"{where}.{name}", given.get(name), kind, allowed)
-    if not isinstance(tool.get("name"), str) or not tool["name"]:
-        raise bad_value(f"{where}.name", tool.get("name"), "a string that is not empty")
+    check_function_name(f"{where}.name", tool.get("name"))
     return {"type": "function", "function": {"name": tool["name"], **given}}
