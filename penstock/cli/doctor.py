@@ -27,13 +27,17 @@ def doctor(
     isa: Annotated[
         str | None, typer.Option("--isa", help="Force an instruction set, as in the other commands. Default: the best.")
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option("--device", help="Where to compute: auto, cpu, cuda, or interpreter (kernels of cuda on a CPU)."),
+    ] = "auto",
     formats: Annotated[
         bool, typer.Option("--formats", help="Instead, list the weight formats and what becomes of each in memory.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what this machine offers and what Penstock makes of it."""
-    found = {"formats": examine_formats()} if formats else examine(dtype, isa or read_environment().isa)
+    found = {"formats": examine_formats()} if formats else examine(dtype, isa or read_environment().isa, device)
     if as_json:
         typer.echo(json.dumps(found))
     elif formats:
@@ -56,23 +60,25 @@ def examine_formats() -> list[dict[str, Any]]:
     ]
 
 
-def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
+def examine(dtype: str = "float32", isa: str = "auto", device: str = "auto") -> dict[str, Any]:
     """Everything that is reported, as plain values; the native library uses `isa` from then on.
 
+    Kernels are told for any device, whether this machine has it or not.
+
     Raises:
-        ConfigError: the compute type or instruction set is unknown, or this machine or build lacks it.
+        ConfigError: the compute type, instruction set or device is unknown, or this machine or build lacks the set.
     """
     from penstock.config.options import EngineOptions
     from penstock.config.resolve import validate
 
-    validate(EngineOptions(dtype=dtype, isa=isa))
+    validate(EngineOptions(dtype=dtype, isa=isa, device=device))
     from penstock.kernels.api import resolve_kernels
     from penstock.kernels.cpu import native
     from penstock.kernels.registry import KernelContext
     from penstock.runtime.prepare import kernel_decisions, measure_machine
 
     machine = measure_machine()
-    device = "cpu"  # what --device auto takes
+    device = "cpu" if device == "auto" else device  # what --device auto takes
     isa = native.select_isa(isa) if native.available() else "none"
     compute = "float32" if dtype == "auto" else dtype
     kernels = resolve_kernels(KernelContext(device, compute, isa))
@@ -102,6 +108,7 @@ def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
             "fast_differs": native.two_ways(),
         },
         "torch": {"version": importlib.metadata.version("torch"), "cuda_devices": machine.cuda_devices},
+        "triton": _triton(),
         "other_architectures": _transformers(),
         "kernels": {
             "device": device,
@@ -111,6 +118,14 @@ def examine(dtype: str = "float32", isa: str = "auto") -> dict[str, Any]:
         "bundled_model": _bundled_model(),
         "port": port_state(ServerOptions().host, ServerOptions().port),
     }
+
+
+def _triton() -> dict[str, str | None]:
+    """What compiles kernels for GPUs."""
+    try:
+        return {"version": importlib.metadata.version("triton"), "why_not": None}
+    except importlib.metadata.PackageNotFoundError:
+        return {"version": None, "why_not": "not installed; pip install 'penstock[gpu]' brings it"}
 
 
 def _transformers() -> dict[str, str | None]:
@@ -238,6 +253,7 @@ def _print(found: dict[str, Any]) -> None:
         *(("", f"not {name}: {why}") for name, why in native["refused"].items()),
         ("arithmetic", f"--arithmetic fast {level} strict"),
         ("torch", f"{found['torch']['version']}, {found['torch']['cuda_devices']} GPUs"),
+        ("triton", found["triton"]["version"] or found["triton"]["why_not"]),
         ("other models", found["other_architectures"]["runs"]),
         ("bundled model", f"present at {model['path']}" if model["present"] else f"missing: {model['why_not']}"),
         (f"port {port['port']}", "free" if port["free"] else f"taken: {port['why_not']}; choose another with --port"),

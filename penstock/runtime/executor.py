@@ -55,7 +55,8 @@ class EagerExecutor:
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
         hidden = self.hidden()
-        return self._model.logits(hidden, torch.arange(len(hidden)) if rows is None else rows)
+        rows = torch.arange(len(hidden)) if rows is None else rows
+        return self._model.logits(hidden, rows.to(hidden.device))
 
 
 class RecordedExecutor:

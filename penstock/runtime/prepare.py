@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 
 import torch
@@ -95,13 +94,18 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         enable_prefix_caching=concrete.enable_prefix_caching,
     )
     kernels = resolve_kernels(KernelContext(concrete.device, concrete.dtype, concrete.isa, concrete.kv_cache_dtype))
-    declare = partial(build_model, checkpoint.config, kernels, dtype=getattr(torch, concrete.dtype))
-    model = declare(max_model_len=concrete.max_model_len)
+
+    def declare(max_model_len: int) -> Model:
+        with torch.device(concrete.torch_device):  # where its constants are made
+            dtype = getattr(torch, concrete.dtype)
+            return build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
+
+    model = declare(concrete.max_model_len)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     plan = _plan(facts, kernels, concrete, model, groups, limits, types)
     if plan.max_model_len != concrete.max_model_len:
-        model = declare(max_model_len=plan.max_model_len)
+        model = declare(plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
     if model.runs:

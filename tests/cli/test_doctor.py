@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,15 @@ def test_formats_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {
         key: value for key, value in next(row for row in as_json if row["format"] == "q8_0").items() if key != "packing"
     } == {"format": "q8_0", "runs": True, "resident_per_file_byte": 1.0}
+
+
+def test_kernels_of_another_device_are_told() -> None:
+    found = json.loads(CliRunner().invoke(app, ["doctor", "--device", "interpreter", "--json"]).stdout)
+    chosen = {op["op"]: op["implementation"] for op in found["kernels"]["ops"]}
+    assert found["kernels"]["device"] == "interpreter"
+    if find_spec("triton") is None:
+        assert found["triton"]["version"] is None and "penstock[gpu]" in found["triton"]["why_not"]
+        assert chosen["rms_norm"] == "reference"
+    else:
+        assert found["triton"]["version"] and chosen["paged_attention"] == "triton (interpreted)"
+    assert CliRunner().invoke(app, ["doctor", "--device", "abacus"]).exit_code != 0
