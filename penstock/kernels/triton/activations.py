@@ -57,12 +57,19 @@ def _activate(x, out, size, stride, alpha, limit, KIND: tl.constexpr, GATED: tl.
     tl.store(out + row * size + place, narrow(value, out.dtype.element_ty), mask=inside)
 
 
-def _run(x: Tensor, size: int, activation: str, is_gated: bool, alpha: float, limit: float) -> Tensor:
+def check(activation: str, is_gated: bool = True) -> None:
+    """Raises ValueError where there is no such activation."""
     kinds = KINDS if is_gated else KINDS[:-1]
     if activation not in kinds:
         raise ValueError(f"activation is {activation!r}; allowed: {', '.join(kinds)}")
+
+
+def _run(
+    x: Tensor, size: int, activation: str, is_gated: bool, alpha: float, limit: float, out: Tensor | None = None
+) -> Tensor:
+    check(activation, is_gated)
     x = x if x.stride(1) == 1 else x.contiguous()
-    out = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
+    out = torch.empty(len(x), size, dtype=x.dtype, device=x.device) if out is None else out
     if len(x):
         grid = len(x), triton.cdiv(size, _BLOCK)
         _activate[grid](x, out, size, x.stride(0), alpha, limit, activation, is_gated, _BLOCK)
@@ -74,6 +81,6 @@ def activate(x: Tensor, activation: str, limit: float = 0.0) -> Tensor:
     return _run(x, x.shape[1], activation, False, 0.0, limit)
 
 
-def gate(x: Tensor, activation: str, alpha: float = 1.702, limit: float = 7.0) -> Tensor:
-    """x [T, 2 · N], gates first → activation(gate) · up, [T, N]."""
-    return _run(x, x.shape[1] // 2, activation, True, alpha, limit)
+def gate(x: Tensor, activation: str, alpha: float = 1.702, limit: float = 7.0, out: Tensor | None = None) -> Tensor:
+    """x [T, 2 · N], gates first → activation(gate) · up, [T, N], in `out` if given, whose rows lie side by side."""
+    return _run(x, x.shape[1] // 2, activation, True, alpha, limit, out)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Implementation, KernelContext
 from penstock.kernels.triton import packing
-from penstock.kernels.triton.activations import gate
+from penstock.kernels.triton.activations import check, gate
 from penstock.kernels.triton.packing import Packed, packable
 from penstock.kernels.triton.products import multiply
 from penstock.kernels.triton.tables import embedding
@@ -67,7 +67,13 @@ def gated_linear(
     fixed: bool = False,
 ) -> Tensor:
     """As kernels.api.GatedLinear."""
-    return gate(linear(x, weight, bias, fixed=fixed), activation, alpha, limit)
+    part = weight.parts[0]
+    if len(weight.parts) > 1 or (isinstance(part, Tensor) and not fixed):
+        return gate(linear(x, weight, bias, fixed=fixed), activation, alpha, limit)
+    check(activation)
+    out = torch.empty(len(x), weight.rows // 2, dtype=x.dtype, device=x.device)
+    multiply(x if x.stride(1) == 1 else x.contiguous(), part, out, bias, gating=(activation, alpha, limit))
+    return out
 
 
 def variants(name: str) -> tuple[Implementation, ...]:

@@ -10,11 +10,13 @@ import triton
 from torch import Tensor
 
 from penstock.kernels.triton import tiles
+from penstock.kernels.triton.activations import gate
 from penstock.kernels.triton.numbers import INTERPRETED
 from penstock.kernels.triton.packing import PLANES, TILE, Eights, Part, Planes, rows_of
 
 PROGRAMS = 264  # that a launch should have at least: two a multiprocessor of a large card
 _LEAST_SEGMENT = 512  # inputs, below which a segment costs more than it brings
+Gating = tuple[str, float, float]  # activation, alpha and limit, as in kernels.api.GatedLinear
 _FINISH = 1024
 _NEAR = 8  # tiles of rows that take turns over a weight
 
@@ -98,6 +100,7 @@ def multiply(
     grouped: Rows | None = None,
     experts: int = 1,
     split: bool = False,
+    gating: Gating | None = None,
 ) -> None:
     """out = x · wᵀ + bias + residual.
 
@@ -111,6 +114,7 @@ def multiply(
         experts: matrices in the part.
         split: segments may have programs of their own though rows are grouped; bias and residual are None then, and
             rows of no tile are written too.
+        gating: brings the result [T, N] to the [T, N / 2] of out; there is no residual then.
     """
     outputs, inputs = rows_of(part) // experts, x.shape[1]
     if isinstance(part, Planes) and part.order is not None:
@@ -119,43 +123,41 @@ def multiply(
     count = len(x) if grouped is None else grouped.count
     shape = _shape(part, row_tile(count) if grouped is None else grouped.size)
     segment, segments = _segments(outputs, inputs, shape.inputs)
-    programs = triton.cdiv(outputs, shape.outputs) * (
-        triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
-    )
+    programs = triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
+    programs *= triton.cdiv(outputs, shape.outputs)
     if not programs:
         return
     splits = segments > 1 and programs < PROGRAMS and (split or grouped is None)
-    partial = torch.empty(segments, count, outputs, device=x.device) if splits else out
-    (memory, kinds), values = _operands(part), memory_of(part)
+    partial, halved = torch.empty(segments, count, outputs, device=x.device) if splits else out, out
+    if gating is not None and not splits:
+        out = torch.empty(count, outputs, dtype=out.dtype, device=out.device)
+    memory, kinds = _operands(part)
     added = out if bias is None else bias, out if residual is None else residual
     strides = out.stride(0), 0 if residual is None else residual.stride(0)
     tiles._multiply[programs, segments if splits else 1](
         x, x_scales, *memory, out, partial, *added,
         *((out, out) if grouped is None else (grouped.rows, grouped.experts)),
-        count, outputs, inputs, values.shape[1], rows_of(part), part.zero if isinstance(part, Planes) else 0,
+        count, outputs, inputs, memory[0].shape[1], rows_of(part), part.zero if isinstance(part, Planes) else 0,
         x.stride(0), *strides, triton.cdiv(inputs, shape.inputs), x_scales.shape[1], *kinds,
         isinstance(part, Eights) and part.tiled, inputs % shape.inputs == 0, segment, segments, splits,
         grouped is not None, 1 if grouped is None else grouped.share, bias is not None, residual is not None,
         shape.outputs, shape.rows, shape.inputs, _NEAR, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     if splits:
-        tiles._finish[count, triton.cdiv(outputs, _FINISH)](
-            partial, out, *added, count, outputs, *strides, segments, bias is not None, residual is not None, _FINISH
-        )
-
-
-def memory_of(part: Part) -> Tensor:
-    """Where a part's values or lower words lie."""
-    if isinstance(part, Tensor):
-        return part
-    return part.low if isinstance(part, Planes) else part.values
+        kind, alpha, limit = gating or ("none", 0.0, 0.0)
+        tiles._finish[count, triton.cdiv(halved.shape[1], _FINISH)](
+            partial, out, *added, count, outputs, *strides, alpha, limit, segments, bias is not None,
+            residual is not None, kind, _FINISH,
+        )  # fmt: skip
+    elif gating is not None:
+        gate(out, *gating, out=halved)
 
 
 def _operands(part: Part) -> tuple[tuple[Tensor, ...], tuple[str | int, ...]]:
     """Pointers of a part (any where there is nothing), and facts of its codes, KIND to RUN of `tiles`."""
-    values = memory_of(part)
     if isinstance(part, Tensor):
-        return (values,) * 5, ("plain", "none", 0, 0, 0, 1, 1)
+        return (part,) * 5, ("plain", "none", 0, 0, 0, 1, 1)
+    values = part.values if isinstance(part, Eights) else part.low
     if isinstance(part, Eights):
         kind = "int8" if values.dtype == torch.int8 else "fp8"
         return (values, values, part.scales, values, values), (kind, "none", 0, 0, 0, 1, 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from penstock.kernels.triton.activations import gated
 from penstock.kernels.triton.numbers import INTERPRETED, dot, narrow, wide
 
 PLANES = tl.constexpr(8)
@@ -226,21 +227,40 @@ def _multiply(
 
 
 @triton.jit
-def _finish(
-    partial, out, bias, residual, count, outputs, out_stride, residual_stride,
-    SEGMENTS: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
+def _summed(
+    partial, bias, residual, row, column, inside, count, outputs, residual_stride,
+    SEGMENTS: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Adds segments in order."""
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < outputs
-    total = tl.zeros((BLOCK,), tl.float32)
+    """Segments of some columns of a row, added in order."""
+    total = tl.zeros(column.shape, tl.float32)
     for segment in range(SEGMENTS):
         total += tl.load(partial + (segment * count + row) * outputs + column, mask=inside, other=0.0)
     if BIASED:
         total += wide(tl.load(bias + column, mask=inside, other=0.0))
     if ADDS:
         total += wide(tl.load(residual + row * residual_stride + column, mask=inside, other=0.0))
-    tl.store(out + row * out_stride + column, narrow(total, out.dtype.element_ty), mask=inside)
+    return total
+
+
+@triton.jit
+def _finish(
+    partial, out, bias, residual, count, outputs, out_stride, residual_stride, alpha, limit,
+    SEGMENTS: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What segments add up to; with an activation the first half of it, gates, times the second."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    size = outputs if ACTIVATION == "none" else outputs // 2
+    inside = column < size
+    kind: tl.constexpr = out.dtype.element_ty
+    total = _summed(
+        partial, bias, residual, row, column, inside, count, outputs, residual_stride, SEGMENTS, BIASED, ADDS
+    )  # fmt: skip
+    if ACTIVATION != "none":
+        up = _summed(
+            partial, bias, residual, row, column + size, inside, count, outputs, residual_stride, SEGMENTS, BIASED, ADDS
+        )  # fmt: skip
+        total = gated(wide(narrow(total, kind)), wide(narrow(up, kind)), alpha, limit, ACTIVATION)
+    tl.store(out + row * out_stride + column, narrow(total, kind), mask=inside)
 
 
 @triton.jit

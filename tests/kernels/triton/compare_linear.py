@@ -61,6 +61,7 @@ def compare_linear(device: str, dtype: torch.dtype, name: str, rows: int, adds: 
 
 
 def compare_gated(device: str, dtype: torch.dtype, activation: str, mixed: bool) -> None:
+    """Gates and ups in two packings."""
     both = sides(device, dtype, *OPS)
     up = torch.randn(64, matrices.INPUTS).to(dtype) if mixed else matrices.affine(8, 64, rows=64)
     gate = matrices.affine(4, 64, rows=64)
@@ -110,3 +111,18 @@ def compare_row_counts(device: str, dtype: torch.dtype, name: str, inputs: int, 
             assert torch.equal(fixed.linear(x[begin : begin + count], weight), every[begin : begin + count])
     if isinstance(matrix, Tensor):
         near(both, every, x.cpu().float() @ matrix.float().t(), SPREAD[dtype])
+
+
+def compare_gated_rows(device: str, dtype: torch.dtype, name: str, inputs: int) -> None:
+    """Gates and ups in one packing, whose products are summed in segments: a row alone and among others."""
+    both, fixed = sides(device, dtype, *OPS), fixed_kernels(device, dtype)
+    torch.manual_seed(inputs)
+    halves = [torch.randn(64, inputs).to(dtype) / 30 for _ in range(2)]
+    given = {"plain": halves, "4 bits": [matrices.affine(4, 64, rows=64, inputs=inputs) for _ in range(2)]}[name]
+    weight = fixed.pack_linear(given)
+    assert len(weight.parts) == 1
+    plain = torch.cat([part.float() if isinstance(part, Tensor) else decoded(part) for part in given])
+    x, bias = torch.randn(20, inputs).to(dtype) / 30, torch.randn(128).to(dtype)
+    every = fixed.gated_linear(both.here(x), weight, "silu", both.here(bias))
+    near(both, every, both.reference.gated_linear(x.float(), plain, "silu", bias.float()), 4 * SPREAD[dtype])
+    assert torch.equal(fixed.gated_linear(both.here(x[7:8]), weight, "silu", both.here(bias))[0], every[7])

@@ -15,6 +15,7 @@ from tests.kernels.triton.compare import sides
 from tests.kernels.triton.compare_linear import (
     compare_activate,
     compare_gated,
+    compare_gated_rows,
     compare_linear,
     compare_row_counts,
     compare_table,
@@ -39,6 +40,12 @@ def test_linear_adds_bias_and_residual(device, dtype, name):
 @pytest.mark.parametrize("activation", ["silu", "swigluoai"])
 def test_gated_linear(device, activation, mixed):
     compare_gated(device, torch.float32, activation, mixed)
+
+
+@pytest.mark.parametrize(("name", "inputs"), [("plain", 1100), ("4 bits", 1088)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gated_linear_in_segments(device, dtype, name, inputs):
+    compare_gated_rows(device, dtype, name, inputs)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "clip"])
