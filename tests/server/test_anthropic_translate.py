@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -122,3 +123,12 @@ def test_output_config() -> None:
 def test_sampling() -> None:
     sampling = call(top_k=5, stop_sequences=["\n\n"]).request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.stop) == (0.6, 5, 50, ("\n\n",))
+
+
+def test_very_many_blocks_take_no_longer_each() -> None:
+    """Joined anew for each block these would take minutes."""
+    started = time.monotonic()
+    messages = call([{"role": "user", "content": [{"type": "text", "text": "word"}] * 400_000}]).request.messages
+    assert messages is not None
+    assert len(messages[0]["content"]) == 400_000 * 5 - 1
+    assert time.monotonic() - started < 10

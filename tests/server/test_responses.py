@@ -196,8 +196,11 @@ def test_cancel(api: openai.OpenAI, server: Running) -> None:
     server.runner.delay = 0.05
     answer = api.responses.create(model="scripted", input="Hello", background=True)
     until(lambda: server.live == 1)
+    time.sleep(0.2)  # a few tokens
     assert api.responses.cancel(answer.id).status == "cancelled"
     server.until_idle()
+    said = api.responses.retrieve(answer.id).output[0]
+    assert said.status == "incomplete" and ANSWER.startswith(said.content[0].text)
     assert api.responses.retrieve(answer.id).status == "cancelled"
     assert api.responses.cancel(answer.id).status == "cancelled"
     last = list(api.responses.retrieve(answer.id, stream=True))[-1]

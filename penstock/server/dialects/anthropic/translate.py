@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -111,8 +111,8 @@ def _variables(body: CountTokensBody) -> Mapping[str, Any]:
     if (thinking := body.thinking) is not None:
         mode, budget = thinking.type, thinking.budget_tokens
         if mode == "enabled" and budget is None:
-            field = "thinking.budget_tokens"
-            raise RequestError(f"{field} is required with thinking.type 'enabled'.", param=field)
+            name = "thinking.budget_tokens"
+            raise RequestError(f"{name} is required with thinking.type 'enabled'.", param=name)
     return thinking_variables(mode, effort and _EFFORTS.get(effort, effort), budget)
 
 
@@ -154,41 +154,54 @@ def _tool_choice(body: CountTokensBody, names: Sequence[str]) -> ToolChoice:
     return ToolChoice(mode, choice.name or "", parallel=not single)
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A message in the making; `more` are the fields of a tool's result."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        message = {"role": self.role, **self.more, "content": "\n".join(filter(None, self.texts))}
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
 def _chat(body: CountTokensBody) -> tuple[Mapping[str, Any], ...]:
     """The conversation in OpenAI's message objects; turns of the same side that follow each other become one."""
-    chat: list[dict[str, Any]] = []
+    chat: list[_Turn] = []
     if body.system:
         text = body.system if isinstance(body.system, str) else _joined("system", body.system)
-        chat.append({"role": "system", "content": text})
-    calls: dict[str, str] = {}
+        chat.append(_Turn("system", [text]))
+    names: dict[str, str] = {}
     for index, message in enumerate(body.messages):
-        for turn in _turns(f"messages[{index}]", message, calls):
-            if chat and turn["role"] in ("user", "assistant") and chat[-1]["role"] == turn["role"]:
-                _extend(chat[-1], turn)
+        for turn in _turns(f"messages[{index}]", message, names):
+            if chat and turn.role in ("user", "assistant") and chat[-1].role == turn.role:
+                chat[-1].texts += turn.texts
+                chat[-1].thoughts += turn.thoughts
+                chat[-1].calls += turn.calls
             else:
                 chat.append(turn)
-    return tuple(chat)
+    return tuple(turn.message() for turn in chat)
 
 
-def _extend(turn: dict[str, Any], more: Mapping[str, Any]) -> None:
-    for name, value in more.items():
-        if name != "role":
-            before = turn.get(name)
-            text = isinstance(value, str)
-            turn[name] = "\n".join(filter(None, (before, value))) if text else [*(before or ()), *value]
-
-
-def _turns(where: str, message: Mapping[str, Any], calls: dict[str, str]) -> list[dict[str, Any]]:
-    """A message: results of tools first, each a turn, then what was said; `calls` keeps the tools' names by call."""
+def _turns(where: str, message: Mapping[str, Any], names: dict[str, str]) -> list[_Turn]:
+    """A message: results of tools first, each a turn, then what was said; `names` keeps those of the tools by call."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _OF_ROLE:
         raise bad_value(f"{where}.role", role, ", ".join(_OF_ROLE))
     if isinstance(content, str):
-        return [{"role": role, "content": content}]
+        return [_Turn(role, [content])]
     if not isinstance(content, list) or not content:
         raise bad_value(f"{where}.content", content, "a string or a list of blocks")
-    turns: list[dict[str, Any]] = []
-    said: dict[str, Any] = {"role": role, "content": ""}
+    turns, said = [], _Turn(role)
     for index, block in enumerate(content):
         spot = f"{where}.content[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
@@ -196,32 +209,32 @@ def _turns(where: str, message: Mapping[str, Any], calls: dict[str, str]) -> lis
             allowed = f"{', '.join(map(repr, _OF_ROLE[role]))} (this model takes text)"
             raise bad_value(f"{spot}.type" if isinstance(block, dict) else spot, kind, allowed, "unsupported_content")
         if kind == "tool_result":
-            turns.append(_tool_result(spot, block, calls))
+            turns.append(_tool_result(spot, block, names))
         elif kind == "tool_use":
-            _extend(said, {"tool_calls": [_tool_use(spot, block, calls)]})
+            said.calls.append(_tool_use(spot, block, names))
         elif kind == "thinking":
-            _extend(said, {"reasoning_content": _string(spot, block, "thinking")})
+            said.thoughts.append(_string(spot, block, "thinking"))
         elif kind == "text":
-            _extend(said, {"content": _string(spot, block, "text")})
+            said.texts.append(_string(spot, block, "text"))
     return [*turns, said] if len(turns) < len(content) else turns
 
 
-def _tool_use(where: str, block: Mapping[str, Any], calls: dict[str, str]) -> dict[str, Any]:
+def _tool_use(where: str, block: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
     name, call = _string(where, block, "name"), _string(where, block, "id")
     if not isinstance(block.get("input"), dict):
         raise bad_value(f"{where}.input", block.get("input"), "an object")
-    calls[call] = name
+    names[call] = name
     return {"id": call, "type": "function", "function": {"name": name, "arguments": block["input"]}}
 
 
-def _tool_result(where: str, block: Mapping[str, Any], calls: Mapping[str, str]) -> dict[str, Any]:
+def _tool_result(where: str, block: Mapping[str, Any], names: Mapping[str, str]) -> _Turn:
     call, content = _string(where, block, "tool_use_id"), block.get("content")
-    if call not in calls:
+    if call not in names:
         raise bad_value(f"{where}.tool_use_id", call, "the id of a tool_use in an earlier message")
     text = content if isinstance(content, str) else _joined(f"{where}.content", content or [])
     if block.get("is_error"):
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": call, "name": calls[call], "content": text}
+    return _Turn("tool", [text], more={"tool_call_id": call, "name": names[call]})
 
 
 def _joined(where: str, blocks: object) -> str:

@@ -123,19 +123,21 @@ class Composer:
         code = "invalid_prompt" if failure.status < 500 else "server_error"
         self.response["error"] = {"code": code, "message": failure.message}
 
-    def cancel(self) -> Event:
-        """The last event of a response that its client ended; there is no typed one."""
-        self.response["status"] = "cancelled"
-        return self.event("error", code="cancelled", message="The response was cancelled.", param=None)
-
     def broken(self, error: BaseException) -> bytes:
         """The last words of a stream that cannot be brought to an end."""
         failure = failure_of(error)
         about = {"code": failure.code, "message": failure.message, "param": failure.param}
         return event(self.event("error", **about), "error")
 
+    def cancel(self) -> Iterator[Event]:
+        """As `finish`, for a response that its client ended."""
+        yield from self._end("incomplete")
+        self.response["status"] = "cancelled"
+
     def end(self) -> Event:
-        """The last event."""
+        """The last event. That of a cancelled response is an error, as there is none of its own."""
+        if self.response["status"] == "cancelled":
+            return self.event("error", code="cancelled", message="The response was cancelled.", param=None)
         failed = self.response["error"] is not None
         return self.status("failed" if failed else "incomplete" if self._length else "completed")
 

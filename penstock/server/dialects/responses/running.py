@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from penstock.config.errors import PenstockError, RequestError
 from penstock.server.answer import Answer, Service, event
@@ -66,8 +66,8 @@ class Responses:
                 raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
             earlier = [*found.input, *found.response["output"]]
         known: dict[str, Item] = {}
-        for name in references(body.input):  # ids of our own items hold that of their response
-            record = await self.store.get(owner, "resp_" + name.split("_")[1]) if name.count("_") > 1 else None
+        for name in {name.split("_")[1] for name in references(body.input) if "_" in name}:
+            record = await self.store.get(owner, f"resp_{name}")  # ids of our own items hold that of their response
             known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
         return earlier + checked_items(body.input, earlier, known, suffix)
 
@@ -135,24 +135,20 @@ class Responses:
                     job.tell(encoded(told))
             finally:
                 await answer.aclose()
-            last = composer.end()
+            closing: Iterator[Event] = iter(())
         except asyncio.CancelledError:
-            if self.service.lifecycle.aborted.is_set():
-                last = _failed(composer, job, not_ready("The server was shut down.", "shutting_down"))
-            else:
-                last = composer.cancel()
+            shut = self.service.lifecycle.aborted.is_set()
+            closing = (
+                composer.fail(not_ready("The server was shut down.", "shutting_down")) if shut else composer.cancel()
+            )
         except Exception as error:
             if not isinstance(error, PenstockError):
                 logging.getLogger("penstock.server").exception("%s failed", call.id)
-            last = _failed(composer, job, error)
-        final = encoded(last)
+            closing = composer.fail(error)
+        for told in closing:
+            job.tell(encoded(told))
+        last = encoded(composer.end())
         try:
-            await asyncio.shield(self.keep(call, composer.response, (*job.events, final)))
+            await asyncio.shield(self.keep(call, composer.response, (*job.events, last)))
         finally:
-            job.tell(final)
-
-
-def _failed(composer: Composer, job: Job, error: BaseException) -> Event:
-    for told in composer.fail(error):
-        job.tell(encoded(told))
-    return composer.end()
+            job.tell(last)
