@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from penstock.engine.api import EngineState
 from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
+from penstock.text.parsers.format import choose
+from penstock.text.parsers.reading import visible_ids
 from tests.server.support import Serving, serving, until
 
 MODEL = "scripted"  # the name the server gives it
@@ -170,6 +173,23 @@ def test_ollama_refuses_a_schema_that_cannot_be_met(llama: ollama.Client) -> Non
     with pytest.raises(ollama.ResponseError, match=r"^format: the grammar cannot be met") as refused:
         llama.generate(MODEL, "Hi", format={"type": "wavelength"})
     assert refused.value.status_code == 400
+
+
+def test_a_budget_ends_thinking(text: TextPipeline) -> None:
+    """As of a model whose reasoning the prompt opens: here the conversation does."""
+    answers = choose("", "hermes", "qwen3")
+    reasoner = replace(text, answers=answers, mark_ids=visible_ids(answers, text.tokenizer))
+    client = ThreadClient(lambda: build_engine(EngineOptions(model="penstock-concierge", threads=1)))
+    opened: list[Any] = [{"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "<think>What city do"}]
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "messages": opened, "extra_body": GREEDY}
+    with serving(client, reasoner) as own:
+        until(lambda: client.state is EngineState.READY, 60)
+        with anthropic.Anthropic(base_url=own.url, api_key="none", max_retries=0) as api:
+            free = api.messages.create(**asked).content[0].thinking
+            held = api.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 3}).content[0].thinking
+    assert free.startswith(held)
+    assert 0 < len(text.tokenizer.encode(f" {held}", add_special_tokens=False)) <= 3
+    assert len(free) > len(held)
 
 
 def test_what_runs(llama: ollama.Client) -> None:
