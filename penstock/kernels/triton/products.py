@@ -112,16 +112,15 @@ def multiply(
         residual: as out.
         grouped: which rows go to which expert; None for one matrix.
         experts: matrices in the part.
-        split: segments may have programs of their own though rows are grouped; bias and residual are None then, and
-            rows of no tile are written too.
+        split: segments may have programs though rows are grouped: no bias, no residual, rows of no tile written too.
         gating: brings the result [T, N] to the [T, N / 2] of out; there is no residual then.
     """
     outputs, inputs = rows_of(part) // experts, x.shape[1]
     if isinstance(part, Planes) and part.order is not None:
         x = x.index_select(1, part.order)
     x, x_scales = quantized(x, part) if isinstance(part, Eights) else (x, x)
-    count = len(x) if grouped is None else grouped.count
-    shape = _shape(part, row_tile(count) if grouped is None else grouped.size)
+    count, size = (len(x), row_tile(len(x))) if grouped is None else (grouped.count, grouped.size)
+    shape = _shape(part, size)
     segment, segments = _segments(outputs, inputs, shape.inputs)
     programs = triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
     programs *= triton.cdiv(outputs, shape.outputs)
@@ -142,6 +141,7 @@ def multiply(
         isinstance(part, Eights) and part.tiled, inputs % shape.inputs == 0, segment, segments, splits,
         grouped is not None, 1 if grouped is None else grouped.share, bias is not None, residual is not None,
         shape.outputs, shape.rows, shape.inputs, _NEAR, num_warps=shape.warps, num_stages=shape.stages,
+        enable_fp_fusion=not isinstance(part, Eights),  # a scaled segment is rounded before it is added, split or not
     )  # fmt: skip
     if splits:
         kind, alpha, limit = gating or ("none", 0.0, 0.0)

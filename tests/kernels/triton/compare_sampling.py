@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.core.protocol import NewRow
+from penstock.core.sampling import SamplingParams
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import RowSettings
+from penstock.runtime.sampler import Draw, Sampler
 from tests.kernels.triton.compare import sides
 
 VOCAB = 1500
@@ -96,3 +99,22 @@ def compare_tokens_left_on_the_device(device: str) -> None:
     expected = [int(reference.sample(one, [other], np.array([at]))[0][0]) for at, one in enumerate(logits)]
     assert [int(each.take()[0][0]) for each in drawn] == expected and expected[3] == 5
     assert row.generated == other.generated
+
+
+def compare_samplers(device: str) -> None:
+    """The runtime's sampler hands logits over where they lie, in whatever float type; log-probabilities too."""
+    both, results = sides(device, torch.bfloat16, "sampling"), []
+    torch.manual_seed(2)
+    logits = (torch.randn(3, VOCAB) * 3).to(torch.bfloat16)
+    for kernel, given in ((both.ours.sampling(), both.here(logits)), (ReferenceSampling(), logits)):
+        sampler = Sampler(VOCAB, 3, kernel)
+        for row, wanted in enumerate((2, None, 0)):
+            params = SamplingParams(top_p=0.9, logprobs=wanted)
+            sampler.add_row(NewRow(row, "request", 0, (1,), (), 7, (), params))
+        results.append(sampler.sample(given, [Draw(row, 5) for row in range(3)]))
+        results[-1] += sampler.prompt_logprobs(given, [3, 4, VOCAB], 1)
+    ours, expected = results
+    assert [one.token for one in ours] == [one.token for one in expected]
+    for one, other in zip((ours[0].logprobs, *ours[3:]), (expected[0].logprobs, *expected[3:]), strict=True):
+        assert (one.rank, [token for token, _ in one.top]) == (other.rank, [token for token, _ in other.top])
+        assert one.logprob == other.logprob or abs(one.logprob - other.logprob) < 1e-11

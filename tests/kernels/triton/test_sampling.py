@@ -11,6 +11,7 @@ from tests.kernels.triton.compare import sides
 from tests.kernels.triton.compare_sampling import (
     compare_errors,
     compare_logprobs,
+    compare_samplers,
     compare_sampling,
     compare_tokens_left_on_the_device,
 )
@@ -32,6 +33,10 @@ def test_logprobs(device, ties):
 
 def test_tokens_left_on_the_device(device):
     compare_tokens_left_on_the_device(device)
+
+
+def test_the_sampler_leaves_logits_where_they_are(device):
+    compare_samplers(device)
 
 
 def test_misuse_is_refused(device):
