@@ -65,7 +65,12 @@ def operand(x, dtype: tl.constexpr):
 
 @inlined
 def dot(a, b, total):
-    """a · b + total, accumulated in float32; float32 operands are multiplied as such, never as TF32."""
+    """a · b + total, accumulated in float32; float32 operands are multiplied as such, never as TF32.
+
+    A row's result does not depend on the other rows. The interpreter, whose products of float32 round by a row's place,
+    makes them in float64.
+    """
     if INTERPRETED:
-        return tl.dot(wide(a), wide(b), total, input_precision="ieee")
+        product = tl.dot(wide(a).to(tl.float64), wide(b).to(tl.float64), out_dtype=tl.float64)
+        return total + product.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")

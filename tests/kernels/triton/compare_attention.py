@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -91,3 +92,18 @@ def compare_company(device: str, case: Case, kv_type: str = "float32") -> None:
         begin, end = built.facts[0][row : row + 2].tolist()
         single = attend(both, *alone(case, built, row), kv_type, 0.2)
         assert torch.equal(together[begin:end], single), f"row {row}"
+
+
+def compare_chunks(device: str, case: Case, cuts: tuple[int, ...]) -> None:
+    """The only row of a case gives the same bits in steps that end at `cuts` of its queries."""
+    both = sides(device, case.dtype, "paged_attention")
+    built = build(case)
+    whole = attend(both, case, built, "float32", 0.2)
+    ((queries, context),) = case.rows
+    for begin, end in pairwise((0, *cuts, queries)):
+        length = context - queries + end
+        step = replace(case, rows=((end - begin, length),))
+        made = build(step, seed=end)
+        made.keys, made.values, made.sinks = [built.keys[0][:length]], [built.values[0][:length]], built.sinks
+        made.query = built.query[begin:end].contiguous()
+        assert torch.equal(attend(both, step, made, "float32", 0.2), whole[begin:end]), f"queries {begin} to {end}"

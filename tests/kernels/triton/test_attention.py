@@ -7,7 +7,13 @@ import torch
 
 from tests.kernels.test_paged_attention import MASKED, ROWS, Case, build, masked
 from tests.kernels.triton.compare import sides
-from tests.kernels.triton.compare_attention import attend, compare_attention, compare_company, compare_masks
+from tests.kernels.triton.compare_attention import (
+    attend,
+    compare_attention,
+    compare_chunks,
+    compare_company,
+    compare_masks,
+)
 
 LONG = ((1, 600), (3, 300), (20, 300), (1, 256), (1, 257))  # one part, several, and rows of both kinds
 CHANGES = [(False, None, False), (True, None, False), (True, 1.5, False), (False, 1.5, True), (False, None, True)]
@@ -63,6 +69,18 @@ def test_masks(device, name, window):
 def test_rows_do_not_depend_on_their_mates(device, dtype, window, sinks, soft_cap):
     case = Case(LONG, 6, 2, 32, 32, 16, window, sinks, soft_cap, dtype)
     compare_company(device, case, str(dtype).removeprefix("torch."))
+
+
+@pytest.mark.parametrize(("window", "chunked", "soft_cap"), [(None, False, None), (25, False, 3.0), (30, True, None)])
+def test_chunks_of_a_prompt_give_what_the_whole_gives(device, window, chunked, soft_cap):
+    """All of more than eight queries."""
+    case = Case(((120, 150),), 6, 2, 32, 32, 16, window, True, soft_cap, chunked=chunked)
+    compare_chunks(device, case, (9, 50, 61, 100))
+
+
+@pytest.mark.parametrize("window", [None, 270])
+def test_drafts_are_attended_as_if_one_followed_another(device, window):
+    compare_chunks(device, Case(((8, 600),), 6, 2, 32, 32, 16, window), (1, 2, 4, 7))
 
 
 def test_an_empty_step(device):
