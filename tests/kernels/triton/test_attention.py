@@ -15,12 +15,12 @@ from tests.kernels.triton.compare_attention import (
     compare_masks,
 )
 
-LONG = ((1, 600), (3, 300), (20, 300), (1, 256), (1, 257))  # one part, several, and rows of both kinds
+LONG = ((1, 530), (3, 270), (12, 270), (1, 256))  # one part, several, and rows of both kinds
 CHANGES = [(False, None, False), (True, None, False), (True, 1.5, False), (False, 1.5, True), (False, None, True)]
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("window", "chunked"), [(None, False), (6, False), (6, True), (1000, False)])
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (6, False), (6, True)])
 def test_windows(device, rows, window, chunked):
     compare_attention(device, Case(ROWS[rows], window=window, chunked=chunked))
 
@@ -41,7 +41,7 @@ def test_values_have_sizes_of_their_own(device, dim, value_dim):
     compare_attention(device, Case(((1, 70), (9, 45)), 2, 1, dim, value_dim, 16))
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 16, 71, 130])
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16, 71, 130])
 def test_query_heads_of_a_kv_head(device, group):
     compare_attention(device, Case(((1, 40), (3, 35), (12, 20)), 2 * group, 2, 16, 16, 16))
 
@@ -52,13 +52,12 @@ def test_types(device, dtype, kv_type):
     compare_attention(device, Case(((1, 60), (9, 20)), 4, 2, 64, 64, 16, dtype=dtype), kv_type)
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 16, 32, 64, 128])
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(("block_size", "window"), [(1, None), (3, 300), (16, 300), (64, None), (64, 300), (128, None)])
 def test_block_sizes(device, block_size, window):
     compare_attention(device, Case(LONG, block_size=block_size, window=window))
 
 
-@pytest.mark.parametrize("window", [None, 1, 6, 1000])
+@pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("name", MASKED)
 def test_masks(device, name, window):
     compare_masks(device, *masked(name, window))
@@ -74,13 +73,13 @@ def test_rows_do_not_depend_on_their_mates(device, dtype, window, sinks, soft_ca
 @pytest.mark.parametrize(("window", "chunked", "soft_cap"), [(None, False, None), (25, False, 3.0), (30, True, None)])
 def test_chunks_of_a_prompt_give_what_the_whole_gives(device, window, chunked, soft_cap):
     """All of more than eight queries."""
-    case = Case(((120, 150),), 6, 2, 32, 32, 16, window, True, soft_cap, chunked=chunked)
-    compare_chunks(device, case, (9, 50, 61, 100))
+    case = Case(((70, 100),), 6, 2, 32, 32, 16, window, True, soft_cap, chunked=chunked)
+    compare_chunks(device, case, (9, 30, 51))
 
 
 @pytest.mark.parametrize("window", [None, 270])
 def test_drafts_are_attended_as_if_one_followed_another(device, window):
-    compare_chunks(device, Case(((8, 600),), 6, 2, 32, 32, 16, window), (1, 2, 4, 7))
+    compare_chunks(device, Case(((8, 530),), 6, 2, 32, 32, 16, window), (1, 2, 4))
 
 
 def test_an_empty_step(device):
