@@ -322,7 +322,7 @@ def _run(
         query, query.stride(0), out, tiles.units, plan.query_start, plan.context_len, plan.block_table,
         plan.block_table.stride(0), seen, plan.window or 0, key.data, key.scale, key.page, key.head, value.data,
         value.scale, value.page, value.head, *numbers, sinks, slopes, sums, stats, shape,
-        num_warps=shape.WARPS, num_stages=shape.STAGES,
+        num_warps=shape.WARPS, num_stages=shape.STAGES, enable_fp_fusion=True,
     )  # fmt: skip
     if tiles.split is not None:
         width = triton.next_power_of_2(layout.value_dim)
