@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, RequestError
 
+_log: Final = logging.getLogger(__name__)
 _NICE: Final = 10  # a compiling thread stands back behind those that compute
 _STACK_BYTES: Final = 256 * 2**20  # of a compiling thread: what compiles recurses, on a grammar's chains of rules
 _BYTES_A_GRAMMAR: Final = 128 * 2**10
@@ -281,8 +284,9 @@ class GrammarCompiler:
                 job.matcher = compile_grammar(tokenizer, job.source)  # even if too late for those who asked
             except RequestError as error:
                 job.error = str(error)
-            except Exception as error:  # a matcher reports the client's errors itself; this is ours
-                job.error = f"the grammar could not be compiled ({type(error).__name__})."
+            except BaseException:  # a matcher reports the client's errors itself; a native panic is no Exception
+                _log.exception("a grammar could not be compiled")
+                job.error = _UNCOMPILED
             job.done.set()
             self._news.set()
 
@@ -345,10 +349,18 @@ def compute_mask(matcher: LLMatcher, row: npt.NDArray[np.uint32]) -> npt.NDArray
 # How the library's messages begin that do not name the keyword they are about.
 _KEYWORDS: Final = (("regex parse error", "pattern"), ("Resource ", "$ref"), ("Unknown format", "format"))
 _NO_TEXT: Final = "NoExtension"  # what the library says where nothing can follow
+_BROKEN: Final = re.compile(r"^\s*panic:|panicked at|stack backtrace:|RUST_BACKTRACE|\w\.rs:\d+", re.MULTILINE)
+_UNCOMPILED: Final = (
+    "the grammar could not be compiled, mostly for its size or its nesting; write it with fewer rules and smaller "
+    "counts of repetition, or ask for JSON by a schema."
+)
 
 
 def explained(error: str) -> str:
-    """A library's message as a sentence for the client, the keyword named."""
+    """A library's message as a sentence for the client, the keyword named; what it says of itself is kept back."""
+    if _BROKEN.search(error):
+        _log.warning("a grammar broke its compiler: %s", error[:400])
+        return _UNCOMPILED
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     text = " ".join(lines)[:400]
     for begin, keyword in _KEYWORDS:

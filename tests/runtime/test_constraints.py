@@ -192,6 +192,44 @@ def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.Mo
     compiler.close()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "panic: attempt to subtract with overflow",
+        "\n  panic: index out of bounds\n stack backtrace:\n  0: std::rt::begin_unwind",
+        "thread 'main' panicked at src/earley/lexerspec.rs:120:9:\nnote: run with `RUST_BACKTRACE=1`",
+    ],
+)
+def test_what_a_broken_compiler_says_is_kept_from_clients(said: str) -> None:
+    told = grammar.explained(said)
+    assert "write it with fewer rules" in told
+    assert not any(word in told for word in ("panic", "backtrace", ".rs", "BACKTRACE"))
+
+
+def test_messages_about_a_schema_stay_though_it_speaks_of_panic() -> None:
+    assert "unknown keys: panic" in grammar.explained("unknown keys: panic")
+
+
+def test_a_panic_of_native_code_refuses_its_grammar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panics(*_: object) -> LLMatcher:
+        raise PanicException("index out of bounds: the len is 3")
+
+    compiler = GrammarCompiler(vocabulary, threads=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar, "compile_grammar", panics)
+        broken = compiler.want(translate("regex", "a+"))
+        assert broken.done.wait(10)
+    refusal = compiler.outcome(broken)
+    assert isinstance(refusal, RequestError)
+    assert refusal.status == 400
+    assert "fewer rules" in str(refusal)
+    assert allowed(constraint(compiler, "regex", "b")) == {TEXTS.index("b")}  # its only thread lives
+    compiler.close()
+
+
 def test_the_masks_of_forced_tokens_allow_one(compiler: GrammarCompiler) -> None:
     held = constraint(compiler, "choice", '["certainly yes"]', logprobs=0)
     tokens = walk(held)
