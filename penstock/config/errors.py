@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Final
+
+NO_TOKEN_ALLOWED: Final = "every token is banned: allowed_token_ids, bad_words, min_tokens and the grammar leave none."
+GRAMMAR_TOO_COMPLEX: Final = "the grammar became too complex to follow within the limits; simplify it."
+CLIENT_FAILURES: Final[Mapping[str, str]] = MappingProxyType(
+    {NO_TOKEN_ALLOWED: "no_token_allowed", GRAMMAR_TOO_COMPLEX: "grammar_too_complex"}
+)
+"""Why a branch fails where the request itself is the cause, and the code told: the same request would fail again."""
 
 
 class PenstockError(Exception):

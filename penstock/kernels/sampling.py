@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.config.errors import NO_TOKEN_ALLOWED
+
 CHAIN = (
     "logit_bias",
     "allowed_token_ids",
@@ -33,7 +35,7 @@ NOTHING_ALLOWED = 2
 
 ROW_ERRORS = {
     NOT_FINITE: "the model's logits are not finite (NaN or infinity); the weights may be damaged.",
-    NOTHING_ALLOWED: "every token is banned: allowed_token_ids, bad_words, min_tokens and the grammar leave none.",
+    NOTHING_ALLOWED: NO_TOKEN_ALLOWED,
 }
 """Sentences for the codes `sample` writes; 0 is no error."""
 

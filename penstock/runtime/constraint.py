@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from penstock.config.errors import RequestError
+from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
 from penstock.runtime.grammar import allows_more
@@ -22,7 +22,6 @@ ALL: Final = np.uint32(0xFFFFFFFF)
 _MOST_STRIKES: Final = 16
 _MOST_FORCED: Final = 512  # tokens taken in one step; masks lead to the rest
 _LIMITS: Final = ("ParserTooComplex", "LexerTooComplex")
-_SPENT: Final = "the grammar became too complex to follow within the limits; simplify it."
 _LEFT: Final = "the answer left its grammar, which is an error of the engine; send the request again."
 
 
@@ -107,7 +106,7 @@ class Constraint:
             RequestError: the grammar has become too complex, or does not allow a token.
         """
         if self.strikes > _MOST_STRIKES:
-            raise RequestError(_SPENT)
+            raise RequestError(GRAMMAR_TOO_COMPLEX)
         if self._plain and self._matcher is not None and not self._must and len(tokens) == 1:
             return self._take_plainly(self._matcher, tokens[0])
         self.replay(tokens)
@@ -170,9 +169,9 @@ class Constraint:
             return
         if token in self._eos_ids:
             if matcher.is_error():
-                raise RequestError(_SPENT)
+                raise RequestError(GRAMMAR_TOO_COMPLEX)
         elif not matcher.consume_token(token):
-            raise RequestError(_SPENT if matcher.stop_reason() in _LIMITS else _LEFT)
+            raise RequestError(GRAMMAR_TOO_COMPLEX if matcher.stop_reason() in _LIMITS else _LEFT)
 
     def _begin(self, token: int) -> None:
         """Decides whether reasoning begins or the model answers at once."""

@@ -14,7 +14,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.config import limits
-from penstock.config.errors import ContextLengthError, EngineDeadError, ModelNotFoundError, RequestError
+from penstock.config.errors import (
+    CLIENT_FAILURES,
+    ContextLengthError,
+    EngineDeadError,
+    ModelNotFoundError,
+    RequestError,
+)
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineState
 from penstock.engine.generation import TextGeneration
@@ -81,10 +87,12 @@ class Service:
 
 
 class GenerationError(HttpError):
-    """A branch failed after it was admitted."""
+    """A branch failed after it was admitted: 400 where the request would always fail, which no client should retry."""
 
     def __init__(self, message: str | None) -> None:
-        super().__init__(500, message or "The generation was ended before it was complete.", code="generation_failed")
+        code = CLIENT_FAILURES.get(message or "")
+        message = message or "The generation was ended before it was complete."
+        super().__init__(500 if code is None else 400, message, code=code or "generation_failed")
 
 
 async def _start(

@@ -10,11 +10,13 @@ import jsonschema
 import openai
 import pytest
 
+from penstock.config.errors import GRAMMAR_TOO_COMPLEX, NO_TOKEN_ALLOWED
 from penstock.config.options import EngineOptions
 from penstock.engine.api import EngineState
 from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
+from penstock.server.answer import GenerationError
 from tests.server.support import serving, until
 
 SCHEMAS: dict[str, Any] = {
@@ -131,3 +133,29 @@ def test_a_schema_that_cannot_be_met_is_about_the_tools(api: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError) as refused:
         api.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
     assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"guided_regex": "abc", "bad_words": ["abc", "a", "b", "ab"]}, "no_token_allowed"),
+        ({"guided_regex": "abc", "allowed_token_ids": [5]}, "no_token_allowed"),
+        ({"guided_regex": r"[\p{L}\p{N}]{1,400}" * 200}, None),
+    ],
+    ids=["bad words", "allowed ids", "heavy"],
+)
+def test_a_request_that_contradicts_itself_is_the_clients_fault(
+    api: openai.OpenAI, body: dict[str, Any], code: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.chat.completions.create(**ASKED, extra_body=body)
+    assert refused.value.type == "invalid_request_error"
+    assert refused.value.code in ((code,) if code else ("grammar_too_complex", "invalid_grammar"))
+    with pytest.raises(openai.APIError, match=r"banned|grammar"):
+        list(api.chat.completions.create(**ASKED, extra_body=body, stream=True))
+
+
+def test_a_branch_that_fails_by_the_engines_fault_is_a_500() -> None:
+    assert GenerationError("the answer left its grammar").status == 500
+    assert GenerationError(None).status == 500
+    assert (GenerationError(GRAMMAR_TOO_COMPLEX).status, GenerationError(NO_TOKEN_ALLOWED).status) == (400, 400)
