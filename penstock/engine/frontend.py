@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -181,19 +180,18 @@ class Frontend:
         Raises:
             RequestError: it is too large, or not what its kind says.
         """
-        grammar, tokenizer = request.grammar, self.text.tokenizer
-        special = {piece: token for token in tokenizer.special_ids if (piece := tokenizer.piece(token))}
-        if reading is not None:
-            kind, source = (grammar.kind.value, grammar.source) if grammar else ("", "")
+        tokenizer = self.text.tokenizer
+        kind, source = (request.grammar.kind.value, request.grammar.source) if request.grammar else ("", "")
+
+        def make() -> Grammar | None:
+            special = {piece: token for token in tokenizer.special_ids if (piece := tokenizer.piece(token))}
             with spelled(_tools_field(request)):
-                made = reading.grammar(special, kind, source)
-                grammar = grammar if made is None else Grammar(GrammarKind.LARK, made)
-        if grammar is None:
-            return None
-        call = partial(translate, grammar.kind.value, grammar.source, special)
-        return Grammar(
-            GrammarKind.LARK, call() if len(grammar.source) <= _INLINE_CHARS else await asyncio.to_thread(call)
-        )
+                made = None if reading is None else reading.grammar(special, kind, source)
+                given = (kind, source) if made is None else (GrammarKind.LARK.value, made)
+                return Grammar(GrammarKind.LARK, translate(*given, special)) if given[0] else None
+
+        inline = len(source) <= _INLINE_CHARS and not (reading is not None and reading.functions)
+        return make() if inline else await asyncio.to_thread(make)
 
     def _thinking(self, request: GenerationRequest, reading: Reading | None, held: bool) -> Thinking | None:
         """How reasoning ends, where that matters: before a grammar's text, or within a budget."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
 from penstock.server.answer import GenerationError
+from penstock.text.parsers.reading import Reading
 from tests.server.support import serving, until
 
 SCHEMAS: dict[str, Any] = {
@@ -159,3 +161,23 @@ def test_a_branch_that_fails_by_the_engines_fault_is_a_500() -> None:
     assert GenerationError("the answer left its grammar").status == 500
     assert GenerationError(None).status == 500
     assert (GenerationError(GRAMMAR_TOO_COMPLEX).status, GenerationError(NO_TOKEN_ALLOWED).status) == (400, 400)
+
+
+def test_grammars_of_many_functions_are_written_beside_the_event_loop(
+    api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop serves all streams: what is written of a request's functions is not written there."""
+    written: list[bool] = []
+    grammar = Reading.grammar
+
+    def seen(self: Reading, *given: Any) -> str | None:
+        try:
+            asyncio.get_running_loop()
+            written.append(False)
+        except RuntimeError:
+            written.append(True)
+        return grammar(self, *given)
+
+    monkeypatch.setattr(Reading, "grammar", seen)
+    api.chat.completions.create(**ASKED | {"max_tokens": 5}, tools=TOOLS, tool_choice="required")
+    assert written == [True]
