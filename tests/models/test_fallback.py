@@ -22,21 +22,20 @@ from tests.models import tiny
 from tests.models.harness import Harness, load
 
 SPECIAL: dict[str, dict[str, Any]] = {
-    "Arcee": {},
-    "Helium": {"head_dim": 6},
-    "Apertus": {"hidden_act": "xielu"},
     "BitNet": {},
-    "Vaultgemma": {"sliding_window": 7, "num_hidden_layers": 4},
+    "Apertus": {"hidden_act": "xielu"},
+    "HyperCLOVAX": {},
+    "NanoChat": {},
+    "Afmoe": {"sliding_window": 7, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2},
 }
 
 
 def save(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
     settings = {**tiny.SIZES, "head_dim": 6, **SPECIAL.get(name, {}), **fields}
-    prefix = {"Vaultgemma": "VaultGemma"}.get(name, name)
-    config = getattr(transformers, f"{prefix}Config")(**settings)
+    config = getattr(transformers, f"{name}Config")(**settings)
     config._attn_implementation = "eager"
     torch.manual_seed(0)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -80,8 +79,8 @@ def test_it_says_so(pair):
 
 def test_what_masks_in_its_own_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A model whose logits differ once its attention reads caches never serves."""
-    save("Arcee", tmp_path)
-    attention = transformers.models.arcee.modeling_arcee.ArceeAttention
+    save("BitNet", tmp_path)
+    attention = transformers.models.bitnet.modeling_bitnet.BitNetAttention
     forward = attention.forward
 
     def with_memory(self, hidden_states, *args, **kwargs):
@@ -110,7 +109,7 @@ def test_what_masks_in_its_own_way_is_refused(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_refusals(fields: dict[str, Any], reason: str, tmp_path: Path):
-    save("Arcee", tmp_path)
+    save("BitNet", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | fields))
     with pytest.raises(CheckpointError, match=reason):
@@ -125,7 +124,7 @@ def test_refusals(fields: dict[str, Any], reason: str, tmp_path: Path):
     ],
 )
 def test_weights_that_do_not_fit(change: Callable[[Any], Any], fault: str, tmp_path: Path):
-    save("Arcee", tmp_path)
+    save("BitNet", tmp_path)
     save_file(change(load_file(tmp_path / "model.safetensors")), tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=fault):
         load(tmp_path)
@@ -136,7 +135,7 @@ def test_code_in_the_folder_is_never_imported(tmp_path: Path):
     mark = tmp_path / "imported"
     code = f"open({str(mark)!r}, 'w').write('x')\n"
     own = {"auto_map": {"AutoConfig": "modeling_own.Config", "AutoModelForCausalLM": "modeling_own.Model"}}
-    for name, architecture in (("Arcee", None), ("Llama", None), ("Arcee", "OwnForCausalLM")):
+    for name, architecture in (("BitNet", None), ("Llama", None), ("BitNet", "OwnForCausalLM")):
         folder = tmp_path / f"{name}-{architecture}"
         save(name, folder)
         config = json.loads((folder / "config.json").read_text()) | own
@@ -154,10 +153,10 @@ def test_code_in_the_folder_is_never_imported(tmp_path: Path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("name", ["NemotronH", "OlmoHybrid"])
+@pytest.mark.parametrize("name", ["RecurrentGemma", "OlmoHybrid"])
 def test_what_cannot_run_is_said_before_its_sizes_are_asked_for(name: str, tmp_path: Path):
     """Configurations whose sizes are not where other models have them."""
-    save("Arcee", tmp_path)
+    save("BitNet", tmp_path)
     config = getattr(transformers, f"{name}Config")().to_dict() | {"architectures": [f"{name}ForCausalLM"]}
     for field in ("num_hidden_layers", "intermediate_size"):
         config.pop(field, None)
@@ -168,11 +167,11 @@ def test_what_cannot_run_is_said_before_its_sizes_are_asked_for(name: str, tmp_p
 
 def test_an_engine_says_so(tmp_path: Path):
     """The notes of its start name transformers."""
-    save("Arcee", tmp_path)
+    save("BitNet", tmp_path)
     options = EngineOptions(model=str(tmp_path), dtype="float32", max_model_len=64, kv_blocks=64, pack_cache="off")
     prepared = prepare(options)
     (note,) = [note for note in prepared.settings if note.name == "layers"]
-    assert note.value == f"transformers {transformers.__version__}" and "ArceeForCausalLM" in note.reason
+    assert note.value == f"transformers {transformers.__version__}" and "BitNetForCausalLM" in note.reason
     prepared, kv_types, _ = assemble.load(prepared)
     _, executor = assemble.make_runner(prepared, kv_types, 4)
     assert executor.describe.startswith("layer by layer")

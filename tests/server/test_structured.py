@@ -232,7 +232,7 @@ def test_streams_and_log_probabilities_bring_the_same_document(grammars: Serving
 
 
 def test_several_answers_and_the_best_of_several_fit(grammars: Serving) -> None:
-    several = post(grammars, n=3, temperature=1, guided_json=SCHEMA).json()["choices"]
+    several = post(grammars, n=12, temperature=1, guided_json=SCHEMA).json()["choices"]
     texts = {choice["message"]["content"] for choice in several}
     best = content(post(grammars, "/v1/completions", best_of=3, temperature=1, guided_json=SCHEMA))
     for document in (*texts, best):
