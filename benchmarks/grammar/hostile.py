@@ -137,7 +137,7 @@ async def attack(server: ServerChild, streams: int, senders: int, count: int, se
         async def one() -> None:
             while phase.statuses.total() < count:
                 await send(client, phase, next(fresh))
-                if phase.statuses.total() % 500 == 0:
+                if phase.statuses.total() % max(1, count // 200) == 0:
                     memory.append((time.monotonic(), engine.memory_info().rss))
 
         await asyncio.gather(*(one() for _ in range(senders)))
