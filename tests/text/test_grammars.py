@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.text.grammar.lark import sequence
 from penstock.text.grammar.plain import plain_schema
@@ -242,3 +244,19 @@ def test_control_tokens_in_texts_are_tokens() -> None:
     text = translate("structural_tag", json.dumps(OLDER | {"triggers": ["<f=a>", "<f=b>"]}), {"<f=a>": 3})
     assert "<[3]>" in text
     assert '"<f=b>"' in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [
+        ("gbnf", lambda count: "root ::= " + " | ".join(f'"a{i}"' for i in range(count // 2))),
+        (
+            "json_schema",
+            lambda count: json.dumps({"properties": {f"a{i}": {"type": "null"} for i in range(count // 2)}}),
+        ),
+    ],
+)
+def test_grammars_of_more_parts_than_are_read_in_a_moment_are_refused(kind: str, write: Callable[[int], str]) -> None:
+    translate(kind, write(limits.MAX_GRAMMAR_PARTS - 100))
+    with pytest.raises(RequestError, match=f"more than the {limits.MAX_GRAMMAR_PARTS}"):
+        translate(kind, write(limits.MAX_GRAMMAR_PARTS + 100))

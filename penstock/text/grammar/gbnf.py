@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from penstock.config import limits
@@ -68,7 +69,9 @@ class _Reader:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._tokens = list(self._cut())
+        self._tokens = list(islice(self._cut(), limits.MAX_GRAMMAR_PARTS + 2))  # and the end
+        if len(self._tokens) > limits.MAX_GRAMMAR_PARTS + 1:
+            raise _refused(f"grammar has more than the {limits.MAX_GRAMMAR_PARTS} words and marks allowed.")
         self._next = 0
         self._depth = 0
 

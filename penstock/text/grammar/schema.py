@@ -48,8 +48,12 @@ def _refused(message: str) -> RequestError:
 
 def _check_size(schema: dict[str, Any]) -> None:
     stack: list[tuple[Any, int]] = [(schema, 1)]
+    seen = 0
     while stack:
         value, depth = stack.pop()
+        seen += 1
+        if seen > limits.MAX_GRAMMAR_PARTS:
+            raise _refused(f"the JSON schema has more than the {limits.MAX_GRAMMAR_PARTS} values allowed.")
         if depth > limits.MAX_GRAMMAR_DEPTH:
             raise _refused(f"the JSON schema is nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
         if isinstance(value, list):
