@@ -349,6 +349,7 @@ def compute_mask(matcher: LLMatcher, row: npt.NDArray[np.uint32]) -> npt.NDArray
 # How the library's messages begin that do not name the keyword they are about.
 _KEYWORDS: Final = (("regex parse error", "pattern"), ("Resource ", "$ref"), ("Unknown format", "format"))
 _NO_TEXT: Final = "NoExtension"  # what the library says where nothing can follow
+_EXCERPT: Final = re.compile(r"\s*(\d+ \| |\^\s*$)")  # of the rules, which mostly were written here, not by the client
 _BROKEN: Final = re.compile(r"^\s*panic:|panicked at|stack backtrace:|RUST_BACKTRACE|\w\.rs:\d+", re.MULTILINE)
 _UNCOMPILED: Final = (
     "the grammar could not be compiled, mostly for its size or its nesting; write it with fewer rules and smaller "
@@ -361,7 +362,7 @@ def explained(error: str) -> str:
     if _BROKEN.search(error):
         _log.warning("a grammar broke its compiler: %s", error[:400])
         return _UNCOMPILED
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    lines = [line.strip() for line in error.splitlines() if line.strip() and not _EXCERPT.match(line)]
     text = " ".join(lines)[:400]
     for begin, keyword in _KEYWORDS:
         if text.startswith(begin):

@@ -181,3 +181,21 @@ def test_grammars_of_many_functions_are_written_beside_the_event_loop(
     monkeypatch.setattr(Reading, "grammar", seen)
     api.chat.completions.create(**ASKED | {"max_tokens": 5}, tools=TOOLS, tool_choice="required")
     assert written == [True]
+
+
+@pytest.mark.parametrize("choice", ["required", named("g")], ids=["required", "named"])
+def test_a_schema_that_is_refused_is_told_with_its_tool(api: openai.OpenAI, choice: Any) -> None:
+    counted = {"type": "object", "properties": {"a": {"type": "object", "minProperties": 5}}, "required": ["a"]}
+    tool: Any = {"type": "function", "function": {"name": "g", "parameters": counted}}
+    with pytest.raises(
+        openai.BadRequestError, match=r"tools\[2\]\.function\.parameters: minProperties is 5"
+    ) as refused:
+        api.chat.completions.create(**ASKED, tools=[*TOOLS, tool], tool_choice=choice)
+    assert refused.value.param == "tools[2].function.parameters"
+
+
+def test_refusals_do_not_show_the_rules_written_for_tools(api: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "wave"}}}}}
+    with pytest.raises(openai.BadRequestError, match="Invalid type: wave") as refused:
+        api.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
+    assert not any(word in str(refused.value) for word in ("%json", "x-guidance", "r2"))

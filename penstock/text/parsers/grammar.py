@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from penstock.config.errors import RequestError
 from penstock.text.grammar import lark
 from penstock.text.grammar.schema import OPTIONS, compact_schema
 from penstock.text.parsers.format import AnswerFormat, CallsFormat, Syntax, places
@@ -36,11 +38,15 @@ _MAX_DEPTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function an answer may call; its arguments follow the schema if `held`, else they are any object."""
+    """A function an answer may call; its arguments follow the schema if `held`, else they are any object.
+
+    `field` is where the request has the schema, for refusals.
+    """
 
     name: str
     schema: Any
     held: bool = True
+    field: str = "tools"
 
 
 def calls_grammar(
@@ -170,6 +176,10 @@ class _Writer:
 
     def _call(self, function: Function) -> _Parts:
         """One call of a function."""
+        with _about(function):
+            return self._written(function)
+
+    def _written(self, function: Function) -> _Parts:
         schema = function.schema if function.held else _ANYTHING
         schema = _closed(schema) if isinstance(schema, Mapping) else _NOTHING
         if "{object}" in self.calls.call:
@@ -300,6 +310,16 @@ class _Writer:
             lists = f'"[" (any_gemma ("," any_gemma)*)? "]" | "{{" ({pair} ("," {pair})*)? "}}"'
             self._rules.append(f"any_gemma: {scalar} | {text} | {lists}")
         return "any_gemma"
+
+
+@contextmanager
+def _about(function: Function) -> Iterator[None]:
+    """Refusals within are of this function's schema."""
+    try:
+        yield
+    except RequestError as error:
+        message = f"{function.field}: {error}"
+        raise RequestError(message, param=function.field, code="invalid_function_parameters") from error
 
 
 def _json(schema: Any) -> str:

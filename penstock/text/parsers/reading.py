@@ -195,10 +195,13 @@ def _document(kind: str, source: str) -> Any:
 
 
 def _functions(tools: Sequence[Mapping[str, Any]], must: bool, name: str) -> tuple[Function, ...]:
-    declared = [tool.get("function", tool) for tool in tools]
+    declared = [
+        (tool.get("function", tool), f"tools[{index}].{'function.' if 'function' in tool else ''}parameters")
+        for index, tool in enumerate(tools)
+    ]
     return tuple(
-        Function(function["name"], function.get("parameters"), must or function.get("strict") is True)
-        for function in declared
+        Function(function["name"], function.get("parameters"), must or function.get("strict") is True, field)
+        for function, field in declared
         if not name or function["name"] == name
     )
 
