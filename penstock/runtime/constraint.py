@@ -33,15 +33,18 @@ class Constraint:
         thinking: how the reasoning ends; None if there is none.
         sampling: the request's parameters.
         eos_ids: tokens that end an answer, the usual one first.
-
-    Attributes:
-        strikes: masks that took too long to make.
+        tally: masks that took too long to make, one number, which all branches of a request share.
     """
 
     def __init__(
-        self, matcher: LLMatcher | None, thinking: Thinking | None, sampling: SamplingParams, eos_ids: Sequence[int]
+        self,
+        matcher: LLMatcher | None,
+        thinking: Thinking | None,
+        sampling: SamplingParams,
+        eos_ids: Sequence[int],
+        tally: list[int] | None = None,
     ) -> None:
-        self.strikes = 0
+        self._tally = [0] if tally is None else tally
         self._matcher = matcher
         self._thinking = thinking
         self._sampling = sampling
@@ -55,6 +58,15 @@ class Constraint:
         self._closed = 0 if thinking is None else -1  # where what follows it begins
         self._must: list[int] = []  # the tokens that come next, no other being allowed
         self._look_ahead()
+
+    @property
+    def strikes(self) -> int:
+        """Masks of the request that took too long to make."""
+        return self._tally[0]
+
+    def strike(self) -> None:
+        """Counts a mask that took too long."""
+        self._tally[0] += 1
 
     @property
     def idle(self) -> bool:

@@ -67,7 +67,8 @@ class Masks:
             for matcher, place in wanted:
                 since = thread_time()
                 compute_mask(matcher, made[place])
-                constraints[place].strikes += thread_time() - since > _SLOW_S
+                if thread_time() - since > _SLOW_S:
+                    constraints[place].strike()
         elif together is not None and len(wanted) > 1:
             together.unsafe_compute_mask_ptr(wanted, address, size, len(made))
         else:
@@ -98,6 +99,7 @@ class _Request:
         job: its grammar's, None without one.
         branches: constraints of its branches, by number, made as they enter the batch.
         finished: branches that ended.
+        tally: masks that took too long, of all branches.
     """
 
     request: EngineRequest
@@ -105,6 +107,7 @@ class _Request:
     matcher: LLMatcher | None = None
     branches: dict[int, Constraint] = field(default_factory=dict)
     finished: int = 0
+    tally: list[int] = field(default_factory=lambda: [0])
 
 
 class Constraints:
@@ -218,7 +221,7 @@ class Constraints:
             return None
         before = self._masks.seconds if self._masks is not None else 0.0
         if before < _CHEAP_S or plan.step % _RETRY_STEPS == 0:  # handing them over would cost more than they do
-            self._masks = Masks(self._words, masked)
+            self._masks = Masks(self._words, masked, timed=True)
             return self._masks
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "penstock-masks")
@@ -231,7 +234,7 @@ class Constraints:
         if found is None:
             matcher = None if live.matcher is None else live.matcher.deep_copy()
             eos_ids = () if self._compiler is None or matcher is None else self._compiler.vocabulary.eos_ids
-            found = Constraint(matcher, live.request.thinking, live.request.sampling, eos_ids)
+            found = Constraint(matcher, live.request.thinking, live.request.sampling, eos_ids, live.tally)
             found.replay(new.generated_ids)
             live.branches[new.branch] = found
         return found

@@ -354,6 +354,21 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_own_branch_alone(
             slow.take([TEXTS.index("a")])
 
 
+def test_slow_masks_are_counted_for_all_branches_of_a_request_and_where_they_are_made_at_once(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr(constraints, "thread_time", lambda: next(clock))  # each mask takes a second
+    made, tally = matcher(compiler, "regex", "[ab]+"), [0]
+    branches = {row: Constraint(made.deep_copy(), None, SamplingParams(), (EOS,), tally) for row in range(3)}
+    for _ in range(6):
+        Masks((SIZE + 31) // 32, branches, timed=True).of([0, 1, 2])
+    assert {branch.strikes for branch in branches.values()} == {18}
+    for branch in branches.values():
+        with pytest.raises(RequestError, match="too complex"):
+            branch.take([TEXTS.index("a")])
+
+
 def test_masks_come_in_the_order_asked_for_with_all_ones_for_free_rows(compiler: GrammarCompiler) -> None:
     held = {row: constraint(compiler, "choice", json.dumps([word])) for row, word in ((4, "yes"), (2, "no"))}
     with ThreadPoolExecutor(1) as pool:
