@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -75,18 +76,24 @@ class Jobs:
     def start(self, name: str, job: Job, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs `work`, which tells the job's events; whoever stops the server waits for it as for a request."""
 
-        async def tracked() -> None:
-            with self._lifecycle.track():
-                try:
-                    await work()
-                except Exception:
-                    logging.getLogger("penstock.server").exception("work in the background failed")
-                finally:
-                    del self._running[name]
+        async def logged() -> None:
+            try:
+                await work()
+            except Exception:
+                logging.getLogger("penstock.server").exception("work in the background failed")
+
+        held = contextlib.ExitStack()
+        held.enter_context(self._lifecycle.track())
+        held.callback(self._running.pop, name)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            held.close()
+            job._wake()
 
         self._running[name] = job
-        job._task = asyncio.create_task(tracked())
-        job._task.add_done_callback(lambda _: job._wake())
+        job._task = asyncio.create_task(logged())
+        # Not in the task itself: one that is cancelled before its first turn never runs a line.
+        job._task.add_done_callback(ended)
 
     async def aclose(self) -> None:
         """Ends all that run."""

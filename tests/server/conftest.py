@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.text_pipeline import TextPipeline
-from tests.server.support import Running, running
+from tests.server.support import Running, running, until
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +26,7 @@ def module_server(text: TextPipeline) -> Iterator[Running]:
 @pytest.fixture
 def server(module_server: Running) -> Running:
     """A running server whose runner has its default behaviour."""
+    until(lambda: module_server.lifecycle.in_flight == 0)  # what a test left in the background has not begun, perhaps
     module_server.until_idle()
     module_server.runner.reset()
     return module_server
