@@ -19,7 +19,8 @@ from penstock.kernels.registry import Implementation, KernelContext
 
 DEVICES = ("cuda", "interpreter")
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "norms": ("rms_norm", "layer_norm"),
+    "norms": ("rms_norm", "layer_norm", "gated_rms_norm"),
+    "streams": ("weighted_sum", "match_rms", "statistical_topk", "position_scales", "split"),
     "pointwise": ("add", "multiply", "sigmoid_gate", "soft_cap", "scale_rows", "take_rows"),
     "activations": ("activate",),
     "experts": ("route_experts", "pack_experts", "grouped_experts"),

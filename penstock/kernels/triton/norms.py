@@ -77,3 +77,48 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
             x, weight, shift, out, x.stride(0), size, eps, bias is not None, block, num_warps=warps(block)
         )
     return out
+
+
+@triton.jit
+def _gated_rms_norm(
+    x, gate, weight, out, x_stride, gate_stride, size, eps, GROUP: tl.constexpr, GATED: tl.constexpr,
+    FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Programs (row, group)."""
+    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = place < GROUP
+    column = tl.program_id(1) * GROUP + place
+    value = wide(tl.load(x + row * x_stride + column, mask=inside, other=0.0))
+    if GATED:
+        weighing = wide(tl.load(gate + row * gate_stride + column, mask=inside, other=0.0))
+        weighing = weighing / (1.0 + tl.exp(-weighing))
+        if FIRST:
+            value *= weighing
+    value = value * tl.rsqrt(tl.sum(value * value, axis=0) / GROUP + eps)
+    value *= tl.load(weight + column, mask=inside, other=0.0)
+    if GATED and not FIRST:
+        value *= weighing
+    tl.store(out + row * size + column, narrow(value, out.dtype.element_ty), mask=inside)
+
+
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    group_size: int | None = None,
+    gate_first: bool = False,
+) -> Tensor:
+    """As kernels.api.GatedRmsNorm."""
+    rows, size = x.shape
+    group = group_size or size
+    x = x if x.stride(1) == 1 else x.contiguous()
+    given = x if gate is None else gate if gate.stride(1) == 1 else gate.contiguous()
+    out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    if rows:
+        block = triton.next_power_of_2(group)
+        _gated_rms_norm[(rows, size // group)](
+            x, given, weight, out, x.stride(0), given.stride(0), size, eps, group, gate is not None, gate_first, block,
+            num_warps=warps(block),
+        )  # fmt: skip
+    return out

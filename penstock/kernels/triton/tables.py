@@ -41,11 +41,11 @@ def _look_up(
 def embedding(numbers: Tensor, table: Packed, scale: float = 1.0, *, dtype: torch.dtype) -> Tensor:
     """As kernels.api.Embedding; rows of coded tables are of type `dtype`."""
     (part,) = table.parts
-    factor = torch.tensor(scale, dtype=dtype)
+    factor = float(torch.tensor(scale, dtype=dtype))  # stays on the host
     if isinstance(part, Tensor):
         rows = part.index_select(0, numbers)
     elif isinstance(part, Planes) and part.order is None:
-        return _coded_rows(numbers, part, float(factor), dtype)
+        return _coded_rows(numbers, part, factor, dtype)
     elif isinstance(part, Planes):
         raise ValueError(
             "a table whose inputs are sorted by importance cannot be looked up; use one in another format."
@@ -53,7 +53,7 @@ def embedding(numbers: Tensor, table: Packed, scale: float = 1.0, *, dtype: torc
     else:
         scales = part.scales[:, numbers].t().repeat_interleave(TILE if part.tiled else part.inputs, dim=1)
         rows = (part.values[numbers].float() * scales[:, : part.inputs]).to(dtype)
-    return rows if scale == 1.0 else rows * factor.to(rows.device)
+    return rows if scale == 1.0 else rows * factor
 
 
 def _coded_rows(numbers: Tensor, part: Planes, factor: float, dtype: torch.dtype) -> Tensor:

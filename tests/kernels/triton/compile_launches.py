@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.kernels.sampling import RowSettings
-from penstock.kernels.triton import adapters, experts, linear, packing, sampling
+from penstock.kernels.triton import adapters, experts, linear, norms, packing, sampling, streams
 from tests.kernels.triton import matrices
 from tests.kernels.triton.compare_adapters import START, fill
 
@@ -105,6 +105,16 @@ def adapting(dtype: torch.dtype) -> None:
     )
 
 
+def on_rows(dtype: torch.dtype) -> None:
+    x = torch.zeros(3, 2048, dtype=dtype)
+    streams.weighted_sum(x, [x, x, x, x], torch.zeros(3, 4, dtype=dtype))
+    streams.match_rms(x, x, 1e-5)
+    streams.statistical_topk(x, 1.6)
+    streams.position_scales(torch.zeros(3, dtype=torch.int64), 8192.0, 0.1)
+    norms.gated_rms_norm(x, x, torch.zeros(2048), 1e-6, 128)
+    norms.gated_rms_norm(x, x, torch.zeros(2048), 1e-6, None, gate_first=True)
+
+
 def main() -> None:
     launches = Launches()
     triton.runtime.jit.JITFunction.run = lambda kernel, *args, **more: launches.run(kernel, *args, **more)
@@ -114,6 +124,7 @@ def main() -> None:
     mixtures(torch.bfloat16)
     drawing()
     adapting(torch.bfloat16)
+    on_rows(torch.bfloat16)
     print(f"{len(launches.seen)} compiled", *launches.problems, sep="\n")
 
 
