@@ -63,6 +63,8 @@ MODEL_FLAGS = (
          "Type of cached keys and values: auto, float32, bfloat16, float16, fp8, int8 or int4."),
     flag("pack_cache", str, "auto", _MEMORY,
          "Folder that keeps weights as they are packed, for faster starts; off for none.", metavar="FOLDER"),
+    flag("load_format", str, "auto", _MODEL,
+         "auto: the weights in the model's files; dummy: random ones, for which a config.json is enough."),
     flag("isa", str | None, None, _COMPUTE,
          "Force an instruction set: generic, avx2, avx512, avx512_bf16 or amx. Default: the best."),
     flag("arithmetic", str, "strict", _COMPUTE,

@@ -20,6 +20,7 @@ KV_ELEMENT_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # scal
 ISAS = ("auto", "generic", "avx2", "avx512", "avx512_bf16", "amx", "amx_emulated")
 ARITHMETICS = ("strict", "fast")
 BF16_ISAS = ("avx512_bf16",)  # they multiply a bfloat16 cache in pairs
+LOAD_FORMATS = ("auto", "dummy")
 POLICIES = ("fcfs", "priority")
 SMALL_MODEL_PARAMETERS = 50_000_000
 
@@ -123,7 +124,7 @@ def validate(options: EngineOptions) -> None:
     if options.served_model_name is not None and not options.served_model_name:
         raise _refuse("served_model_name", options.served_model_name, "a name that is not empty")
     choices = (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
-    for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("policy", POLICIES)):
+    for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), ("policy", POLICIES)):
         _one_of(options, name, allowed)
     if options.quantize is not None:
         _one_of(options, "quantize", QUANTIZE_FORMATS)

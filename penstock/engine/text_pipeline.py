@@ -14,7 +14,7 @@ from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import text_config
 from penstock.weights.generation import eos_ids, sampling_defaults, template_config
-from penstock.weights.open import open_checkpoint
+from penstock.weights.open import open_description
 from penstock.weights.pooling import Pooling, read_pooling
 
 
@@ -53,7 +53,7 @@ class TextPipeline:
             CheckpointError: nothing usable is there, or the vocabulary is larger than the model's.
             TemplateError: the chat template is unsafe or no template.
         """
-        checkpoint = open_checkpoint(model)
+        checkpoint = open_description(model)
         tokenizer = (
             Tokenizer.from_gguf(checkpoint.metadata) if checkpoint.metadata else Tokenizer.from_folder(checkpoint.path)
         )

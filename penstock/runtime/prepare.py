@@ -21,6 +21,7 @@ from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, format_bytes, plan_memory
 from penstock.weights.checkpoint import Checkpoint
+from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free_bytes
@@ -74,7 +75,8 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         ConfigError: an option cannot be honoured; MemoryPlanError: it does not fit.
     """
     machine = machine or measure_machine()
-    checkpoint = open_checkpoint(options.model)
+    dummy = options.load_format == "dummy"
+    checkpoint = open_dummy(options.model) if dummy else open_checkpoint(options.model)
     check_architecture(checkpoint.config)
     facts = model_facts(checkpoint)
     resolved = resolve(options, facts, machine)
@@ -194,6 +196,8 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
     folder = pack_folder(options.pack_cache)
     if folder is None:
         return None, "switched off"
+    if options.load_format == "dummy":
+        return None, "random weights need no file"
     if not packs_natively(prepared.kernels):
         return None, "the kernels in use take plain weights"
     size = prepared.facts.file_bytes

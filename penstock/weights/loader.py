@@ -24,6 +24,7 @@ from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
 from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint, text_config
+from penstock.weights.dummy import DummyCheckpoint, random_matrices
 from penstock.weights.pack_cache import PackedFile
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,10 @@ def load_weights(
         if weight.pack is None:
             weight.fill((reader.whole(weight, found, torch.float32 if weight.keep_float32 else dtype).to(device),))
         elif cache is None or not cache.restore(weight):
-            parts = reader.matrices(weight, found, dtype)
+            if isinstance(checkpoint, DummyCheckpoint):
+                parts = random_matrices(weight, dtype, device, quantize and _request(quantize, weight))
+            else:
+                parts = reader.matrices(weight, found, dtype)
             _pack(weight, found, [part.to(device) if isinstance(part, Tensor) else part for part in parts])
             if cache is not None:
                 cache.keep(weight)
@@ -264,8 +268,9 @@ class _Reader:
         else:
             self._meter.count(_size(source, self._checkpoint))
             stored = stored if source.part.rows is None else take_rows(stored, source.part.rows)
-        if self._quantize is not None and isinstance(stored, Plain) and weight.on_request != "kept":
-            stored = self._quantized(_request(self._quantize, weight), source, stored)
+        asked = self._quantize and _request(self._quantize, weight)
+        if asked and isinstance(stored, Plain):
+            stored = self._quantized(asked, source, stored)
         if weight.packable is not None and weight.packable(stored) is None:
             return stored
         return canonical_tensor(stored, dtype)
@@ -297,8 +302,10 @@ class _Reader:
         return tensor if part.transform is None else part.transform(tensor)
 
 
-def _request(format: str, weight: Weight) -> str:
-    """The format a weight gets where `format` was asked for."""
+def _request(format: str, weight: Weight) -> str | None:
+    """The format a weight gets where `format` was asked for; None where it stays as it is."""
+    if weight.on_request == "kept":
+        return None
     return "q8_0" if weight.on_request == "eight bits" and format not in ("f32", "bf16", "f16") else format
 
 

@@ -8,7 +8,7 @@ from penstock.config.errors import CheckpointError
 from penstock.config.names import BUNDLED_MODEL
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.readers.gguf import open_gguf, shard_paths
-from penstock.weights.readers.safetensors import open_safetensors
+from penstock.weights.readers.safetensors import describe_folder, open_safetensors
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -70,3 +70,15 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             "made for example with transformers' save_pretrained."
         )
     raise CheckpointError(f"{path} is no model Penstock reads: a Hugging Face folder or a .gguf file is needed.")
+
+
+def open_description(path: str | Path) -> Checkpoint:
+    """Opens what a model's files say beside its weights, which a Hugging Face folder may lack.
+
+    Raises:
+        CheckpointError: as `open_checkpoint`.
+    """
+    folder = Path(path).expanduser()
+    if not (folder / "config.json").is_file() or any(folder.glob("*.safetensors")) or any(folder.glob("*.gguf")):
+        return open_checkpoint(path)
+    return describe_folder(folder)

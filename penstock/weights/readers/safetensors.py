@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard
@@ -225,11 +225,11 @@ def _dense_modules(folder: Path, config: dict[str, Any], stored: dict[str, Store
         config["dense_layers"] = layers
 
 
-def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
-    """Opens a Hugging Face folder.
+def describe_folder(folder: Path) -> SafetensorsCheckpoint:
+    """What a Hugging Face folder says beside its weights: of tensors there are none.
 
     Raises:
-        CheckpointError: no config.json, no safetensors weights, or any of the files is damaged.
+        CheckpointError: no config.json, or a damaged file.
     """
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json, which says what model it is. Download it as well.")
@@ -237,15 +237,31 @@ def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
     _quantisation(folder, config)
     tokenizer_config = read_object(folder / "tokenizer_config.json", missing_ok=True)
     _chat_templates(folder, tokenizer_config)
-    stored = _weight_files(folder)
-    _dense_modules(folder, config, stored)
-    untie(config, stored)
     return SafetensorsCheckpoint(
         path=folder,
         config=config,
         generation_config=read_object(folder / "generation_config.json", missing_ok=True),
         tokenizer_config=tokenizer_config,
         metadata=MappingProxyType({}),
+        tensors=MappingProxyType({}),
+        _data={},
+    )
+
+
+def open_safetensors(folder: Path) -> SafetensorsCheckpoint:
+    """Opens a Hugging Face folder.
+
+    Raises:
+        CheckpointError: no config.json, no safetensors weights, or any of the files is damaged.
+    """
+    described = describe_folder(folder)
+    config = dict(described.config)
+    stored = _weight_files(folder)
+    _dense_modules(folder, config, stored)
+    untie(config, stored)
+    return replace(
+        described,
+        config=config,
         tensors=MappingProxyType({name: tensor.info for name, tensor in stored.items()}),
         _data={name: tensor.data for name, tensor in stored.items()},
     )
