@@ -26,6 +26,8 @@ class EngineOptions:
             ("amx_emulated", for tests, computes the same slowly).
         arithmetic: "strict": one for all rows of a weight; "fast": where there are matrix units, they multiply prompt
             tokens, and generated ones are multiplied as integers.
+        batch_invariant: all products by kernels whose sums have one order however many rows a step has: on a GPU plain
+            weights too, which otherwise torch multiplies. What no such kernel serves is refused.
         threads: threads of native and torch kernels; None takes the cores this process may use.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
         max_num_seqs: most branches in one step; None derives it.
@@ -53,6 +55,7 @@ class EngineOptions:
     quantize: str | None = None
     isa: str = "auto"
     arithmetic: str = "strict"
+    batch_invariant: bool = False
     threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None

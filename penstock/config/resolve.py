@@ -138,8 +138,9 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "kv_blocks", 2, 2**31 - 1)
     _integer(options, "depth", 0, 1, optional=False)
     _integer(options, "seed", -(2**63), 2**64 - 1, optional=False)
-    if not isinstance(options.enable_prefix_caching, bool):
-        raise _refuse("enable_prefix_caching", options.enable_prefix_caching, "true, false")
+    for name in ("enable_prefix_caching", "batch_invariant"):
+        if not isinstance(getattr(options, name), bool):
+            raise _refuse(name, getattr(options, name), "true, false")
 
 
 def _name(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:

@@ -58,6 +58,8 @@ def pack_experts(parts: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
 def _refuse(context: KernelContext) -> str | None:
     if context.prefer_reference:
         return "the reference is preferred"
+    if context.batch_invariant:
+        return "may round differently with the number of rows"
     if context.device != "cpu":
         return f"runs on cpu, not {context.device}"
     if context.dtype not in ("float32", "bfloat16"):

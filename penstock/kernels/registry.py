@@ -70,6 +70,8 @@ def choose(op: str, candidates: Iterable[Implementation], context: KernelContext
         refused.append((candidate.name, reason))
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refused) or "no implementation is registered"
     asked = f"device {context.device}, dtype {context.dtype}, isa {context.isa}, KV cache {context.kv_type}"
+    invariant = ", and --batch-invariant out" if context.batch_invariant else ""
     raise ConfigError(
-        f"nothing here can compute {op} for {asked}: {reasons}. Leave --dtype, --isa and --kv-cache-dtype at auto."
+        f"nothing here can compute {op} for {asked}: {reasons}. Leave --dtype, --isa and --kv-cache-dtype at auto"
+        f"{invariant}."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.config.resolve import Decision
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cpu import native
+from penstock.kernels.triton import FIXED_ORDER
 from penstock.runtime.prepare import packs_natively
 
 STRICT = (
@@ -15,6 +16,11 @@ FAST = (
     "fast: tokens and log-probabilities depend only on the request, its seed and which tokens of its prompt are cached "
     "from when they were generated, to the bit; not on batch, chunking, preemption or threads"
 )
+BATCH_INVARIANT = (
+    "batch-invariant: a step's results for a request are the same to the bit whatever else is in the step; a token "
+    "computed among at most eight of its request's agrees with the same one in a longer chunk up to rounding, so that "
+    "chunking, prefix hits and preemption may change tokens at ties within it"
+)
 ROUNDING = (
     "scheduling, cache and sampling are exact; torch's matrix products may round differently with the number of rows "
     "in a step, so that logits agree to float rounding and tokens except at ties within it"
@@ -24,8 +30,13 @@ ROUNDING = (
 def guarantee(kernels: KernelSet, fast: bool = False) -> str:
     """The level in use, in a sentence; `fast`: tokens are multiplied by their kind."""
     if not packs_natively(kernels):
-        return ROUNDING
+        return BATCH_INVARIANT if _in_fixed_order(kernels) else ROUNDING
     return FAST if fast else STRICT
+
+
+def _in_fixed_order(kernels: KernelSet) -> bool:
+    """Whether kernels of Triton multiply plain weights, and not torch."""
+    return next(choice for choice in kernels.choices if choice.op == "linear").chosen.name.endswith(FIXED_ORDER)
 
 
 def level_notes(wanted: str, fast: bool) -> tuple[Decision, ...]:

@@ -95,7 +95,14 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         kv_blocks=concrete.kv_blocks,
         enable_prefix_caching=concrete.enable_prefix_caching,
     )
-    kernels = resolve_kernels(KernelContext(concrete.device, concrete.dtype, concrete.isa, concrete.kv_cache_dtype))
+    context = KernelContext(
+        concrete.device,
+        concrete.dtype,
+        concrete.isa,
+        concrete.kv_cache_dtype,
+        batch_invariant=concrete.batch_invariant,
+    )
+    kernels = resolve_kernels(context)
 
     def declare(max_model_len: int) -> Model:
         with torch.device(concrete.torch_device):  # where its constants are made

@@ -18,6 +18,7 @@ from penstock.config.environment import interpret_triton
 from penstock.kernels.registry import Implementation, KernelContext
 
 DEVICES = ("cuda", "interpreter")
+FIXED_ORDER = "fixed order"  # ends the names of products that are torch's unless results must not depend on rows
 FAMILIES: dict[str, tuple[str, ...]] = {
     "norms": ("rms_norm", "layer_norm", "gated_rms_norm"),
     "streams": ("weighted_sum", "match_rms", "statistical_topk", "position_scales", "split"),

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Implementation, KernelContext
-from penstock.kernels.triton import packing
+from penstock.kernels.triton import FIXED_ORDER, packing
 from penstock.kernels.triton.activations import check, gate
 from penstock.kernels.triton.packing import Packed, packable
 from penstock.kernels.triton.products import multiply
@@ -86,7 +86,7 @@ def variants(name: str) -> tuple[Implementation, ...]:
     return (
         *lookups,
         *(
-            Implementation(op, f"{name}, fixed order", partial(run, fixed=True), _unless_fixed)
+            Implementation(op, f"{name}, {FIXED_ORDER}", partial(run, fixed=True), _unless_fixed)
             for op, run in fixed.items()
         ),
     )

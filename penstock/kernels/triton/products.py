@@ -19,6 +19,7 @@ _LEAST_SEGMENT = 512  # inputs, below which a segment costs more than it brings
 Gating = tuple[str, float, float]  # activation, alpha and limit, as in kernels.api.GatedLinear
 _FINISH = 1024
 _NEAR = 8  # tiles of rows that take turns over a weight
+_MANY = 1024  # rows from which on tiles of plain weights are as large as registers allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _shape(part: Part, rows: int) -> Shape:
         return Shape(128 if rows == 64 else 64, rows, PLANES * part.span, warps, 2 if rows == 128 else 3)
     if isinstance(part, Eights):
         return Shape(128 if rows >= 64 and not part.tiled else 64, rows, TILE, warps, 4)
-    return Shape(128 if rows >= 64 else 64, rows, 64, warps, 4)
+    return Shape(128 if rows >= 64 else 64, rows, 64, warps, 3 if rows == 256 else 4)
 
 
 def _segments(outputs: int, inputs: int, block: int) -> tuple[int, int]:
@@ -120,6 +121,8 @@ def multiply(
         x = x.index_select(1, part.order)
     x, x_scales = quantized(x, part) if isinstance(part, Eights) else (x, x)
     count, size = (len(x), row_tile(len(x))) if grouped is None else (grouped.count, grouped.size)
+    if grouped is None and count >= _MANY and isinstance(part, Tensor) and part.itemsize == 2:
+        size = 256
     shape = _shape(part, size)
     segment, segments = _segments(outputs, inputs, shape.inputs)
     programs = triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)

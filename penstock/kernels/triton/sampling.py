@@ -280,13 +280,25 @@ def _sample(
     )  # fmt: skip
 
 
+def _mass(logits: Tensor, largest: Tensor) -> Tensor:
+    """Σ exp(logit - largest) of rows, [L, 1] float64; torch's sums would depend on how many rows there are."""
+    count, vocab = logits.shape
+    chunks = triton.cdiv(vocab, kernels.CHUNK.value)
+    logits = logits.contiguous()
+    sums = torch.empty(count, chunks, dtype=torch.float64, device=logits.device)
+    found = torch.empty(count, 1, dtype=torch.float64, device=logits.device)
+    kernels.mass[count, chunks](logits, largest, sums, vocab, chunks)
+    kernels.total[count,](sums, found, chunks, triton.next_power_of_2(chunks))
+    return found
+
+
 def _scored(logits: Tensor, targets: npt.NDArray[np.int64], top: int) -> tuple[npt.NDArray[Any], ...]:
     """The arrays of a LogprobTable."""
     target = torch.from_numpy(targets).to(logits.device).unsqueeze(1)
     most = logits.amax(dim=1, keepdim=True)
     failed = ~(logits < math.inf).all(dim=1) | (most.squeeze(1) == -math.inf)
     shifted = logits.double() - most.double()
-    logarithm = shifted.exp().sum(dim=1, keepdim=True).log()
+    logarithm = _mass(logits, most).log()
     own = logits.gather(1, target)
     lower = torch.arange(logits.shape[1], device=logits.device) < target
     ranks = 1 + (logits > own).sum(dim=1) + ((logits == own) & lower).sum(dim=1)

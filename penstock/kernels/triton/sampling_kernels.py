@@ -115,6 +115,22 @@ def weigh(logits, ints, floats, largest, sums, numbers, cuts, vocab, chunks, CHU
 
 
 @triton.jit
+def mass(logits, largest, sums, vocab, chunks):
+    """Of each chunk of a row of float32 logits the sum of exp(logit - the row's largest)."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    value = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+    distance = value.to(tl.float64) - tl.load(largest + row).to(tl.float64)
+    tl.store(sums + row * chunks + chunk, tl.sum(tl.exp(distance), axis=0))
+
+
+@triton.jit
+def total(sums, out, chunks, CHUNKS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    tl.store(out + row, tl.sum(_chunk_values(sums, row, chunks, 0.0, CHUNKS), axis=0))
+
+
+@triton.jit
 def _key(value, token):
     """int64 that sorts as (logit, lower id first)."""
     bits = value.to(tl.int32, bitcast=True)

@@ -98,16 +98,18 @@ def fixed_kernels(device: str, dtype: torch.dtype) -> KernelSet:
     return kernels
 
 
-def compare_row_counts(device: str, dtype: torch.dtype, name: str, inputs: int, counts: tuple[int, ...]) -> None:
-    """The same bits of a row alone and among others; `name` "plain" stands for a weight of floats."""
+def compare_row_counts(
+    device: str, dtype: torch.dtype, name: str, inputs: int, counts: tuple[int, ...], most: int | None = None
+) -> None:
+    """The same bits of a row alone and among others, `most` or as many as the largest count; "plain" is floats."""
     both, fixed = sides(device, dtype, *OPS), fixed_kernels(device, dtype)
     torch.manual_seed(inputs)
     matrix = torch.randn(130, inputs).to(dtype) if name == "plain" else (matrices.coded() | matrices.eights())[name]
-    weight, most = fixed.pack_linear([matrix]), max(counts)
+    weight, most = fixed.pack_linear([matrix]), most or max(counts)
     x = both.here(torch.randn(most, matrix.shape[1]).to(dtype))
     every = fixed.linear(x, weight)
     for count in counts:
-        for begin in {0, most - count}:
+        for begin in (0, most - count)[count % 2 :]:
             assert torch.equal(fixed.linear(x[begin : begin + count], weight), every[begin : begin + count])
     if isinstance(matrix, Tensor):
         near(both, every, x.cpu().float() @ matrix.float().t(), SPREAD[dtype])

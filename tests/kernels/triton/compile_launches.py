@@ -76,7 +76,7 @@ def products(dtype: torch.dtype) -> None:
         for rows in (1, 300) if name in ("q4_0", "fp8, blocks") else (1,):
             linear.linear(torch.zeros(rows, found[name].shape[1], dtype=dtype), weight)
     plain = linear.pack_linear([torch.zeros(4096, 4096, dtype=dtype)])
-    for rows in (1, 300):
+    for rows in (1, 300, 4096):
         linear.gated_linear(torch.zeros(rows, 4096, dtype=dtype), plain, "silu", fixed=True)
     numbers = torch.zeros(3, dtype=torch.int64)
     linear.embedding(numbers, linear.pack_table([found["q6_k"]]), dtype=dtype)
@@ -121,6 +121,7 @@ def main() -> None:
     for module in (packing, sampling, adapters):
         module.HOME = "cpu"
     products(torch.bfloat16)
+    products(torch.float32)
     mixtures(torch.bfloat16)
     drawing()
     adapting(torch.bfloat16)
