@@ -70,7 +70,7 @@ MODEL_FLAGS = (
     flag("arithmetic", str, "strict", _COMPUTE,
          "strict: one arithmetic for all rows; fast: another for generated tokens, where there are matrix units."),
     flag("batch_invariant", bool, False, _COMPUTE,
-         "Products whose bits do not depend on how many rows a step has: on GPUs by our own kernels instead of torch's.",
+         "Products whose bits do not depend on how many rows a step has: on GPUs by own kernels, not torch's.",
          "--batch-invariant/--no-batch-invariant"),
     flag("threads", int | None, None, _COMPUTE, "Threads of the kernels. Default: the cores this process may use."),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),

@@ -69,6 +69,12 @@ def _shape(part: Part, rows: int) -> Shape:
     return Shape(128 if rows >= 64 else 64, rows, 64, warps, 3 if rows == 256 else 4)
 
 
+def _whole(part: Part, count: int) -> Shape:
+    """For rows that are not grouped."""
+    large = count >= _MANY and isinstance(part, Tensor) and part.itemsize == 2
+    return _shape(part, 256 if large else row_tile(count))
+
+
 def _segments(outputs: int, inputs: int, block: int) -> tuple[int, int]:
     """Blocks of a segment, and how many segments: by the weight alone."""
     blocks = triton.cdiv(inputs, block)
@@ -120,10 +126,7 @@ def multiply(
     if isinstance(part, Planes) and part.order is not None:
         x = x.index_select(1, part.order)
     x, x_scales = quantized(x, part) if isinstance(part, Eights) else (x, x)
-    count, size = (len(x), row_tile(len(x))) if grouped is None else (grouped.count, grouped.size)
-    if grouped is None and count >= _MANY and isinstance(part, Tensor) and part.itemsize == 2:
-        size = 256
-    shape = _shape(part, size)
+    count, shape = (len(x), _whole(part, len(x))) if grouped is None else (grouped.count, _shape(part, grouped.size))
     segment, segments = _segments(outputs, inputs, shape.inputs)
     programs = triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
     programs *= triton.cdiv(outputs, shape.outputs)

@@ -1,4 +1,4 @@
-"""Engines asked for products of one order: the same bits alone and in company, and what is said where there are none."""
+"""Products of one order: engines give the same bits alone and in company; what is said where there are none."""
 
 from __future__ import annotations
 
