@@ -6,16 +6,18 @@ After sampling, tokens that have to follow become known at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
 
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
 from penstock.runtime.grammar import allows_more
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Words = npt.NDArray[np.uint32]
 ALL: Final = np.uint32(0xFFFFFFFF)

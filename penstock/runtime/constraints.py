@@ -7,16 +7,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from time import perf_counter, thread_time
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher
 
 from penstock.config.errors import RequestError
 from penstock.core.protocol import NewRow, RowResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.runtime.constraint import ALL, Constraint, Words
-from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, compute_mask
+from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, compute_mask, unavailable_reason
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
 
 Forced = Mapping[int, tuple[int, ...]]
 _SLOW_S: Final = 0.02  # a mask that takes longer keeps the other streams waiting
@@ -131,7 +133,7 @@ class Constraints:
 
     def warm(self) -> None:
         """Prepares for grammars in the background: the first one would keep the steps of others waiting for it."""
-        if self._compiler is not None:
+        if self._compiler is not None and unavailable_reason() is None:
             self._compiler.warm()
 
     @property
@@ -152,6 +154,8 @@ class Constraints:
             return False
         if self._compiler is None:
             raise RequestError("this engine takes no grammars.", param="grammar")
+        if (reason := unavailable_reason()) is not None:
+            raise RequestError(reason, param="grammar")
         self._held[request.request_id] = _Request(request, self._compiler.want(request.grammar.source))
         return True
 
@@ -224,6 +228,8 @@ class Constraints:
             self._masks = Masks(self._words, masked, timed=True)
             return self._masks
         if self._pool is None:
+            from llguidance import LLExecutor
+
             self._pool = ThreadPoolExecutor(1, "penstock-masks")
             self._together = LLExecutor()
         self._masks = Masks(self._words, masked, self._pool, self._together, timed=before > _SLOW_S)

@@ -10,16 +10,19 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 _log: Final = logging.getLogger(__name__)
 _NICE: Final = 10  # a compiling thread stands back behind those that compute
@@ -33,6 +36,14 @@ _PROBED_TOKENS: Final = 6
 _ENCODED_BYTES: Final = 1024  # of a forced text at a time: whoever asks holds the step loop
 _KEPT_TEXTS: Final = 4096  # forced texts whose tokens are kept: names of properties come again and again
 _KEPT_BYTES: Final = 256  # the longest of them
+
+
+@cache
+def unavailable_reason() -> str | None:
+    """Why no grammar can be followed here, in a sentence with the remedy, or None if they can."""
+    if find_spec("llguidance") is not None:
+        return None
+    return "structured output needs llguidance, which is not installed where the engine runs; `pip install llguidance`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ class _Tokens:
 
 def parser_limits() -> LLParserLimits:
     """What one grammar may cost, to compile and in each step."""
+    from llguidance import LLParserLimits
+
     return LLParserLimits(
         max_items_in_row=10_000,
         initial_lexer_fuel=1_000_000,
@@ -303,6 +316,8 @@ class GrammarCompiler:
 
 def matcher_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     """A vocabulary as matchers take it."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
     eos = [token for token in vocabulary.eos_ids if token < vocabulary.size]
     return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), eos_token=eos)
 
@@ -313,6 +328,8 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     Raises:
         RequestError: the grammar is wrong, cannot be met, or costs too much.
     """
+    from llguidance import LLMatcher
+
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=parser_limits())
     row = np.zeros((tokenizer.vocab_size + 31) // 32, np.uint32)
     compute_mask(matcher, row)  # finds what is forced at first, which copies then need not find in the step loop

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
-
-import msgspec
 
 from penstock.config.errors import CheckpointError
 
@@ -93,14 +92,6 @@ _SOURCE: Final = r"""
 """
 
 
-class _Config(msgspec.Struct):
-    version: str = "v3"
-
-
-class _File(msgspec.Struct):
-    config: _Config
-
-
 def mistral_template(file: Path) -> str | None:
     """Jinja source of the format that a tekken.json's version stands for; None for a version that is not known.
 
@@ -108,8 +99,10 @@ def mistral_template(file: Path) -> str | None:
         CheckpointError: the file cannot be read.
     """
     try:
-        version = msgspec.json.decode(file.read_bytes(), type=_File).config.version
-    except (OSError, msgspec.MsgspecError) as error:
+        version = str(json.loads(file.read_bytes())["config"].get("version", "v3"))
+    except KeyError as error:
+        raise CheckpointError(f"{file}: this tekken vocabulary lacks {error}. Get another copy of it.") from error
+    except Exception as error:
         raise CheckpointError(f"{file} is no usable tekken vocabulary: {error}. Get another copy of it.") from error
     number = int(version[1:]) if version[1:].isdecimal() else 0
     return f"{{%- set version = {number} -%}}{_SOURCE}" if number in _VERSIONS else None

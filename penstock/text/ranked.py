@@ -7,11 +7,11 @@ taken whole. Both are what byte-pair merges give that are sorted by the rank of 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import tokenizers
 from tokenizers import AddedToken, models
 
@@ -38,32 +38,6 @@ _TEKKEN_SPECIAL: Final = tuple(
 """Of tekken files without a list of their own."""
 
 
-class _TekkenToken(msgspec.Struct):
-    rank: int
-    token_bytes: str
-
-
-class _TekkenSpecial(msgspec.Struct):
-    rank: int
-    token_str: str
-    is_control: bool = True
-
-
-class _TekkenConfig(msgspec.Struct):
-    pattern: str
-    default_vocab_size: int
-    default_num_special_tokens: int
-    version: str = "v3"
-
-
-class Tekken(msgspec.Struct):
-    """The parts of a tekken.json that are used."""
-
-    config: _TekkenConfig
-    vocab: list[_TekkenToken]
-    special_tokens: list[_TekkenSpecial] | None = None
-
-
 def read_tekken(file: Path) -> Vocabulary:
     """Reads a tekken.json: control tokens come first, ranked tokens after them.
 
@@ -71,26 +45,27 @@ def read_tekken(file: Path) -> Vocabulary:
         CheckpointError: it cannot be read, or contradicts itself.
     """
     try:
-        tekken = msgspec.json.decode(file.read_bytes(), type=Tekken)
-        config = tekken.config
-        first, size = config.default_num_special_tokens, config.default_vocab_size
-        if not 0 <= first <= size <= min(first + len(tekken.vocab), limits.MAX_GGUF_ARRAY_ITEMS):
+        tekken = json.loads(file.read_bytes())
+        config, vocab, names = tekken["config"], tekken["vocab"], tekken.get("special_tokens")
+        first, size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])
+        if not 0 <= first <= size <= min(first + len(vocab), limits.MAX_GGUF_ARRAY_ITEMS):
             raise ValueError(
-                f"default_vocab_size is {size} with {first} control and {len(tekken.vocab)} other tokens; "
+                f"default_vocab_size is {size} with {first} control and {len(vocab)} other tokens; "
                 "allowed: at most their sum"
             )
-        names = tekken.special_tokens
         given = {i: (name, True) for i, name in enumerate(_TEKKEN_SPECIAL[:first])}
         if names is not None:
-            given = {token.rank: (token.token_str, token.is_control) for token in names}
+            given = {int(t["rank"]): (str(t["token_str"]), bool(t.get("is_control", True))) for t in names}
         special = {index: given.get(index, (f"<SPECIAL_{index}>", True)) for index in range(first)}
         if not given.keys() <= special.keys():
             raise ValueError(f"the control token of rank {max(given)} is beyond default_num_special_tokens ({first})")
-        ranked = {base64.b64decode(token.token_bytes): token.rank + first for token in tekken.vocab[: size - first]}
-        rules = PreTokenizer((config.pattern,))
+        ranked = {base64.b64decode(token["token_bytes"]): int(token["rank"]) + first for token in vocab[: size - first]}
+        rules = PreTokenizer((str(config["pattern"]),))
         return _build(ranked, special, rules, bos="<s>", eos="</s>", add_bos=True)
     except CheckpointError:
         raise
+    except KeyError as error:
+        raise CheckpointError(f"{file}: this tekken vocabulary lacks {error}. Get another copy of it.") from error
     except Exception as error:
         raise CheckpointError(f"{file} is no usable tekken vocabulary: {error}. Get another copy of it.") from error
 

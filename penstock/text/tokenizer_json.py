@@ -12,20 +12,10 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
 import tokenizers
 from tokenizers import AddedToken, models
 
-
-class _File(msgspec.Struct):
-    model: msgspec.Raw
-    added_tokens: list[dict[str, Any]] = []
-    normalizer: msgspec.Raw = msgspec.Raw(b"null")
-    pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
-    post_processor: msgspec.Raw = msgspec.Raw(b"null")
-    decoder: msgspec.Raw = msgspec.Raw(b"null")
-
-
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _SETTINGS = (
     "unk_token",
     "continuing_subword_prefix",
@@ -34,17 +24,6 @@ _SETTINGS = (
     "byte_fallback",
     "ignore_merges",
 )
-
-
-class _Bpe(msgspec.Struct, tag="BPE"):
-    vocab: dict[str, int]
-    merges: list[str | tuple[str, str]]
-    unk_token: str | None = None
-    continuing_subword_prefix: str | None = None
-    end_of_word_suffix: str | None = None
-    fuse_unk: bool = False
-    byte_fallback: bool = False
-    ignore_merges: bool = False
 
 
 def read_tokenizer_json(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
@@ -66,21 +45,23 @@ def read_tokenizer_json(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
 
 
 def _read_bpe(data: bytes) -> tuple[tokenizers.Tokenizer, int] | None:
-    file = msgspec.json.decode(data, type=_File)
-    bpe = msgspec.json.decode(file.model, type=_Bpe)
-    merges: list[Any] = bpe.merges
-    if merges and isinstance(merges[0], str):
-        merges = [tuple(line.split(" ")) for line in merges]
-    parts = {name: msgspec.json.decode(getattr(file, name)) for name in _File.__struct_fields__[2:]}
-    backend = tokenizers.Tokenizer.from_str(json.dumps({**_EMPTY, **parts}))
-    settings = {name: value for name in _SETTINGS if (value := getattr(bpe, name)) is not None}
-    backend.model = models.BPE(bpe.vocab, merges, **settings)
-    ids = [token.pop("id") for token in file.added_tokens]
-    backend.add_tokens([AddedToken(**token) for token in file.added_tokens])
-    added = {index: token["content"] for index, token in zip(ids, file.added_tokens, strict=True)}
-    if {index: token.content for index, token in backend.get_added_tokens_decoder().items()} != added:
+    if b'"BPE"' not in data:
         return None
-    return backend, max(max(bpe.vocab.values(), default=-1), max(ids, default=-1)) + 1
+    file = json.loads(data)
+    bpe = file["model"]
+    if bpe["type"] != "BPE":
+        return None
+    vocab, merges, added = bpe["vocab"], bpe["merges"], file.get("added_tokens", [])
+    split = isinstance(merges[0], list) if merges else True
+    pairs = [tuple(pair) if split else tuple(pair.split(" ")) for pair in merges]
+    backend = tokenizers.Tokenizer.from_str(json.dumps({**_EMPTY, **{name: file.get(name) for name in _PARTS}}))
+    settings = {name: value for name in _SETTINGS if (value := bpe.get(name)) is not None}
+    backend.model = models.BPE(vocab, pairs, **settings)
+    names = {token.pop("id"): token["content"] for token in added}
+    backend.add_tokens([AddedToken(**token) for token in added])
+    if {index: token.content for index, token in backend.get_added_tokens_decoder().items()} != names:
+        return None
+    return backend, max(max(vocab.values(), default=-1), max(names, default=-1)) + 1
 
 
 _EMPTY: Final[Mapping[str, Any]] = MappingProxyType(

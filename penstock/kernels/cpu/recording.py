@@ -78,6 +78,8 @@ class Recording:
     """
 
     def __init__(self, fast: bool = False) -> None:
+        if (reason := native.unavailable_reason()) is not None:
+            raise NotRecordableError(reason)
         self.fast = fast
         self.program = native.library().Program()
         self.refs: list[Any] = []
