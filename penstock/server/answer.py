@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -280,6 +281,13 @@ async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, 
         await _end((task, gone, aborted))
 
 
+async def opened(
+    request: Request, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
+) -> Answer:
+    """As `Answer.open`, for a client who may leave meanwhile."""
+    return await while_connected(Answer.open(service, requests, search), request.receive, service.lifecycle)
+
+
 async def complete(
     body: Coroutine[Any, Any, object], answer: Answer, receive: Receive, lifecycle: Lifecycle
 ) -> Response:
@@ -301,7 +309,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        close: Callable[[], Awaitable[None]],
+        close: Callable[[], Awaitable[None]] | None,
         lifecycle: Lifecycle,
         *,
         failed: Callable[[BaseException], bytes] | None = None,
@@ -334,7 +342,8 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": last})
         finally:
             await _end(tasks)
-            await self._close()
+            if self._close is not None:
+                await self._close()
 
     async def _produce(self) -> None:
         try:
@@ -372,6 +381,11 @@ def event(body: object, name: str = "") -> bytes:
     """One server-sent event, under a name where its dialect gives events names."""
     head = b"event: %s\n" % name.encode() if name else b""
     return head + b"data: " + encode_json(body) + b"\n\n"
+
+
+def typed_event(body: Mapping[str, Any]) -> bytes:
+    """One server-sent event, under the name of its type."""
+    return event(body, body["type"])
 
 
 def error_event(error: BaseException) -> bytes:

@@ -115,7 +115,7 @@ def _routers(service: Service, responses: Responses, keys: ApiKeys) -> tuple[API
         cohere_router(service),
         rerank_router(service),
         tokenize_router(service),
-        render_router(service),
+        render_router(responses, keys),
     )
 
 

@@ -14,7 +14,7 @@ from penstock.server.errors import bad_value
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
-FUNCTION_FIELDS: tuple[tuple[str, type, str], ...] = (
+_FUNCTION_FIELDS: tuple[tuple[str, type, str], ...] = (
     ("description", str, "a string"),
     ("parameters", dict, "an object"),
     ("strict", bool, "true or false"),
@@ -38,16 +38,53 @@ def checked_tools(
         function = function if isinstance(function, dict) else {}
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise bad_value(f"{where}[{index}]", tool, "an object of type 'function' with function.name")
-        check_function_name(f"{where}[{index}].function.name", function["name"])
-        for name, kind, allowed in FUNCTION_FIELDS:
-            check_kind(f"{where}[{index}].function.{name}", function.get(name), kind, allowed)
+        declared(f"{where}[{index}].function", function)
     return tuple(tools) if tools else None
 
 
-def check_function_name(where: str, name: object) -> None:
-    """Raises RequestError for a name that could not be told from the marks around it in what a model writes."""
-    if not isinstance(name, str) or not _FUNCTION_NAME.fullmatch(name):
-        raise bad_value(where, name, "1 to 128 letters, digits and any of _ - . : /")
+def declared(where: str, given: Mapping[str, Any], schema: str = "parameters") -> dict[str, Any]:
+    """A function's declaration; `schema` names the field that holds what its arguments are held to.
+
+    Raises:
+        RequestError: a field of another kind, or a name that could not be told from the marks around it in what a
+            model writes.
+    """
+    function = {"name": given.get("name")}
+    if not isinstance(function["name"], str) or not _FUNCTION_NAME.fullmatch(function["name"]):
+        raise bad_value(f"{where}.name", function["name"], "1 to 128 letters, digits and any of _ - . : /")
+    for name, kind, allowed in _FUNCTION_FIELDS:
+        sent = schema if name == "parameters" else name
+        check_kind(f"{where}.{sent}", given.get(sent), kind, allowed)
+        if given.get(sent) is not None:
+            function[name] = given[sent]
+    return function
+
+
+def chosen_tools(
+    choice: object, tools: tuple[Mapping[str, Any], ...] | None, *, parallel: bool | None
+) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
+    """The functions the model is shown, and which of them it may or must call.
+
+    Args:
+        choice: in one of OpenAI's forms, of which `allowed_tools` shows some of the functions alone.
+        tools: the functions there are.
+        parallel: whether several calls may be made, which they may if it is not said.
+
+    Raises:
+        RequestError: as `tool_choice`.
+    """
+    param = "tool_choice"
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        param = "tool_choice.allowed_tools" if "allowed_tools" in choice else "tool_choice"
+        listed = allowed.get("tools") if isinstance(allowed, dict) else None
+        if not isinstance(listed, list) or not all(isinstance(tool, dict) for tool in listed):
+            raise bad_value(f"{param}.tools", listed, "a list of tools, each with its name")
+        wanted = [tool_choice(tool, tools, param=f"{param}.tools[{i}]").name for i, tool in enumerate(listed)]
+        tools = tuple(tool for tool in tools or () if tool["function"]["name"] in wanted) or None
+        choice, param = allowed.get("mode", "auto"), f"{param}.mode"
+    chosen = tool_choice(choice, tools, parallel=parallel is not False, param=param)
+    return None if chosen.mode is ToolMode.NONE else tools, chosen
 
 
 def tool_choice(
@@ -103,6 +140,14 @@ def _message(where: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     if result.get("tool_calls") is not None:
         result["tool_calls"] = _tool_calls(f"{where}.tool_calls", result["tool_calls"])
     return result
+
+
+def string_of(where: str, given: Mapping[str, Any], name: str) -> str:
+    """A field that must be there as a string; else RequestError."""
+    value = given.get(name)
+    if not isinstance(value, str):
+        raise bad_value(f"{where}.{name}", value, "a string")
+    return value
 
 
 def check_kind(where: str, value: object, kind: type | tuple[type, ...], allowed: str) -> None:

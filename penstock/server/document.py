@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from penstock.server.errors import Dialect, dialect_of
 
+EVENTS = "text/event-stream"
 _REF = "#/components/schemas/{model}"
 _STATUSES: Mapping[str, str] = {
     "400": "The request is not acceptable; `error.param` names the field.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import time
@@ -86,6 +87,15 @@ class ResponseStore:
         """
         response, items = msgspec.json.encode(record.response), msgspec.json.encode(record.input)
         await self._run(lambda: self._put(owner, record, response, items, running))
+
+    async def keep(self, owner: str, record: Record, *, running: bool = False) -> bool:
+        """As `put`, and whether it could be done: that it could not is logged, and no reason to lose an answer."""
+        try:
+            await self.put(owner, record, running=running)
+        except sqlite3.Error:
+            logging.getLogger("penstock.server").exception("a response could not be stored")
+            return False
+        return True
 
     async def get(self, owner: str, response_id: str) -> Record | None:
         """A response that is kept, None where there is none of that owner."""

@@ -15,6 +15,7 @@ Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
 Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
+Label = Annotated[str, Field(max_length=limits.MAX_USER_CHARS)]
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
@@ -44,6 +45,15 @@ class SamplingBody(RequestBody):
         None
     )
     bad_words: Annotated[list[StopString], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+
+
+class HintedBody(SamplingBody):
+    """Hints to a hosted service, accepted because OpenAI accepts them: nothing in the answer depends on them."""
+
+    service_tier: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
 
 
 def sampling_params(body: SamplingBody, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:

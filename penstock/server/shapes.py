@@ -12,59 +12,33 @@ from penstock.config import limits
 
 FUNCTION_NAME: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,128}$"}
 """As the document has it; letters of other alphabets are taken too."""
-_TOOL: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {"type": "object", "required": ["name"], "properties": {"name": FUNCTION_NAME}},
-    },
-}
-_TEXT: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-}
-_CONTENT: list[dict[str, Any]] = [{"type": "string"}, {"type": "array", "items": _TEXT}]
-_CALL: dict[str, Any] = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "function": {
-            "type": "object",
-            "required": ["name", "arguments"],
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
-        }
-    },
-}
+STRING: dict[str, Any] = {"type": "string"}
+
+
+def an_object(required: Mapping[str, Any], optional: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """The JSON schema of an object, from those of its properties."""
+    return {"type": "object", "required": [*required], "properties": {**required, **optional}}
+
+
+TEXT_PART: dict[str, Any] = an_object({"type": {"const": "text"}, "text": STRING})
+FUNCTION_TOOL: dict[str, Any] = an_object(
+    {"type": {"const": "function"}, "function": an_object({"name": FUNCTION_NAME})}
+)
+_CONTENT: list[dict[str, Any]] = [STRING, {"type": "array", "items": TEXT_PART}]
+_CALL: dict[str, Any] = an_object({"function": an_object({"name": STRING, "arguments": STRING})})
 _MESSAGE: dict[str, Any] = {
     "anyOf": [
-        {
-            "type": "object",
-            "required": ["role", "content"],
-            "properties": {"role": {"enum": ["system", "developer", "user", "tool"]}, "content": {"anyOf": _CONTENT}},
-        },
-        {
-            "type": "object",
-            "required": ["role", "content"],
-            "properties": {
-                "role": {"const": "assistant"},
-                "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
-                "tool_calls": {"type": "array", "items": _CALL},
-            },
-        },
+        an_object({"role": {"enum": ["system", "developer", "user", "tool"]}, "content": {"anyOf": _CONTENT}}),
+        an_object(
+            {"role": {"const": "assistant"}, "content": {"anyOf": [*_CONTENT, {"type": "null"}]}},
+            {"tool_calls": {"type": "array", "items": _CALL}},
+        ),
     ]
 }
-Messages = Annotated[
-    list[dict[str, Any]],
-    Field(min_length=1, max_length=limits.MAX_MESSAGES),
-    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": limits.MAX_MESSAGES}),
-]
-Tools = Annotated[
-    list[dict[str, Any]],
-    Field(max_length=limits.MAX_TOOLS),
-    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
-]
+Message = Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
+Tool = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
+Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _IDS: dict[str, Any] = {
     "type": "array",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 
 from tests.architecture.source import ROOT, modules
 
@@ -10,6 +11,7 @@ MAX_FILE = 500
 MAX_KERNEL_FILE = 800
 MAX_FUNCTION = 60
 MAX_CORE_AND_ENGINE = 3200  # see docs/architecture.md
+MAX_DIALECT = 600
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -39,6 +41,16 @@ def test_core_and_engine_fit_in_a_head() -> None:
     """Counted in lines of code: documentation is not to be traded for room."""
     sizes = {part: sum(m.code_lines for m in modules() if m.part == part) for part in ("core", "engine")}
     assert sum(sizes.values()) <= MAX_CORE_AND_ENGINE, sizes
+
+
+def test_dialects_are_short() -> None:
+    """Each a folder or a file; counted in lines of code as well."""
+    sizes: Counter[str] = Counter()
+    for module in modules():
+        if module.within("penstock.server.dialects") and module.name != "penstock.server.dialects":
+            sizes[module.name.split(".")[3]] += module.code_lines
+    assert {"openai", "responses", "anthropic", "ollama", "embeddings"} <= sizes.keys()
+    assert {name: size for name, size in sizes.items() if size > MAX_DIALECT} == {}
 
 
 def test_names_say_what_a_file_is_for() -> None:

@@ -24,9 +24,8 @@ from penstock.server.dialects.responses.schema import ResponsesBody
 from penstock.server.dialects.responses.translate import Call, prompt_request
 
 ANSWER: Any = SimpleNamespace(prompt_tokens=10, cached_tokens=4)
-FRONTEND: Any = SimpleNamespace(
-    served_name="m", piece=lambda token: f"<{token}>", token_bytes=lambda token: b"<%d>" % token
-)
+FRONTEND: Any = SimpleNamespace(piece=lambda token: f"<{token}>", token_bytes=lambda token: b"<%d>" % token)
+SERVICE: Any = SimpleNamespace(model="m", frontend=FRONTEND)
 THOUGHT, TEXT, ARGUMENTS = "Let me see. It is for two.", "I look it up — a moment.", json.dumps({"city": "Zürich"})
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("find", "book")]
@@ -36,7 +35,7 @@ def composer(logprobs: int | None = None, **body: Any) -> Composer:
     asked = ResponsesBody(input="Hi", tools=TOOLS, **body)
     items = checked_items(asked.input, (), {}, "abc")
     request = prompt_request(asked, items, "abc", SamplingParams(max_tokens=99, logprobs=logprobs))
-    return Composer(Call("resp_abc", "", asked, tuple(items), request), FRONTEND)
+    return Composer(Call("resp_abc", "", asked, tuple(items), request), SERVICE)
 
 
 def pieces(text: str, cut: random.Random) -> list[str]:
@@ -58,7 +57,7 @@ def told(made: Composer, given: list[Delta], error: Exception | None = None) -> 
     events = [made.status("created"), made.status("in_progress")]
     for delta in given:
         events += made.take(delta)
-    events += made.finish() if error is None else made.fail(error)
+    events += made.finish(error)
     made.count(ANSWER)
     return [*events, made.end()]
 

@@ -130,6 +130,13 @@ def test_the_choice_of_tools() -> None:
     assert chat(tools=[TOOL], tool_choice=named).requests[0].tool_choice == ToolChoice(ToolMode.NAMED, "book", False)
 
 
+def test_a_choice_may_show_the_model_some_of_the_tools_alone() -> None:
+    other = function("look")
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [other]}}
+    request = chat(tools=[TOOL, other], tool_choice=allowed).requests[0]
+    assert (request.tools, request.tool_choice) == ((other,), ToolChoice(ToolMode.REQUIRED))
+
+
 def test_functions_are_tools_of_old() -> None:
     call = chat(functions=[TOOL["function"]], function_call={"name": "book"})
     assert call.legacy_functions
@@ -252,6 +259,18 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"tool_choice": "always", "tools": [TOOL]}, "tool_choice", "'required'"),
         ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice", "function.name"),
         ({"tool_choice": {"type": "function", "function": {"name": "look"}}, "tools": [TOOL]}, "tool_choice", "book"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [TOOL]}, "tool_choice.tools", "a list of tools"),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [function("look")]},
+                },
+                "tools": [TOOL],
+            },
+            "tool_choice.allowed_tools.tools[0]",
+            "a function among the tools: book",
+        ),
         ({"functions": [{"description": "?"}]}, "functions[0]", "function.name"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "an object with name and schema"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs", "whitespace_pattern"),

@@ -11,17 +11,22 @@ from starlette.responses import Response
 
 from penstock.config.errors import spelled
 from penstock.core.request import GenerationRequest
-from penstock.server.answer import Service
+from penstock.core.sampling import SamplingParams
+from penstock.server.auth import ApiKeys
 from penstock.server.body import read_json, validate
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
+from penstock.server.dialects.responses.running import Responses
+from penstock.server.dialects.responses.schema import InputTokensBody
+from penstock.server.dialects.responses.translate import sent_names as response_names
 from penstock.server.document import takes
 from penstock.server.errors import json_response
 
 
-def render_router(service: Service) -> APIRouter:
+def render_router(responses: Responses, keys: ApiKeys) -> APIRouter:
     """The routes over one service."""
-    router, frontend = APIRouter(), service.frontend
+    router, service = APIRouter(), responses.service
+    frontend = service.frontend
 
     async def chat_request(request: Request) -> tuple[Call, str, tuple[int, ...]]:
         """The call of a chat, its prompt and the prompt's tokens."""
@@ -74,4 +79,19 @@ def render_router(service: Service) -> APIRouter:
     async def input_tokens(request: Request) -> Response:
         return json_response({"object": "response.input_tokens", "input_tokens": len((await chat_request(request))[2])})
 
+    _count_responses(router, responses, keys)
     return router
+
+
+def _count_responses(router: APIRouter, responses: Responses, keys: ApiKeys) -> None:
+    service = responses.service
+
+    @router.post("/v1/responses/input_tokens", summary="Count a prompt's tokens", openapi_extra=takes(InputTokensBody))
+    async def response_tokens(request: Request) -> Response:
+        body = validate(InputTokensBody, await read_json(request))
+        service.check_model(body.model)
+        service.require_ready()
+        with spelled(response_names(body)):
+            _, prompt = await responses.prompt(body, keys.owner(request.headers), SamplingParams())
+            ids = await service.frontend.tokenize(prompt)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

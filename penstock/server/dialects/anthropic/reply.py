@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.answer import Answer, event
+from penstock.server.answer import Answer, event, typed_event
 from penstock.server.dialects.anthropic.translate import Call
 from penstock.server.tool_calls import arguments_of
 
@@ -33,7 +33,7 @@ class Reply:
     async def events(self) -> AsyncIterator[bytes]:
         """The server-sent events of a stream."""
         async for body in self._walk():
-            yield event(body, body["type"])
+            yield typed_event(body)
             if body["type"] == "message_start":
                 yield PING
 

@@ -14,7 +14,7 @@ from penstock.server.body import read_json, validate
 from penstock.server.dialects.anthropic.reply import PING, Reply
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.dialects.anthropic.translate import messages_call, prompt_request
-from penstock.server.document import takes
+from penstock.server.document import EVENTS, takes
 from penstock.server.errors import describe, json_response
 
 _Body = TypeVar("_Body", bound=CountTokensBody)
@@ -33,7 +33,7 @@ def anthropic_router(service: Service) -> APIRouter:
     """The routes over one service."""
     router, frontend = APIRouter(), service.frontend
 
-    @router.post("/v1/messages", summary="Answer a chat", openapi_extra=takes(MessagesBody, "text/event-stream"))
+    @router.post("/v1/messages", summary="Answer a chat", openapi_extra=takes(MessagesBody, EVENTS))
     async def messages(request: Request) -> Response:
         body = await _read(request, MessagesBody)
         service.check_model(body.model)

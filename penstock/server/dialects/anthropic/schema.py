@@ -7,41 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import FUNCTION_NAME, Body, StopString
+from penstock.server.shapes import FUNCTION_NAME, STRING, TEXT_PART, Body, StopString, an_object
 
-_TEXT: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-}
-_MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": ["user", "assistant"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT, "minItems": 1}]},
-    },
-}
-_TOOL: dict[str, Any] = {
-    "type": "object",
-    "required": ["name", "input_schema"],
-    "properties": {
-        "name": FUNCTION_NAME,
-        "description": {"type": "string"},
-        "input_schema": {"type": "object"},
-    },
-}
+_CONTENT: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": TEXT_PART, "minItems": 1}]}
+_MESSAGE = an_object({"role": {"enum": ["user", "assistant"]}, "content": _CONTENT})
+_TOOL = an_object({"name": FUNCTION_NAME, "input_schema": {"type": "object"}}, {"description": STRING})
 Messages = Annotated[
-    list[dict[str, Any]],
-    Field(min_length=1, max_length=limits.MAX_MESSAGES),
-    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": limits.MAX_MESSAGES}),
+    list[Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]], Field(min_length=1, max_length=limits.MAX_MESSAGES)
 ]
-Tools = Annotated[
-    list[dict[str, Any]],
-    Field(max_length=limits.MAX_TOOLS),
-    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
-]
-Blocks = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "items": _TEXT})]
+Tools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
+Blocks = list[Annotated[dict[str, Any], WithJsonSchema(TEXT_PART)]]
 
 
 class Part(BaseModel):

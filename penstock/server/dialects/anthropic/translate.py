@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +12,11 @@ from penstock.config.errors import ParameterError, RequestError
 from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.conversation import check_function_name, thinking_variables
+from penstock.server.conversation import declared, string_of, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.errors import bad_value, shown
 from penstock.server.structured import schema_grammar
+from penstock.server.turns import Turns
 
 _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED, "none": ToolMode.NONE}
 _OF_ROLE: Mapping[str, tuple[str, ...]] = {
@@ -124,20 +125,9 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
         if tool.get("type") not in (None, "custom"):
             allowed = "'custom' (tools that a service runs, or that a model was trained on, are not available)"
             raise bad_value(f"{where}.type", tool["type"], allowed, "unsupported_parameter")
-        function: dict[str, Any] = {"name": tool.get("name")}
-        check_function_name(f"{where}.name", function["name"])
-        for ours, theirs, kind, allowed in (
-            ("description", "description", str, "a string"),
-            ("parameters", "input_schema", dict, "an object"),
-            ("strict", "strict", bool, "true or false"),
-        ):
-            value = tool.get(theirs)
-            if value is None and theirs != "input_schema":
-                continue
-            if not isinstance(value, kind):
-                raise bad_value(f"{where}.{theirs}", value, allowed)
-            function[ours] = value
-        result.append({"type": "function", "function": function})
+        if tool.get("input_schema") is None:
+            raise bad_value(f"{where}.input_schema", None, "an object")
+        result.append({"type": "function", "function": declared(where, tool, schema="input_schema")})
     return tuple(result)
 
 
@@ -154,87 +144,59 @@ def _tool_choice(body: CountTokensBody, names: Sequence[str]) -> ToolChoice:
     return ToolChoice(mode, choice.name or "", parallel=not single)
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A message in the making; `more` are the fields of a tool's result."""
-
-    role: str
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    more: dict[str, Any] = field(default_factory=dict)
-
-    def message(self) -> dict[str, Any]:
-        """In OpenAI's form."""
-        message = {"role": self.role, **self.more, "content": "\n".join(filter(None, self.texts))}
-        if self.thoughts:
-            message["reasoning_content"] = "\n".join(self.thoughts)
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return message
-
-
 def _chat(body: CountTokensBody) -> tuple[Mapping[str, Any], ...]:
     """The conversation in OpenAI's message objects; turns of the same side that follow each other become one."""
-    chat: list[_Turn] = []
+    turns = Turns()
     if body.system:
-        text = body.system if isinstance(body.system, str) else _joined("system", body.system)
-        chat.append(_Turn("system", [text]))
-    names: dict[str, str] = {}
+        turns.add("system", body.system if isinstance(body.system, str) else _joined("system", body.system))
     for index, message in enumerate(body.messages):
-        for turn in _turns(f"messages[{index}]", message, names):
-            if chat and turn.role in ("user", "assistant") and chat[-1].role == turn.role:
-                chat[-1].texts += turn.texts
-                chat[-1].thoughts += turn.thoughts
-                chat[-1].calls += turn.calls
-            else:
-                chat.append(turn)
-    return tuple(turn.message() for turn in chat)
+        _add(turns, f"messages[{index}]", message)
+    return tuple(turns.messages)
 
 
-def _turns(where: str, message: Mapping[str, Any], names: dict[str, str]) -> list[_Turn]:
-    """A message: results of tools first, each a turn, then what was said; `names` keeps those of the tools by call."""
+def _add(turns: Turns, where: str, message: Mapping[str, Any]) -> None:
+    """Adds a message: results of tools first, each a turn, then what was said."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _OF_ROLE:
         raise bad_value(f"{where}.role", role, ", ".join(_OF_ROLE))
     if isinstance(content, str):
-        return [_Turn(role, [content])]
+        content = [{"type": "text", "text": content}]
     if not isinstance(content, list) or not content:
         raise bad_value(f"{where}.content", content, "a string or a list of blocks")
-    turns, said = [], _Turn(role)
-    for index, block in enumerate(content):
-        spot = f"{where}.content[{index}]"
+    blocks = [(f"{where}.content[{index}]", block) for index, block in enumerate(content)]
+    for spot, block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind not in _OF_ROLE[role]:
             allowed = f"{', '.join(map(repr, _OF_ROLE[role]))} (this model takes text)"
             raise bad_value(f"{spot}.type" if isinstance(block, dict) else spot, kind, allowed, "unsupported_content")
-        if kind == "tool_result":
-            turns.append(_tool_result(spot, block, names))
-        elif kind == "tool_use":
-            said.calls.append(_tool_use(spot, block, names))
-        elif kind == "thinking":
-            said.thoughts.append(_string(spot, block, "thinking"))
-        elif kind == "text":
-            said.texts.append(_string(spot, block, "text"))
-    return [*turns, said] if len(turns) < len(content) else turns
+    for spot, block in blocks:
+        if block["type"] == "tool_result":
+            _add_result(turns, spot, block)
+    said = [(spot, block) for spot, block in blocks if block["type"] != "tool_result"]
+    if said:
+        turns.add(role, joint=None if role == "system" else "\n")
+    for spot, block in said:
+        if block["type"] == "tool_use":
+            _add_call(turns, spot, block)
+        elif block["type"] == "thinking":
+            turns.add(role, thought=string_of(spot, block, "thinking"), joint="\n")
+        elif block["type"] == "text":
+            turns.add(role, string_of(spot, block, "text"), joint="\n")
 
 
-def _tool_use(where: str, block: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    name, call = _string(where, block, "name"), _string(where, block, "id")
+def _add_call(turns: Turns, where: str, block: Mapping[str, Any]) -> None:
+    name, call = string_of(where, block, "name"), string_of(where, block, "id")
     if not isinstance(block.get("input"), dict):
         raise bad_value(f"{where}.input", block.get("input"), "an object")
-    names[call] = name
-    return {"id": call, "type": "function", "function": {"name": name, "arguments": block["input"]}}
+    turns.call(call, name, block["input"])
 
 
-def _tool_result(where: str, block: Mapping[str, Any], names: Mapping[str, str]) -> _Turn:
-    call, content = _string(where, block, "tool_use_id"), block.get("content")
-    if call not in names:
+def _add_result(turns: Turns, where: str, block: Mapping[str, Any]) -> None:
+    call, content = string_of(where, block, "tool_use_id"), block.get("content")
+    if call not in turns.functions:
         raise bad_value(f"{where}.tool_use_id", call, "the id of a tool_use in an earlier message")
     text = content if isinstance(content, str) else _joined(f"{where}.content", content or [])
-    if block.get("is_error"):
-        text = f"Error: {text}"
-    return _Turn("tool", [text], more={"tool_call_id": call, "name": names[call]})
+    turns.result(call, f"Error: {text}" if block.get("is_error") else text)
 
 
 def _joined(where: str, blocks: object) -> str:
@@ -245,11 +207,4 @@ def _joined(where: str, blocks: object) -> str:
         if not isinstance(block, dict) or block.get("type") != "text":
             kind = block.get("type") if isinstance(block, dict) else block
             raise bad_value(f"{where}[{index}].type", kind, "'text' (this model takes text)", "unsupported_content")
-    return "\n".join(_string(f"{where}[{index}]", block, "text") for index, block in enumerate(blocks))
-
-
-def _string(where: str, block: Mapping[str, Any], name: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise bad_value(f"{where}.{name}", value, "a string")
-    return value
+    return "\n".join(string_of(f"{where}[{index}]", block, "text") for index, block in enumerate(blocks))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import FUNCTION_NAME, StopString, TokenId
+from penstock.server.shapes import FUNCTION_NAME, STRING, StopString, TokenId, an_object
 
 
 def _whole(value: Any) -> Any:
@@ -15,46 +15,14 @@ def _whole(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]  # clients in languages with one kind of number send 40.0
-_CALL: dict[str, Any] = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "function": {
-            "type": "object",
-            "required": ["name", "arguments"],
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}},
-        }
-    },
-}
-_MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": ["system", "user", "assistant", "tool"]},
-        "content": {"type": "string"},
-        "thinking": {"type": "string"},
-        "tool_name": {"type": "string"},
-        "tool_calls": {"type": "array", "items": _CALL},
-    },
-}
-_TOOL: dict[str, Any] = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {"type": "object", "required": ["name"], "properties": {"name": FUNCTION_NAME}},
-    },
-}
-Messages = Annotated[
-    list[dict[str, Any]],
-    Field(max_length=limits.MAX_MESSAGES),
-    WithJsonSchema({"type": "array", "items": _MESSAGE, "maxItems": limits.MAX_MESSAGES}),
-]
-Tools = Annotated[
-    list[dict[str, Any]],
-    Field(max_length=limits.MAX_TOOLS),
-    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
-]
+_CALL = an_object({"function": an_object({"name": STRING, "arguments": {"type": "object"}})})
+_MESSAGE = an_object(
+    {"role": {"enum": ["system", "user", "assistant", "tool"]}, "content": STRING},
+    {"thinking": STRING, "tool_name": STRING, "tool_calls": {"type": "array", "items": _CALL}},
+)
+_TOOL = an_object({"function": an_object({"name": FUNCTION_NAME})}, {"type": {"const": "function"}})
+Messages = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]], Field(max_length=limits.MAX_MESSAGES)]
+Tools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
 Format = Annotated[
     Literal["", "json"] | dict[str, Any], WithJsonSchema({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]})
 ]

@@ -6,14 +6,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import spelled
-from penstock.server.answer import Answer, EventStream, Service, complete, while_connected
+from penstock.server.answer import EventStream, Service, complete, opened
 from penstock.server.body import read_json, validate
 from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
-from penstock.server.document import takes
-
-_EVENTS = "text/event-stream"
+from penstock.server.document import EVENTS, takes
 
 
 def openai_router(service: Service) -> APIRouter:
@@ -21,15 +19,13 @@ def openai_router(service: Service) -> APIRouter:
     router, frontend = APIRouter(), service.frontend
 
     async def run(request: Request, call: Call) -> Response:
-        answer = await while_connected(
-            Answer.open(service, call.requests, call.search), request.receive, service.lifecycle
-        )
+        answer = await opened(request, service, call.requests, call.search)
         reply = Reply(call, answer, frontend)
         if call.stream:
             return EventStream(reply.events(), answer.aclose, service.lifecycle)
         return await complete(reply.whole(), answer, request.receive, service.lifecycle)
 
-    @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, _EVENTS))
+    @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, EVENTS))
     async def chat_completions(request: Request) -> Response:
         body = validate(ChatBody, await read_json(request))
         service.check_model(body.model)
@@ -39,7 +35,7 @@ def openai_router(service: Service) -> APIRouter:
             service.require_ready()
             return await run(request, call)
 
-    @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, _EVENTS))
+    @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, EVENTS))
     async def completions(request: Request) -> Response:
         body = validate(CompletionBody, await read_json(request))
         service.check_model(body.model)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
-from penstock.server.sampling import Alternatives, Count, SamplingBody
+from penstock.server.sampling import Alternatives, Count, HintedBody
 from penstock.server.shapes import Body, Messages, Name, Prompt, Tools
 
 
@@ -26,7 +26,7 @@ class ResponseFormat(BaseModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
 
 
-class Sampling(SamplingBody):
+class Sampling(HintedBody):
     """Fields that chat and text completions share."""
 
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
@@ -51,13 +51,9 @@ class Sampling(SamplingBody):
     grammar: str | None = None
     json_schema: dict[str, Any] | str | None = None
 
-    # Accepted because OpenAI accepts them and nothing in the answer depends on them.
+    # Accepted as those of HintedBody are.
     store: bool | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
 
 
 class ChatBody(Sampling):

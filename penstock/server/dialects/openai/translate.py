@@ -9,11 +9,11 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError
-from penstock.core.constraint import Grammar, ToolChoice, ToolMode
+from penstock.core.constraint import Grammar, ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.search.beam import BeamParams
-from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs, tool_choice
+from penstock.server.conversation import checked_messages, checked_tools, chosen_tools, prompted, template_kwargs
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.errors import shown
 from penstock.server.prompts import prompts_of, text_request
@@ -221,6 +221,4 @@ def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolCh
         choice = body.function_call
         if isinstance(choice, dict):
             choice = {"type": "function", "function": choice}
-    tools = checked_tools(given, where)
-    chosen = tool_choice(choice, tools, parallel=body.parallel_tool_calls is not False)
-    return None if chosen.mode is ToolMode.NONE else tools, chosen
+    return chosen_tools(choice, checked_tools(given, where), parallel=body.parallel_tool_calls)

@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.answer import Answer, event
-from penstock.server.dialects.responses.items import PREFIXES, Item
+from penstock.server.answer import Answer, Service, typed_event
+from penstock.server.dialects.responses.items import Item, item_id
+from penstock.server.dialects.responses.schema import Reasoning
 from penstock.server.dialects.responses.translate import Call
 from penstock.server.errors import failure_of
 from penstock.server.logprobs import logprob_object
 
-if TYPE_CHECKING:
-    from penstock.engine.frontend import Frontend
-
 Event = dict[str, Any]
-_ECHOED = (
-    *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user"),
-    *("prompt_cache_key", "safety_identifier"),
+_ECHOED: tuple[tuple[str, Any], ...] = (
+    *((name, None) for name in ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "user")),
+    *(("prompt_cache_key", None), ("safety_identifier", None), ("background", False), ("metadata", {})),
+    *(("tool_choice", "auto"), ("top_logprobs", 0), ("truncation", "disabled")),
 )
+"""Fields of the request that the response repeats, and what they are when left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How an item's text is told: its part's type and place, and the names of its events."""
+    """How an item's text is told: what its events are called, and if it is in a part, the list and type of that.
+
+    `rest`: fields of the item before anything is said.
+    """
 
     item: str
-    part: str = ""
-    at: str = ""
+    told: str
+    rest: Item
     parts: str = ""
-    events: str = ""
+    part: str = ""
     text: str = "text"
-    told: str = ""
 
 
-_MESSAGE = _Kind("message", "output_text", "content_index", "content", "content_part", told="output_text")
-_REASONING = _Kind("reasoning", "reasoning_text", "content_index", "content", "content_part", told="reasoning_text")
-_SUMMARY = _Kind(
-    *("reasoning", "summary_text", "summary_index", "summary"), "reasoning_summary_part", told="reasoning_summary_text"
-)
-_CALL = _Kind("function_call", text="arguments", told="function_call_arguments")
-_EMPTY: dict[str, Item] = {
-    "message": {"role": "assistant", "content": []},
-    "reasoning": {"summary": [], "content": []},
-    "function_call": {"arguments": ""},
-}
+_MESSAGE = _Kind("message", "output_text", {"role": "assistant", "content": []}, "content", "output_text")
+_REASONING = _Kind("reasoning", "reasoning_text", {"summary": [], "content": []}, "content", "reasoning_text")
+_SUMMARY = _Kind("reasoning", "reasoning_summary_text", _REASONING.rest, "summary", "summary_text")
+_CALL = _Kind("function_call", "function_call_arguments", {"arguments": ""}, text="arguments")
 
 
 @dataclass(slots=True)
@@ -58,9 +55,14 @@ class _Open:
     kind: _Kind
     item: Item
     index: int
-    call: int = -1
     text: list[str] = field(default_factory=list)
     logprobs: list[Item] = field(default_factory=list)
+
+    @property
+    def place(self) -> Event:
+        """Where its text is; there is one part at the most."""
+        part = {f"{self.kind.parts}_index": 0} if self.kind.parts else {}
+        return {"item_id": self.item["id"], "output_index": self.index, **part}
 
 
 class Composer:
@@ -70,21 +72,19 @@ class Composer:
         response: the object as it is now.
     """
 
-    def __init__(self, call: Call, frontend: Frontend) -> None:
-        self._call, self._frontend = call, frontend
-        self._sequence = 0
+    def __init__(self, call: Call, service: Service) -> None:
+        self._call, self._frontend = call, service.frontend
+        self._numbers = itertools.count()
         self._open: _Open | None = None
         self._logprobs: list[Item] = []
         self._tokens = self._reasoning = 0
         self._length = False
-        wanted = call.body.reasoning
-        self._thought = _SUMMARY if wanted and (wanted.summary or wanted.generate_summary) else _REASONING
-        self.response = _response(call, frontend)
+        self.response = _response(call, service)
+        self._thought = _SUMMARY if self.response["reasoning"]["summary"] else _REASONING
 
     def event(self, kind: str, /, **fields: Any) -> Event:
         """The next event."""
-        self._sequence += 1
-        return {"type": kind, "sequence_number": self._sequence - 1, **fields}
+        return {"type": kind, "sequence_number": next(self._numbers), **fields}
 
     def status(self, status: str) -> Event:
         """The event that the response as a whole has come to a status; "created" leaves its status alone."""
@@ -106,40 +106,35 @@ class Composer:
         for piece in delta.tool_calls:
             yield from self._told(_CALL, piece.arguments, piece)
 
-    def finish(self) -> Iterator[Event]:
-        """The events that end the items; the response has its status and usage after them."""
-        if self._open is None and not self.response["output"]:  # an answer without a word is one all the same
-            yield from self._begin(_MESSAGE, None)
-        yield from self._end("incomplete" if self._length else "completed")
-        if self._length:
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
-        else:
-            self.response["completed_at"] = int(time.time())
+    def finish(self, error: BaseException | None = None) -> Iterator[Event]:
+        """The events that end the items; the response has its outcome after them.
 
-    def fail(self, error: BaseException) -> Iterator[Event]:
-        """As `finish`, for a response that failed."""
-        yield from self._end("incomplete")
-        failure = failure_of(error)
-        code = "invalid_prompt" if failure.status < 500 else "server_error"
-        self.response["error"] = {"code": code, "message": failure.message}
+        `error`: why it failed; CancelledError where its client ended it.
+        """
+        if error is None and self._open is None and not self.response["output"]:  # one without a word is one too
+            yield from self._begin(_MESSAGE, None)
+        yield from self._end("incomplete" if error is not None or self._length else "completed")
+        if isinstance(error, asyncio.CancelledError):
+            self.response["status"] = "cancelled"
+        elif error is not None:
+            failure = failure_of(error)
+            code = "invalid_prompt" if failure.status < 500 else "server_error"
+            self.response |= {"status": "failed", "error": {"code": code, "message": failure.message}}
+        elif self._length:
+            self.response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        else:
+            self.response |= {"status": "completed", "completed_at": int(time.time())}
 
     def broken(self, error: BaseException) -> bytes:
         """The last words of a stream that cannot be brought to an end."""
         failure = failure_of(error)
-        about = {"code": failure.code, "message": failure.message, "param": failure.param}
-        return event(self.event("error", **about), "error")
-
-    def cancel(self) -> Iterator[Event]:
-        """As `finish`, for a response that its client ended."""
-        yield from self._end("incomplete")
-        self.response["status"] = "cancelled"
+        return typed_event(self.event("error", code=failure.code, message=failure.message, param=failure.param))
 
     def end(self) -> Event:
         """The last event. That of a cancelled response is an error, as there is none of its own."""
         if self.response["status"] == "cancelled":
             return self.event("error", code="cancelled", message="The response was cancelled.", param=None)
-        failed = self.response["error"] is not None
-        return self.status("failed" if failed else "incomplete" if self._length else "completed")
+        return self.status(self.response["status"])
 
     def count(self, answer: Answer) -> None:
         """Writes the usage so far into the response."""
@@ -153,32 +148,29 @@ class Composer:
         }
 
     def _told(self, kind: _Kind, text: str, piece: ToolCallDelta | None = None) -> Iterator[Event]:
-        call = -1 if piece is None else piece.index
-        if self._open is None or (self._open.kind, self._open.call) != (kind, call):
+        if self._open is None or self._open.kind is not kind or (piece is not None and piece.id is not None):
             yield from self._end("completed")
             yield from self._begin(kind, piece)
         now = self._open
         assert now is not None
         if text:
             now.text.append(text)
-            fields: Event = {"item_id": now.item["id"], "output_index": now.index, "delta": text}
+            fields: Event = {**now.place, "delta": text}
             if kind is _MESSAGE:
                 fields["logprobs"] = self._logprobs
                 now.logprobs += self._logprobs
-            if kind.at:
-                fields[kind.at] = 0
             yield self.event(f"response.{kind.told}.delta", **fields)
         self._logprobs = []
 
     def _begin(self, kind: _Kind, piece: ToolCallDelta | None) -> Iterator[Event]:
         index = len(self.response["output"])
-        item: Item = {"id": f"{PREFIXES[kind.item]}_{self._call.request.request_id}_{index}", "type": kind.item}
-        item |= {"status": "in_progress", **_EMPTY[kind.item]}
+        name = item_id(kind.item, f"{self._call.request.request_id}_{index}")
+        item: Item = {"id": name, "type": kind.item, "status": "in_progress", **kind.rest}
         if piece is not None:
-            item |= {"call_id": piece.id or f"call_{item['id'][3:]}", "name": piece.name or ""}
-        self._open = _Open(kind, item, index, -1 if piece is None else piece.index)
+            item |= {"call_id": piece.id or f"call_{name[3:]}", "name": piece.name or ""}
+        self._open = _Open(kind, item, index)
         yield self.event("response.output_item.added", output_index=index, item=item)
-        if kind.part:
+        if kind.parts:
             yield self._part_event("added", self._open, self._part(self._open))
 
     def _end(self, status: str) -> Iterator[Event]:
@@ -186,17 +178,15 @@ class Composer:
         if now is None:
             return
         kind, part = now.kind, self._part(now)
-        about: Event = {"item_id": now.item["id"], "output_index": now.index, kind.text: "".join(now.text)}
+        about: Event = {**now.place, kind.text: "".join(now.text)}
         if kind is _MESSAGE:
             about["logprobs"] = now.logprobs
-        if kind.at:
-            about[kind.at] = 0
-        else:
+        elif kind is _CALL:
             about["name"] = now.item["name"]
         yield self.event(f"response.{kind.told}.done", **about)
-        if kind.part:
+        if kind.parts:
             yield self._part_event("done", now, part)
-        item = {**now.item, "status": status} | ({kind.parts: [part]} if kind.part else {kind.text: about[kind.text]})
+        item = {**now.item, "status": status} | ({kind.parts: [part]} if kind.parts else {kind.text: about[kind.text]})
         self.response["output"].append(item)
         yield self.event("response.output_item.done", output_index=now.index, item=item)
 
@@ -205,40 +195,32 @@ class Composer:
         return part | {"annotations": [], "logprobs": now.logprobs} if now.kind is _MESSAGE else part
 
     def _part_event(self, what: str, now: _Open, part: Item) -> Event:
-        place = {"item_id": now.item["id"], "output_index": now.index, now.kind.at: 0}
-        return self.event(f"response.{now.kind.events}.{what}", **place, part=part)
+        name = "reasoning_summary_part" if now.kind is _SUMMARY else "content_part"
+        return self.event(f"response.{name}.{what}", **now.place, part=part)
 
 
-def _response(call: Call, frontend: Frontend) -> Item:
+def _response(call: Call, service: Service) -> Item:
     """The object before anything is generated: what was asked, in full."""
     body, sampling = call.body, call.request.sampling
-    text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
-    reasoning = body.reasoning
+    text = body.text.model_dump(exclude_none=True) if body.text else {}
+    reasoning = body.reasoning or Reasoning()
     return {
         "id": call.id,
         "object": "response",
         "created_at": int(time.time()),
         "status": "queued" if body.background else "in_progress",
-        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
-        "model": frontend.served_name,
+        "model": service.model,
         "output": [],
         "parallel_tool_calls": call.request.tool_choice.parallel,
-        **{name: getattr(body, name) for name in _ECHOED},
-        "reasoning": {
-            "effort": reasoning.effort if reasoning else None,
-            "summary": (reasoning.summary or reasoning.generate_summary) if reasoning else None,
-        },
+        **{name: getattr(body, name) or default for name, default in _ECHOED},
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
         "service_tier": "default",
         "store": call.stored,
         "temperature": sampling.temperature,
         "text": {"verbosity": "medium", **text, "format": text.get("format", {"type": "text"})},
-        "tool_choice": body.tool_choice or "auto",
         "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or ()],
-        "top_logprobs": body.top_logprobs or 0,
         "top_p": sampling.top_p,
-        "truncation": body.truncation or "disabled",
         "usage": None,
-        "metadata": body.metadata or {},
     }

@@ -7,11 +7,12 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError
+from penstock.server.conversation import check_kind, string_of
 from penstock.server.errors import bad_value
+from penstock.server.turns import Turns
 
 Item = dict[str, Any]
 _ROLES = ("user", "assistant", "system", "developer")
-_TYPES = "'message', 'function_call', 'function_call_output', 'reasoning', 'item_reference'"
 
 
 def references(given: object) -> list[str]:
@@ -61,52 +62,42 @@ def checked_items(given: object, earlier: Sequence[Item], known: Mapping[str, It
     return result
 
 
+_FORMS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
+    "message": ("msg", (), {"content": "input_text"}),
+    "function_call": ("fc", ("call_id", "name", "arguments"), {}),
+    "function_call_output": ("fco", ("call_id",), {"output": "input_text"}),
+    "reasoning": ("rs", (), {"summary": "summary_text", "content": "reasoning_text"}),
+    "item_reference": ("ref", ("id",), {}),
+}
+"""By type of item: how its id begins, its strings, and its lists of parts with the type of those."""
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def item_id(kind: str, suffix: str) -> str:
+    """The id of an item of a type."""
+    return f"{_FORMS[kind][0]}_{suffix}"
+
+
 def _item(where: str, raw: object, suffix: str) -> Item:
     if not isinstance(raw, dict):
         raise bad_value(where, raw, "an object")
-    kind = _kind(raw)
+    kind, role = _kind(raw), raw.get("role")
+    if not isinstance(kind, str) or kind not in _FORMS:
+        raise bad_value(f"{where}.type", kind, ", ".join(map(repr, _FORMS)), "unsupported_content")
+    check_kind(f"{where}.id", raw.get("id"), str, "a string")
+    item: Item = {"id": raw.get("id") or item_id(kind, suffix), "type": kind, "status": "completed"}
     if kind == "message":
-        role = raw.get("role")
         if role not in _ROLES:
             raise bad_value(f"{where}.role", role, ", ".join(_ROLES))
-        part = "output_text" if role == "assistant" else "input_text"
-        content = _parts(f"{where}.content", raw.get("content"), part)
-        item: Item = {"type": kind, "role": role, "status": "completed", "content": content}
-    elif kind == "function_call":
-        item = {"type": kind, "status": "completed"}
-        item |= {name: _string(where, raw, name) for name in ("call_id", "name", "arguments")}
-    elif kind == "function_call_output":
-        item = {"type": kind, "status": "completed", "call_id": _string(where, raw, "call_id")}
-        output = raw.get("output")
-        item["output"] = output if isinstance(output, str) else _parts(f"{where}.output", output, "input_text")
-    elif kind == "reasoning":
-        item = {"type": kind, "summary": _parts(f"{where}.summary", raw.get("summary") or [], "summary_text")}
-        item["content"] = _parts(f"{where}.content", raw.get("content") or [], "reasoning_text")
-    elif kind == "item_reference":
-        item = {"type": kind, "id": _string(where, raw, "id")}
-    else:
-        raise bad_value(f"{where}.type", kind, _TYPES, "unsupported_content")
-    given = raw.get("id")
-    if given is not None and not isinstance(given, str):
-        raise bad_value(f"{where}.id", given, "a string")
-    return {"id": given or f"{PREFIXES[item['type']]}_{suffix}", **item}
-
-
-PREFIXES: Mapping[str, str] = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "reasoning": "rs",
-    "item_reference": "ref",
-}
-"""How ids of items begin, by type."""
-
-
-def _string(where: str, raw: Mapping[str, Any], name: str) -> str:
-    value = raw.get(name)
-    if not isinstance(value, str):
-        raise bad_value(f"{where}.{name}", value, "a string")
-    return value
+        item["role"] = role
+    _, strings, lists = _FORMS[kind]
+    item |= {name: string_of(where, raw, name) for name in strings}
+    for name, part in lists.items():
+        content = raw.get(name) or [] if kind == "reasoning" else raw.get(name)
+        told = "output_text" if role == "assistant" else part
+        same = name == "output" and isinstance(content, str)
+        item[name] = content if same else _parts(f"{where}.{name}", content, told)
+    return item
 
 
 def _parts(where: str, content: object, kind: str) -> list[Item]:
@@ -119,50 +110,38 @@ def _parts(where: str, content: object, kind: str) -> list[Item]:
 
 def _part(where: str, part: object, kind: str) -> Item:
     given = part.get("type") if isinstance(part, dict) else None
-    if isinstance(part, dict) and given == "refusal" and isinstance(part.get("refusal"), str):
-        return {"type": kind, "text": part["refusal"]} | ({"annotations": []} if kind == "output_text" else {})
-    if given not in ("input_text", "output_text", "text", "summary_text", "reasoning_text"):
+    if not isinstance(part, dict) or given not in (*_TEXTS, "refusal"):
         allowed = f"{kind!r} (media and files are not available)"
         raise bad_value(f"{where}.type", given, allowed, "unsupported_content")
-    text = _string(where, part, "text")  # type: ignore[arg-type]
+    text = string_of(where, part, "refusal" if given == "refusal" else "text")
     return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})
 
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
     """The chat that items make up: what the assistant thought, said and called in one turn is one message."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    names: dict[str, str] = {}
+    turns = Turns()
+    if instructions:
+        turns.add("system", instructions)
     for item in items:
-        kind, last = item["type"], messages[-1] if messages else {"role": ""}
-        if kind == "message" and item["role"] != "assistant":
-            role, text = item["role"], _text(item["content"])
-            if role != "user" and last["role"] == "system" and len(messages) == 1:  # many templates know one alone
-                last["content"] += "\n\n" + text
-            else:
-                messages.append({"role": "system" if role == "developer" else role, "content": text})
-        elif kind == "function_call_output":
-            output = item["output"] if isinstance(item["output"], str) else _text(item["output"])
-            called = {"tool_call_id": item["call_id"], "name": names.get(item["call_id"], "")}
-            messages.append({"role": "tool", "content": output, **called})
-        else:
-            if last["role"] != "assistant" or (kind != "function_call" and (last["content"] or "tool_calls" in last)):
-                last = {"role": "assistant", "content": ""}
-                messages.append(last)
-            _join(last, item)
-            if kind == "function_call":
-                names[item["call_id"]] = item["name"]
-    return messages
+        kind, role = item["type"], item.get("role", "assistant")
+        if kind == "function_call_output":
+            turns.result(item["call_id"], _text(item["output"]))
+        elif kind == "function_call":
+            turns.call(item["call_id"], item["name"], item["arguments"])
+        elif kind == "reasoning":
+            turns.add(role, thought=_text(item.get("content") or item["summary"]), joint=_joint(turns))
+        elif role in ("user", "assistant"):
+            turns.add(role, _text(item["content"]), joint=_joint(turns) if role == "assistant" else None)
+        else:  # many templates know one system message alone
+            turns.add("system", _text(item["content"]), joint="\n\n" if len(turns.messages) == 1 else None)
+    return turns.messages
 
 
-def _join(turn: dict[str, Any], item: Item) -> None:
-    if item["type"] == "message":
-        turn["content"] = _text(item["content"])
-    elif item["type"] == "reasoning":
-        turn["reasoning_content"] = _text(item.get("content") or item["summary"])
-    else:
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        turn.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+def _joint(turns: Turns) -> str | None:
+    """The assistant goes on with its turn until it has said or called something."""
+    last = turns.messages[-1] if turns.messages else {}
+    return None if last.get("content") or "tool_calls" in last else "\n"
 
 
-def _text(parts: Sequence[Item]) -> str:
-    return "\n".join(part["text"] for part in parts)
+def _text(content: str | Sequence[Item]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

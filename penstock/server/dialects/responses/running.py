@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from penstock.config.errors import PenstockError, RequestError
-from penstock.server.answer import Answer, Service, event
+from penstock.core.request import GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.server.answer import Answer, Service, typed_event
 from penstock.server.background import Job, Jobs
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
-from penstock.server.dialects.responses.translate import (
-    Call,
-    check_combinations,
-    prompt_request,
-    sampling_of,
-)
+from penstock.server.dialects.responses.translate import Call, check_combinations, prompt_request, sampling_of
 from penstock.server.errors import HttpError, not_ready, shown
 from penstock.server.fitting import shortened
 from penstock.server.responses_store import Record, ResponseStore
-
-
-def encoded(told: Event) -> bytes:
-    """A server-sent event."""
-    return event(told, told["type"])
 
 
 class Responses:
@@ -55,8 +47,16 @@ class Responses:
             raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
         return record
 
-    async def conversation(self, body: InputTokensBody, owner: str, suffix: str) -> list[Item]:
-        """All items the model is shown: those of earlier responses, then the body's own."""
+    async def stopped(self, owner: str, response_id: str) -> Record:
+        """As `record`, of a response that is cancelled if it runs."""
+        if (job := self.jobs.get(owner, response_id)) is not None:
+            await job.cancel()
+        return await self.record(owner, response_id)
+
+    async def prompt(
+        self, body: InputTokensBody, owner: str, sampling: SamplingParams
+    ) -> tuple[list[Item], GenerationRequest]:
+        """All items the model is shown, those of earlier responses first, and the request they make."""
         earlier: list[Item] = []
         if body.previous_response_id is not None:
             found = await self.store.get(owner, body.previous_response_id)
@@ -69,7 +69,9 @@ class Responses:
         for name in {name.split("_")[1] for name in references(body.input) if "_" in name}:
             record = await self.store.get(owner, f"resp_{name}")  # ids of our own items hold that of their response
             known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
-        return earlier + checked_items(body.input, earlier, known, suffix)
+        request_id = uuid.uuid4().hex
+        items = earlier + checked_items(body.input, earlier, known, request_id)
+        return items, prompt_request(body, items, request_id, sampling)
 
     async def call(self, body: ResponsesBody, owner: str) -> Call:
         """Translates a body.
@@ -78,76 +80,65 @@ class Responses:
             RequestError: it is not acceptable.
         """
         check_combinations(body)
-        name = uuid.uuid4().hex
-        items = await self.conversation(body, owner, name)
-        sampling = sampling_of(body, self.service.frontend.text.defaults)
-        request = prompt_request(body, items, name, sampling)
+        items, request = await self.prompt(body, owner, sampling_of(body, self.service.frontend.text.defaults))
         if body.truncation == "auto":
             self.service.require_ready()
             request = await shortened(self.service.frontend, request)
-        return Call(f"resp_{name}", owner, body, tuple(items), request)
+        return Call(f"resp_{request.request_id}", owner, body, tuple(items), request)
 
-    async def events(self, call: Call, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
-        """Everything that happens from here to the last event, which is `ended`'s."""
+    async def told(self, call: Call, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
+        """All that happens; the response is kept before the last is told."""
+        yield composer.status("created")
+        async for told in self._events(composer, answer):
+            yield told
+        last = composer.end()
+        if call.stored:
+            await self.keep(call, composer.response)
+        yield last
+
+    async def _events(self, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
+        """What happens while it runs."""
         yield composer.status("in_progress")
+        failure = None
         try:
             async for _, delta in answer.deltas():
                 for told in composer.take(delta):
                     yield told
-            closing = composer.finish()
         except RequestError as error:
-            closing = composer.fail(error)
-        for told in closing:
+            failure = error
+        for told in composer.finish(failure):
             yield told
         composer.count(answer)
 
-    async def ended(self, call: Call, composer: Composer) -> Event:
-        """The last event; the response is kept before it is told."""
-        last = composer.end()
-        if call.stored:
-            await self.keep(call, composer.response)
-        return last
-
     async def keep(self, call: Call, response: Item, events: tuple[bytes, ...] = (), *, running: bool = False) -> None:
         """Stores a response. That it cannot be stored is no reason to lose the answer."""
-        try:
-            await self.store.put(call.owner, Record(response, list(call.input), events), running=running)
-        except sqlite3.Error:
-            logging.getLogger("penstock.server").exception("a response could not be stored")
+        if not await self.store.keep(call.owner, Record(response, list(call.input), events), running=running):
             response["store"] = False
 
     async def background(self, call: Call) -> Job:
         """Starts a response that its client need not wait for."""
         self.jobs.check_room()
-        composer = Composer(call, self.service.frontend)
+        composer = Composer(call, self.service)
         job = Job(call.owner, composer.response)
-        job.tell(encoded(composer.status("created")))
-        job.tell(encoded(composer.status("queued")))
+        job.tell(typed_event(composer.status("created")))
+        job.tell(typed_event(composer.status("queued")))
         await self.keep(call, composer.response, running=True)
         self.jobs.start(call.id, job, lambda: self._work(call, composer, job))
         return job
 
     async def _work(self, call: Call, composer: Composer, job: Job) -> None:
         try:
-            answer = await Answer.open(self.service, [call.request])
-            try:
-                async for told in self.events(call, composer, answer):
-                    job.tell(encoded(told))
-            finally:
-                await answer.aclose()
-            closing: Iterator[Event] = iter(())
-        except asyncio.CancelledError:
-            shut = self.service.lifecycle.aborted.is_set()
-            closing = (
-                composer.fail(not_ready("The server was shut down.", "shutting_down")) if shut else composer.cancel()
-            )
-        except Exception as error:
-            if not isinstance(error, PenstockError):
+            async with aclosing(await Answer.open(self.service, [call.request])) as answer:
+                async for told in self._events(composer, answer):
+                    job.tell(typed_event(told))
+        except (asyncio.CancelledError, Exception) as error:
+            if not isinstance(error, (asyncio.CancelledError, PenstockError)):
                 logging.getLogger("penstock.server").exception("%s failed", call.id)
-            closing = composer.fail(error)
-        for told in closing:
-            job.tell(encoded(told))
-        last = encoded(composer.end())
+            shut = self.service.lifecycle.aborted.is_set()
+            failure = not_ready("The server was shut down.", "shutting_down") if shut else error
+            for told in composer.finish(failure):
+                job.tell(typed_event(told))
+        last = typed_event(composer.end())
         try:
             await asyncio.shield(self.keep(call, composer.response, (*job.events, last)))
         finally:

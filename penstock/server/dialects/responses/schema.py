@@ -7,53 +7,33 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.sampling import Alternatives, Count, SamplingBody
-from penstock.server.shapes import FUNCTION_NAME, Body, Query, RequestBody
+from penstock.server.pages import PageQuery
+from penstock.server.sampling import Alternatives, Count, HintedBody
+from penstock.server.shapes import FUNCTION_NAME, STRING, Body, Query, RequestBody, an_object
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
+    "message.output_text.logprobs", "reasoning.encrypted_content", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
+_ITEM = an_object({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": STRING})
+_ITEMS: dict[str, Any] = {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": limits.MAX_MESSAGES}
+_TOOL = an_object({"type": {"const": "function"}, "name": FUNCTION_NAME})
+Input = Annotated[Any, WithJsonSchema({"anyOf": [STRING, _ITEMS]})]
+ResponseTools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
-_ITEM: dict[str, Any] = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
-        "content": {"type": "string"},
-    },
-}
-_INPUT: dict[str, Any] = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": limits.MAX_MESSAGES}]
-}
-_TOOL: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "name"],
-    "properties": {"type": {"const": "function"}, "name": FUNCTION_NAME},
-}
-Input = Annotated[Any, WithJsonSchema(_INPUT)]
-ResponseTools = Annotated[
-    list[dict[str, Any]],
-    Field(max_length=limits.MAX_TOOLS),
-    WithJsonSchema({"type": "array", "items": _TOOL, "maxItems": limits.MAX_TOOLS}),
-]
-MetadataKey = Annotated[str, Field(max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
-Label = Annotated[str, Field(max_length=limits.MAX_USER_CHARS)]
+Detail = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(Body):
     """How much the model thinks, and whether its reasoning is told as a summary."""
 
     effort: str | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: Detail | None = None
+    generate_summary: Detail | None = None
 
 
 class TextConfig(Body):
@@ -85,12 +65,12 @@ class InputTokensBody(RequestBody):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ResponsesBody(InputTokensBody, SamplingBody):
+class ResponsesBody(InputTokensBody, HintedBody):
     """POST /v1/responses."""
 
     max_output_tokens: Count | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     include: list[Include] | None = None
     top_logprobs: Alternatives | None = None
     store: bool | None = None
@@ -98,12 +78,6 @@ class ResponsesBody(InputTokensBody, SamplingBody):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     prompt: Any = None
-
-    # Accepted because OpenAI accepts them and nothing in the answer depends on them.
-    service_tier: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    prompt_cache_retention: Label | None = None
     prompt_cache_options: dict[str, Any] | None = None
 
 
@@ -115,10 +89,7 @@ class RetrieveQuery(Query):
     include: list[Include] | None = None
 
 
-class ItemsQuery(Query):
+class ItemsQuery(PageQuery):
     """GET /v1/responses/{response_id}/input_items."""
 
-    limit: Annotated[int, Field(ge=1, le=100)] = 20
-    order: Literal["asc", "desc"] = "desc"
-    after: str | None = None
     include: list[Include] | None = None

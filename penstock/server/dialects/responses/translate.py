@@ -7,23 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config.errors import RequestError
-from penstock.core.constraint import ToolChoice, ToolMode
+from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.conversation import (
-    FUNCTION_FIELDS,
-    check_function_name,
-    check_kind,
-    checked_messages,
-    checked_tools,
-    template_kwargs,
-    tool_choice,
-)
+from penstock.server.conversation import checked_messages, chosen_tools, declared, template_kwargs
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
 from penstock.server.errors import bad_value
 from penstock.server.sampling import sampling_params
-from penstock.server.structured import Asked, asked
+from penstock.server.structured import asked
 
 _UNAVAILABLE: Mapping[str, str] = {
     "conversation": "Conversations are not kept here; continue a response with previous_response_id.",
@@ -75,7 +67,7 @@ def prompt_request(
         if getattr(body, name, None) is not None:
             raise RequestError(f"{name} is not available. {remedy}", param=name, code="unsupported_parameter")
     tools, choice = _tools(body)
-    form = _asked(body)
+    form = asked({"response_format": body.text.format if body.text else None})
     return GenerationRequest(
         request_id=request_id,
         sampling=sampling,
@@ -92,13 +84,8 @@ def prompt_request(
 
 def sampling_of(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters; `defaults` are the model's own."""
-    wanted = body.top_logprobs or LOGPROBS in (body.include or ())
-    logprobs = (body.top_logprobs or 0) if wanted else None
+    logprobs = body.top_logprobs or (0 if LOGPROBS in (body.include or ()) else None)
     return sampling_params(body, defaults, max_tokens=body.max_output_tokens, logprobs=logprobs)
-
-
-def _asked(body: InputTokensBody) -> Asked | None:
-    return asked({"response_format": body.text.format if body.text else None})
 
 
 def sent_names(body: InputTokensBody) -> Mapping[str, str]:
@@ -117,27 +104,14 @@ def sent_names(body: InputTokensBody) -> Mapping[str, str]:
 
 def _tools(body: InputTokensBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
     """The functions the model is shown, and which of them it must call."""
-    tools = [_function(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ())]
-    choice: Any = body.tool_choice
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        allowed = choice.get("tools")
-        if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
-            raise bad_value("tool_choice.tools", allowed, "a list of tools, each with its name")
-        names = [tool.get("name") for tool in allowed]
-        tools = [tool for tool in tools if tool["function"]["name"] in names]
-        choice = choice.get("mode", "auto")
-    elif isinstance(choice, dict) and choice.get("type") != "function":
-        raise bad_value("tool_choice.type", choice.get("type"), "'function', 'allowed_tools'", "unsupported_parameter")
-    chosen = tool_choice(choice, tools, parallel=body.parallel_tool_calls is not False)
-    return checked_tools(tools if chosen.mode is not ToolMode.NONE else None), chosen
-
-
-def _function(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        allowed = "'function' (built-in, custom and MCP tools are not available; run them in the client)"
-        raise bad_value(f"{where}.type", tool.get("type"), allowed, "unsupported_parameter")
-    given = {name: tool[name] for name, _, _ in FUNCTION_FIELDS if tool.get(name) is not None}
-    for name, kind, allowed in FUNCTION_FIELDS:
-        check_kind(f"{where}.{name}", given.get(name), kind, allowed)
-    check_function_name(f"{where}.name", tool.get("name"))
-    return {"type": "function", "function": {"name": tool["name"], **given}}
+    tools = []
+    for index, tool in enumerate(body.tools or ()):
+        if tool.get("type") != "function":
+            allowed = "'function' (built-in, custom and MCP tools are not available; run them in the client)"
+            raise bad_value(f"tools[{index}].type", tool.get("type"), allowed, "unsupported_parameter")
+        tools.append({"type": "function", "function": declared(f"tools[{index}]", tool)})
+    choice = body.tool_choice
+    kind = choice.get("type") if isinstance(choice, dict) else "function"
+    if kind not in ("function", "allowed_tools"):
+        raise bad_value("tool_choice.type", kind, "'function', 'allowed_tools'", "unsupported_parameter")
+    return chosen_tools(choice, tuple(tools) or None, parallel=body.parallel_tool_calls)
