@@ -39,7 +39,7 @@ class EngineOptions:
         kv_blocks: exact number of KV blocks (tests, benchmarks); overrides kv_cache_memory.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
         policy: "fcfs" or "priority".
-        depth: plans in flight while the next is made (0 or 1).
+        depth: plans in flight while the next is made (0 or 1); None takes 1 on a GPU.
         seed: seed of requests that bring none.
         tool_call_parser, reasoning_parser: names of the formats in which answers call functions and reason
             (docs/tools.md), "none" for none; None finds them from the chat template.
@@ -66,7 +66,7 @@ class EngineOptions:
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
-    depth: int = 0
+    depth: int | None = None
     seed: int = 0
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None

@@ -136,7 +136,7 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "block_size", 1, 1024, optional=False)
     _integer(options, "kv_cache_memory", 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)
-    _integer(options, "depth", 0, 1, optional=False)
+    _integer(options, "depth", 0, 1)
     _integer(options, "seed", -(2**63), 2**64 - 1, optional=False)
     for name in ("enable_prefix_caching", "batch_invariant"):
         if not isinstance(getattr(options, name), bool):
@@ -219,6 +219,12 @@ def _step_tokens(options: EngineOptions, model: ModelFacts) -> Derived:
     return 512, "a longer prompt chunk would make running sequences wait on a CPU"
 
 
+def _depth(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if options.device == "cuda":
+        return 1, "a step is prepared while the GPU runs the one before"
+    return 0, "a CPU that prepares steps does not compute them"
+
+
 def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
     length, seqs = options.max_model_len or 1, options.max_num_seqs or 1  # both resolved before
     size, block = KV_ELEMENT_BYTES[options.kv_cache_dtype], options.block_size
@@ -249,6 +255,7 @@ _RULES: tuple[tuple[str, Callable[[EngineOptions, ModelFacts, Machine], Derived]
     ("max_model_len", _max_model_len),
     ("max_num_seqs", _max_num_seqs),
     ("max_num_batched_tokens", _max_num_batched_tokens),
+    ("depth", _depth),
     ("kv_cache_memory", _kv_cache_memory),
 )
 

@@ -216,14 +216,14 @@ class Runner(Protocol):
     At most `depth` + 1 plans are outstanding between submit and sample.
     """
 
-    def submit(self, plan: StepPlan) -> None:
-        """Starts the step: applies rows and cache operations and runs the model."""
-
-    def sample(self, step: int, masks: Any = None) -> StepResult:
-        """Finishes step number `step` (the oldest outstanding): draws tokens, under grammar `masks` if given.
+    def submit(self, plan: StepPlan, masks: Any = None) -> None:
+        """Starts the step: applies rows and cache operations, runs the model, and draws, under `masks` if given.
 
         `masks.of(rows)` waits for those of these rows: [len(rows), ceil(V / 32)] words, as the sampler takes them.
         """
+
+    def sample(self, step: int) -> StepResult:
+        """The result of step number `step`, the oldest outstanding, which is waited for."""
 
     def abort(self) -> None:
         """Forgets outstanding plans after one of them failed; rows they introduced may be released or overwritten."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
-from penstock.runtime.constraints import Constraints, Masks
+from penstock.runtime.constraints import Constraints
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
 _PARTS = ("plan", "commit", "build", "forward", "sample")  # of a step, each timed
@@ -26,7 +26,7 @@ class Engine:
         self.runner = runner
         self.constraints = constraints or Constraints()
         self._depth = scheduler.options.depth
-        self._submitted: dict[int, Masks | None] = {}
+        self._submitted: deque[int] = deque()
         self._steps = 0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._result = StepResult(-1)
@@ -62,11 +62,11 @@ class Engine:
         An exception in the runner ends the requests in the outstanding steps with an error; the others go on.
         """
         while len(self._submitted) <= self._depth and (plan := self._plan()) is not None:
-            self._submitted[plan.step] = self.constraints.begin(plan)
-            if not self._guarded(self.runner.submit, plan):
+            self._submitted.append(plan.step)
+            if not self._guarded(self.runner.submit, plan, self.constraints.begin(plan)):
                 return self._outputs()
-        if self._submitted and self._guarded(self._sample, next(iter(self._submitted))):
-            del self._submitted[self._result.step]
+        if self._submitted and self._guarded(self._sample, self._submitted[0]):
+            self._submitted.popleft()
             self._commit(self._result)
         elif not self.scheduler.has_work:
             self.constraints.wait(_WAIT_S)
@@ -83,10 +83,10 @@ class Engine:
         self._seconds["plan"] += perf_counter() - started
         return plan
 
-    def _guarded(self, call: Callable[[Any], Any], argument: Any) -> bool:
+    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> bool:
         """Calls into the runner; if it raises, everything outstanding fails and the engine can go on."""
         try:
-            call(argument)
+            call(*arguments)
             return True
         except Exception:
             log.exception("a step failed")
@@ -97,7 +97,7 @@ class Engine:
             return False
 
     def _sample(self, step: int) -> None:
-        self._result = self.runner.sample(step, self._submitted[step])
+        self._result = self.runner.sample(step)
 
     def _commit(self, result: StepResult) -> None:
         started = perf_counter()

@@ -107,7 +107,9 @@ class SamplingKernel(Protocol):
     """An implementation of the sampling op.
 
     Attributes:
-        on_device: it takes logits as tensors where they lie, of any float type, instead of arrays.
+        on_device: it takes logits as tensors where they lie, of any float type, instead of arrays. It then also has
+            `draw` and `score`, which are `sample` and `logprobs` without the wait: what they return has `take`, which
+            waits, and draws have the `tokens` on the device.
     """
 
     on_device: bool

@@ -104,7 +104,7 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
 def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) -> SchedulerOptions:
     """What the scheduler of a model planned for so is told. Of encoders' prompts nothing is kept, so none is shared."""
     whole_prompts = model.whole_prompts
-    assert options.max_num_seqs and options.max_num_batched_tokens
+    assert options.max_num_seqs and options.max_num_batched_tokens and options.depth is not None
     return SchedulerOptions(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from penstock.core.protocol import NewRow, RowSpan
+from penstock.kernels.copies import upload
 from penstock.layers.batch import Batch, GroupTables, MaskKind
 
 
@@ -40,6 +41,7 @@ class BatchBuilder:
         self._used = [[0] * max_rows for _ in range(num_groups)]
         self._adapters = [0] * max_rows
         self._last = [0] * max_rows
+        self._samples: torch.Tensor | None = None  # the same, [max_rows] int64, where samples stay on the device
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
 
     def add_row(self, new: NewRow) -> None:
@@ -55,6 +57,12 @@ class BatchBuilder:
         """Remembers what `last_sample(row)` stands for in later plans."""
         self._last[row] = token
 
+    def keep_samples(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
+        """As `note_sample`, of tokens [L] int64 that stay on the device; those below 0, errors, are never looked up."""
+        if self._samples is None:
+            self._samples = torch.zeros(len(self._last), dtype=torch.int64, device=tokens.device)
+        self._samples[self._tensor(np.array(rows, np.int64))] = tokens.clamp(min=0)
+
     def build(self, spans: Sequence[RowSpan], logit_rows: Sequence[int]) -> Batch:
         """The batch of these spans, in their order."""
         count = len(spans)
@@ -62,8 +70,7 @@ class BatchBuilder:
             self._append_blocks(span)
         facts = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
         rows, starts, lens, prompt, draft = np.ascontiguousarray(np.array(facts, np.int64).T)
-        last = self._last
-        tokens = [token if token >= 0 else last[-1 - token] for span in spans for token in span.tokens]
+        tokens = self._tokens(spans)
         contexts = starts + lens
         if len(tokens) == count:  # one token a row
             query_start, token_rows, positions = self._counts[: count + 1], rows, starts
@@ -85,7 +92,7 @@ class BatchBuilder:
         )
         adapters = [self._adapters[span.row] for span in spans]
         return Batch(
-            token_ids=self._tensor(np.array(tokens, np.int64)),
+            token_ids=self._token_ids(tokens),
             positions=self._tensor(positions[None]),
             query_start=self._tensor(query_start),
             context_len=self._tensor(contexts.astype(np.int32)),
@@ -101,6 +108,19 @@ class BatchBuilder:
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
         )
 
+    def _tokens(self, spans: Sequence[RowSpan]) -> list[int]:
+        """All tokens; samples that are on the device stay placeholders."""
+        if self._samples is not None:
+            return [token for span in spans for token in span.tokens]
+        last = self._last
+        return [token if token >= 0 else last[-1 - token] for span in spans for token in span.tokens]
+
+    def _token_ids(self, tokens: list[int]) -> torch.Tensor:
+        ids = self._tensor(np.array(tokens, np.int64))
+        if self._samples is None or min(tokens) >= 0:
+            return ids
+        return torch.where(ids < 0, self._samples[(-1 - ids).clamp_(min=0)], ids)
+
     def _types(self, second: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
         """1 for tokens at or behind the position where their row's second text begins, if there is one."""
         return self._tensor(((second > 0) & (positions >= second)).astype(np.int64))
@@ -113,5 +133,4 @@ class BatchBuilder:
                 self._used[g][span.row] = used + len(blocks)
 
     def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if self._on_cpu else tensor.to(self._device, non_blocking=True)
+        return torch.from_numpy(array) if self._on_cpu else upload(array, self._device)

@@ -77,14 +77,14 @@ class NullRunner:
         self._states: dict[int, int] | None = {} if recurrent else None
         self._rows: dict[int, _Row] = {}
         self._last: dict[int, int] = {}
-        self._queue: deque[StepPlan] = deque()
+        self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._aborted = False  # a step failed once: what it said of rows may be lost
 
-    def submit(self, plan: StepPlan) -> None:
-        self._queue.append(plan)
+    def submit(self, plan: StepPlan, masks: Any = None) -> None:
+        self._queue.append((plan, masks))
 
-    def sample(self, step: int, masks: Any = None) -> StepResult:
-        plan = self._queue.popleft()
+    def sample(self, step: int) -> StepResult:
+        plan, masks = self._queue.popleft()
         if plan.step != step:
             raise ValueError(f"step {step} was asked for while step {plan.step} is the oldest outstanding")
         for row in plan.released_rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings, TokenLogprobs
+from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings
+from penstock.kernels.copies import Download
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.pooling import Head, Pooler
-from penstock.runtime.sampler import Draw, Sampler
+from penstock.runtime.sampler import Draw, Drawing, PromptScores, Sampler
 
 PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
 
@@ -46,10 +48,31 @@ class _Wanted:
     pooled: list[tuple[RowSpan, slice]] = field(default_factory=list)
 
 
-class ModelRunner:
-    """Implements `core.protocol.Runner` in this process. Plans are queued by `submit` and run, in order, by `sample`,
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that was launched: what its result will be made of.
 
-    so that a plan may refer to tokens which the one before it samples.
+    Attributes:
+        draws, drawing: tokens to sample; None where there are none.
+        pooled: spans of rows that pool, with the states wanted of them and, of those that ask for choices, logits.
+        scored: rows of scored prompts, with their log-probabilities in parts.
+        build, forward: seconds the host took.
+    """
+
+    step: int
+    draws: list[Draw]
+    drawing: Drawing | None
+    pooled: list[tuple[RowSpan, Download, Download | None]]
+    scored: list[tuple[int, list[PromptScores]]]
+    build: float
+    forward: float
+
+
+class ModelRunner:
+    """Implements `core.protocol.Runner` in this process: a step is launched, then its result is collected.
+
+    Where sampled tokens stay on the device, `submit` launches: all that a step does is queued behind the step before,
+    whose tokens it may refer to. Elsewhere launching is computing, and is left to `sample`.
     """
 
     def __init__(
@@ -66,18 +89,26 @@ class ModelRunner:
         self._sampler = sampler
         self._builder = builder
         self._pooler = Pooler(classifier, projection)
-        self._queue: deque[StepPlan] = deque()
+        self._queue: deque[tuple[StepPlan, Any]] = deque()
+        self._flights: deque[_Flight] = deque()
         self._new: dict[int, NewRow] = {}
-        self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted
-
-    def submit(self, plan: StepPlan) -> None:
-        self._queue.append(plan)
+        self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted, those in flight included
 
     @torch.inference_mode()
-    def sample(self, step: int, masks: Any = None) -> StepResult:
-        plan = self._queue.popleft()
-        if plan.step != step:
-            raise ValueError(f"step {step} was asked for while step {plan.step} is the oldest outstanding")
+    def submit(self, plan: StepPlan, masks: Any = None) -> None:
+        if self._sampler.on_device:
+            self._flights.append(self._launch(plan, masks))
+        else:
+            self._queue.append((plan, masks))
+
+    @torch.inference_mode()
+    def sample(self, step: int) -> StepResult:
+        flight = self._flights.popleft() if self._flights else self._launch(*self._queue.popleft())
+        if flight.step != step:
+            raise ValueError(f"step {step} was asked for while step {flight.step} is the oldest outstanding")
+        return self._collect(flight)
+
+    def _launch(self, plan: StepPlan, masks: Any) -> _Flight:
         started = perf_counter()
         self._apply_rows(plan)
         for op in plan.cache_ops:
@@ -89,13 +120,32 @@ class ModelRunner:
         self._executor.forward(batch)
         logits = self._logits(wanted) if wanted.draws else None
         computed = perf_counter()
-        rows = self._draw(plan, logits, masks)
-        rows |= self._pool(wanted)
-        for entry in wanted.scored:
-            result = rows.get(entry.row, RowResult(entry.row))
-            rows[entry.row] = RowResult(entry.row, result.tokens, result.logprobs, self._score(entry), result.error)
-        timings = StepTimings(built - started, computed - built, perf_counter() - computed)
-        return StepResult(step, tuple(rows.values()), timings=timings)
+        draws, drawing = self._draw(plan, logits, masks)
+        pooled = [self._launch_pooled(span, places) for span, places in wanted.pooled]
+        scored = [(entry.row, list(self._score(entry))) for entry in wanted.scored]
+        return _Flight(plan.step, draws, drawing, pooled, scored, built - started, computed - built)
+
+    def _collect(self, flight: _Flight) -> StepResult:
+        started = perf_counter()
+        rows: dict[int, RowResult] = {}
+        for draw, sample in zip(flight.draws, flight.drawing.take() if flight.drawing else (), strict=True):
+            if sample.error is not None:
+                rows[draw.row] = RowResult(draw.row, error=sample.error)
+                continue
+            self._builder.note_sample(draw.row, sample.token)
+            logprobs = () if sample.logprobs is None else (sample.logprobs,)
+            rows[draw.row] = RowResult(draw.row, (sample.token,), logprobs)
+        for span, states, logits in flight.pooled:
+            state = self._pooler.take(span, states.wait()[0])
+            if state is not None:
+                chosen = logits.wait()[0] if logits else None
+                rows[span.row] = RowResult(span.row, pooled=self._pooler.result(span, state, chosen))
+        for row, parts in flight.scored:
+            result = rows.get(row, RowResult(row))
+            scores = tuple(score for part in parts for score in part.take())
+            rows[row] = RowResult(row, result.tokens, result.logprobs, scores, result.error)
+        timings = StepTimings(flight.build, flight.forward, perf_counter() - started)
+        return StepResult(flight.step, tuple(rows.values()), timings=timings)
 
     def _logits(self, wanted: _Wanted) -> Tensor:
         """Of the rows to draw after, mostly all that were computed."""
@@ -104,9 +154,10 @@ class ModelRunner:
 
     def abort(self) -> None:
         self._queue.clear()
+        self._flights.clear()
 
     def close(self) -> None:
-        self._queue.clear()
+        self.abort()
         self._new.clear()
         self._memory.close()
 
@@ -148,42 +199,32 @@ class ModelRunner:
             first += count
         return wanted
 
-    def _pool(self, wanted: _Wanted) -> dict[int, RowResult]:
-        """Results of the rows that pool and whose prompts are computed."""
-        results: dict[int, RowResult] = {}
-        for span, places in wanted.pooled:
-            state = self._pooler.take(span, self._executor.hidden()[places])
-            if state is not None:
-                chosen = torch.tensor([places.stop - 1])
-                logits = self._executor.logits(chosen) if self._pooler.needs_logits(span) else None
-                results[span.row] = RowResult(span.row, pooled=self._pooler.result(span, state, logits))
-        return results
+    def _launch_pooled(self, span: RowSpan, places: slice) -> tuple[RowSpan, Download, Download | None]:
+        chosen = None
+        if span.sample and self._pooler.needs_logits(span):
+            chosen = Download(self._executor.logits(torch.tensor([places.stop - 1])))
+        return span, Download(self._executor.hidden()[places]), chosen
 
-    def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> dict[int, RowResult]:
+    def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> tuple[list[Draw], Drawing | None]:
+        """Begins to sample, once the masks of the step have been made."""
         if logits is None:
-            return {}
+            return [], None
         sampled = (span for span in plan.spans if span.sample and self._new[span.row].pooling is None)
         draws = [Draw(span.row, span.start + len(span.tokens)) for span in sampled]
-        results: dict[int, RowResult] = {}
-        words = None if masks is None else masks.of([draw.row for draw in draws])
-        for draw, sample in zip(draws, self._sampler.sample(logits, draws, words), strict=True):
-            if sample.error is not None:
-                results[draw.row] = RowResult(draw.row, error=sample.error)
-                continue
-            self._builder.note_sample(draw.row, sample.token)
-            self._known[draw.row] += 1
-            logprobs = () if sample.logprobs is None else (sample.logprobs,)
-            results[draw.row] = RowResult(draw.row, (sample.token,), logprobs)
-        return results
+        rows = [draw.row for draw in draws]
+        drawing = self._sampler.begin(logits, draws, None if masks is None else masks.of(rows))
+        if drawing.tokens is not None:
+            self._builder.keep_samples(rows, drawing.tokens)
+        for row in rows:
+            self._known[row] += 1
+        return draws, drawing
 
-    def _score(self, entry: _Scored) -> tuple[TokenLogprobs, ...]:
-        scores: list[TokenLogprobs] = []
+    def _score(self, entry: _Scored) -> Iterator[PromptScores]:
         for begin in range(0, len(entry.targets), PROMPT_LOGIT_ROWS):
             targets = entry.targets[begin : begin + PROMPT_LOGIT_ROWS]
             start = entry.first + begin
             logits = self._executor.logits(torch.arange(start, start + len(targets)))
-            scores += self._sampler.prompt_logprobs(logits, targets, entry.top)
-        return tuple(scores)
+            yield self._sampler.begin_prompt_logprobs(logits, targets, entry.top)
 
 
 def _targets(new: NewRow, span: RowSpan) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ preemption and restarts do not change it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewRow, TokenLogprobs
+from penstock.kernels.copies import upload
 from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel
 
 
@@ -44,6 +45,59 @@ class RowSample:
 class _Row:
     kernel_row: Any
     logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Draws that were begun: those of a kernel on the device may not be over.
+
+    Attributes:
+        tokens: [L] int64 on the device, -1 where there is an error; None where the kernel samples on the host.
+    """
+
+    tokens: Tensor | None
+    _rows: list[_Row]
+    _take: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]
+    _scored: list[int]
+    _table: Callable[[], LogprobTable]
+
+    def take(self) -> list[RowSample]:
+        """Waits for the samples, one a draw."""
+        tokens, codes = self._take()
+        sampled, errors = tokens.tolist(), codes.tolist()
+        scores: dict[int, TokenLogprobs] = {}
+        if self._scored:
+            table = self._table()
+            scores = {
+                i: _entry(table, at, sampled[i], self._rows[i].logprobs or 0)
+                for at, i in enumerate(self._scored)
+                if not errors[i]
+            }
+        return [
+            RowSample(token, scores.get(i), ROW_ERRORS[error] if error else None)
+            for i, (token, error) in enumerate(zip(sampled, errors, strict=True))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of known tokens that were begun."""
+
+    _targets: npt.NDArray[np.int64]
+    _inside: npt.NDArray[np.bool_]
+    _top: int
+    _vocab_size: int
+    _table: Callable[[], LogprobTable]
+
+    def take(self) -> list[TokenLogprobs]:
+        """Waits for them; where logits are not finite or the token is beyond the vocabulary, logprob is -inf."""
+        table = self._table()
+        return [
+            _entry(table, at, int(token), self._top)
+            if self._inside[at] and not table.errors[at]
+            else TokenLogprobs(int(token), -float("inf"), self._vocab_size)
+            for at, token in enumerate(self._targets)
+        ]
 
 
 def row_settings(new: NewRow, vocab_size: int) -> RowSettings:
@@ -86,8 +140,13 @@ class Sampler:
 
     def __init__(self, vocab_size: int, max_rows: int, kernel: SamplingKernel) -> None:
         self.vocab_size = vocab_size
-        self._kernel = kernel
+        self._kernel: Any = kernel  # one on a device has more methods
         self._rows: list[_Row | None] = [None] * max_rows
+
+    @property
+    def on_device(self) -> bool:
+        """Whether samples stay where the logits are until they are taken."""
+        return bool(self._kernel.on_device)
 
     def add_row(self, new: NewRow) -> None:
         """Takes a branch into the batch; one that was preempted brings the tokens it had generated."""
@@ -103,10 +162,8 @@ class Sampler:
         for token in tokens:
             kernel_row.extend(token)
 
-    def sample(
-        self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
-    ) -> list[RowSample]:
-        """Samples one token for each draw; the row then counts it as generated.
+    def begin(self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None) -> Drawing:
+        """Begins to sample one token for each draw; the row then counts it as generated.
 
         Args:
             logits: [L, V] float32, one row a draw, the model's own (not modified).
@@ -120,54 +177,62 @@ class Sampler:
             raise ValueError(
                 f"logits of shape {tuple(logits.shape)} for {len(draws)} draws over {self.vocab_size} tokens"
             )
-        if not draws:
-            return []
         values = self._as_taken(logits)
         rows = [self._row(draw.row) for draw in draws]
         positions = np.array([draw.position for draw in draws], np.int64)
-        tokens, failed = self._kernel.sample(values, [row.kernel_row for row in rows], positions, masks)
-        errors = failed.tolist()
-        wanted = [i for i, row in enumerate(rows) if row.logprobs is not None and not errors[i]]
-        scored = self._score_chosen(values, tokens, rows, wanted)
-        return [
-            RowSample(token, scored.get(i), ROW_ERRORS[error] if error else None)
-            for i, (token, error) in enumerate(zip(tokens.tolist(), errors, strict=True))
-        ]
+        kernel, kernel_rows = self._kernel, [row.kernel_row for row in rows]
+        scored = [i for i, row in enumerate(rows) if row.logprobs is not None]
+        if kernel.on_device:
+            drawn = kernel.draw(values, kernel_rows, positions, masks)
+            tokens, take, chosen = drawn.tokens, drawn.take, drawn.tokens.clamp(min=0)
+        else:
+            found = kernel.sample(values, kernel_rows, positions, masks)
+            tokens, take, chosen = None, lambda: found, found[0]
+            scored = [i for i in scored if not found[1][i]]
+        table = self._score(values, chosen, scored, rows) if scored else _no_table
+        return Drawing(tokens, rows, take, scored, table)
 
-    def _score_chosen(
-        self, values: Any, tokens: npt.NDArray[np.int64], rows: list[_Row], wanted: list[int]
-    ) -> dict[int, TokenLogprobs]:
-        if not wanted:
-            return {}
-        tops = [rows[i].logprobs or 0 for i in wanted]
-        chosen = values if len(wanted) == len(values) else values[wanted]
-        table = self._kernel.logprobs(chosen, tokens[wanted], min(max(tops), self.vocab_size))
-        return {i: _entry(table, at, int(tokens[i]), tops[at]) for at, i in enumerate(wanted)}
+    def sample(
+        self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
+    ) -> list[RowSample]:
+        """As `begin`, and waits."""
+        return self.begin(logits, draws, masks).take()
 
-    def prompt_logprobs(self, logits: Tensor, target_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
-        """Log-probabilities of known next tokens.
+    def _score(self, values: Any, chosen: Any, scored: list[int], rows: list[_Row]) -> Callable[[], LogprobTable]:
+        """Begins to score what the rows `scored` drew, as far as each row asks."""
+        top = min(max(rows[i].logprobs or 0 for i in scored), self.vocab_size)
+        if len(scored) < len(values):
+            places = upload(np.array(scored), chosen.device) if self._kernel.on_device else scored
+            values, chosen = values[places], chosen[places]
+        return self._begin_table(values, chosen, top)
+
+    def _begin_table(self, values: Any, targets: Any, top: int) -> Callable[[], LogprobTable]:
+        if self._kernel.on_device:
+            taken: Callable[[], LogprobTable] = self._kernel.score(values, targets, top).take
+            return taken
+        table = self._kernel.logprobs(values, targets, top)
+        return lambda: table
+
+    def begin_prompt_logprobs(self, logits: Tensor, target_ids: Sequence[int], top: int) -> PromptScores:
+        """Begins to compute log-probabilities of known next tokens.
 
         Args:
             logits: [L, V] float32, at the positions before the targets.
-            target_ids: L token ids.
+            target_ids: L token ids, at least one.
             top: alternatives reported with each.
-
-        Returns:
-            L entries; where logits are not finite or the target is beyond the vocabulary, logprob is -inf.
         """
         if logits.shape != (len(target_ids), self.vocab_size):
             raise ValueError(f"logits of shape {tuple(logits.shape)} for {len(target_ids)} targets")
-        if not target_ids:
-            return []
         targets = np.asarray(target_ids, np.int64)
         inside = (targets >= 0) & (targets < self.vocab_size)
-        table = self._kernel.logprobs(self._as_taken(logits), np.where(inside, targets, 0), min(top, self.vocab_size))
-        return [
-            _entry(table, at, int(token), top)
-            if inside[at] and not table.errors[at]
-            else TokenLogprobs(int(token), -float("inf"), self.vocab_size)
-            for at, token in enumerate(targets)
-        ]
+        asked = np.where(inside, targets, 0)
+        chosen = upload(asked, logits.device) if self._kernel.on_device else asked
+        table = self._begin_table(self._as_taken(logits), chosen, min(top, self.vocab_size))
+        return PromptScores(targets, inside, top, self.vocab_size, table)
+
+    def prompt_logprobs(self, logits: Tensor, target_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
+        """As `begin_prompt_logprobs`, and waits: one entry a target."""
+        return self.begin_prompt_logprobs(logits, target_ids, top).take() if target_ids else []
 
     def _as_taken(self, logits: Tensor) -> Any:
         """Logits as the kernel takes them."""
@@ -178,6 +243,10 @@ class Sampler:
         if found is None:
             raise ValueError(f"row {row} is not in the batch")
         return found
+
+
+def _no_table() -> LogprobTable:
+    raise ValueError("no row of this draw asked for log-probabilities")
 
 
 def _entry(table: LogprobTable, at: int, token: int, top: int) -> TokenLogprobs:

@@ -67,13 +67,13 @@ class FailingRunner:
         self._runner = runner
         self.fails = ""
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, masks: Any = None) -> None:
         self._fail("submit")
-        self._runner.submit(plan)
+        self._runner.submit(plan, masks)
 
-    def sample(self, step: int, masks: Any = None) -> StepResult:
+    def sample(self, step: int) -> StepResult:
         self._fail("before")
-        result: StepResult = self._runner.sample(step, masks)
+        result: StepResult = self._runner.sample(step)
         self._fail("after")
         return result
 

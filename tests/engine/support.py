@@ -65,11 +65,11 @@ class Wrapped:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def submit(self, plan: StepPlan) -> None:
-        self._runner.submit(plan)
+    def submit(self, plan: StepPlan, masks: Any = None) -> None:
+        self._runner.submit(plan, masks)
 
-    def sample(self, step: int, masks: Any = None) -> StepResult:
-        return self._runner.sample(step, masks)
+    def sample(self, step: int) -> StepResult:
+        return self._runner.sample(step)
 
     def abort(self) -> None:
         self._runner.abort()
@@ -85,9 +85,9 @@ class Slow(Wrapped):
         super().__init__(runner)
         self._seconds = seconds
 
-    def sample(self, step: int, masks: Any = None) -> StepResult:
+    def sample(self, step: int) -> StepResult:
         time.sleep(self._seconds)
-        return super().sample(step, masks)
+        return super().sample(step)
 
 
 PROCESS = """#!{python}

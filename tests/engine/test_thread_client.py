@@ -167,8 +167,8 @@ class Faulty(Wrapped):
         super().__init__(runner)
         self._bad = bad
 
-    def sample(self, step: int, masks: Any = None) -> StepResult:
-        result = super().sample(step, masks)
+    def sample(self, step: int) -> StepResult:
+        result = super().sample(step)
         if step in self._bad:
             raise ArithmeticError("/secret/path")
         return result
@@ -177,8 +177,8 @@ class Faulty(Wrapped):
 class FaultyRows(Wrapped):
     """A runner whose every row fails."""
 
-    def sample(self, step: int, masks: Any = None) -> StepResult:
-        rows = super().sample(step, masks).rows
+    def sample(self, step: int) -> StepResult:
+        rows = super().sample(step).rows
         return StepResult(step, tuple(RowResult(row.row, error="logits are not finite") for row in rows))
 
 

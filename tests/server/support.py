@@ -60,15 +60,15 @@ class ScriptedRunner(Wrapped):
         self.die_after: int | None = None
         self.seen.clear()
 
-    def submit(self, plan: StepPlan) -> None:
+    def submit(self, plan: StepPlan, masks: Any = None) -> None:
         for new in plan.new_rows:
             self._rows[new.row], self._drawn[new.row] = new, len(new.generated_ids)
             if new.branch == 0 and not new.generated_ids:
                 self.seen.append(new)
-        super().submit(plan)
+        super().submit(plan, masks)
 
-    def sample(self, step: int, masks: Any = None) -> StepResult:
-        result = super().sample(step, masks)
+    def sample(self, step: int) -> StepResult:
+        result = super().sample(step)
         first = any(row.tokens and not self._drawn[row.row] for row in result.rows)
         time.sleep(self.delay + first * self.first_delay)
         return replace(result, rows=tuple(map(self._scripted, result.rows)))

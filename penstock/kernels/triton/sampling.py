@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from penstock.kernels.copies import Download, upload
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.sampling import MASS_SLACK, NOT_FINITE, LogprobTable, RowSettings
 from penstock.kernels.triton import sampling_kernels as kernels
@@ -47,6 +47,7 @@ class DeviceRow:
         fields: its row of the kernels' table, but for position and mask.
         static: words of what allowed_ids and bad words of one token leave; None for all.
         held: counts and biases on the device, whose addresses are in `fields`.
+        before: what it was drawn in last, until that is taken.
     """
 
     settings: RowSettings
@@ -55,6 +56,7 @@ class DeviceRow:
     held: tuple[Tensor | None, Tensor | None]
     generated: list[int] = field(default_factory=list)
     drawn: int = 0
+    before: Drawn | None = None
 
     def extend(self, token: int) -> None:
         if not 0 <= token < self.settings.vocab_size:
@@ -67,6 +69,8 @@ class DeviceRow:
     def bans(self) -> Words | None:
         """Words of what is allowed at this step, the grammar apart; None where all is."""
         s = self.settings
+        if self.before is not None and any(len(word) > 1 for word in s.bad_words):
+            self.before.take()  # what may follow depends on what was said
         words = [
             word[-1] for word in s.bad_words if len(word) > 1 and self.generated[1 - len(word) :] == list(word[:-1])
         ]
@@ -77,23 +81,44 @@ class DeviceRow:
         return _without(allowed, (*words, *stops))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Drawn:
-    """Tokens [L] int64, -1 where there is an error, and codes of ROW_ERRORS [L] uint8, on the device."""
+    """Tokens that were drawn and may not be on the host yet.
+
+    Attributes:
+        tokens: [L] int64 on the device, -1 where there is an error.
+        copies: of them and of the codes of ROW_ERRORS [L] uint8.
+    """
 
     tokens: Tensor
-    errors: Tensor
+    copies: Download
     rows: tuple[DeviceRow, ...]
+    _counted: bool = False
 
     def take(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-        """Waits for them; the rows take the tokens as generated."""
-        tokens, errors = self.tokens.cpu().numpy(), self.errors.cpu().numpy()
-        for row, token in zip(self.rows, tokens.tolist(), strict=True):
-            if token >= 0:
-                row.generated.append(token)
-            else:
-                row.drawn -= 1
+        """Waits for the tokens and codes; the rows take the tokens as generated."""
+        tokens, errors = (part.numpy() for part in self.copies.wait())
+        if not self._counted:
+            self._counted = True
+            for row, token in zip(self.rows, tokens.tolist(), strict=True):
+                row.before = None if row.before is self else row.before
+                if token >= 0:
+                    row.generated.append(token)
+                else:
+                    row.drawn -= 1
         return tokens, errors
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The arrays of a LogprobTable on their way to the host, in parts of rows."""
+
+    parts: tuple[Download, ...]
+
+    def take(self) -> LogprobTable:
+        """Waits for them."""
+        found = [part.wait() for part in self.parts]
+        return LogprobTable(*(np.concatenate([arrays[i].numpy() for arrays in found]) for i in range(5)))
 
 
 def _every(vocab: int) -> Words:
@@ -199,7 +224,7 @@ class DeviceSampling:
     ) -> Drawn:
         """As `sample`, without waiting for the tokens; arguments are those of SamplingKernel.
 
-        Until they are taken, rows with bad words of several tokens must not be drawn again.
+        Draws of a row are to be taken in order. Only rows with bad words of several tokens wait for the draw before.
         """
         if not len(logits) == len(rows) == len(positions) or (masks is not None and len(masks) != len(rows)):
             raise ValueError("logits, rows, positions and masks differ in length.")
@@ -212,25 +237,34 @@ class DeviceSampling:
             part = slice(begin, begin + _ROWS)
             words = None if masks is None else masks[part]
             _sample(logits[part], rows[part], positions[part], words, tokens[part], errors[part])
+        drawn = Drawn(tokens, Download(tokens, errors), tuple(rows))
         for row in rows:
             row.drawn += 1
-        return Drawn(tokens, errors, tuple(rows))
+            row.before = drawn
+        return drawn
 
     def logprobs(self, logits: Tensor, targets: npt.NDArray[np.int64], top: int) -> LogprobTable:
         """As in SamplingKernel."""
         count, vocab = logits.shape
         if len(targets) != count or top > vocab or (count and not 0 <= targets.min() <= targets.max() < vocab):
             raise ValueError("a target is outside the vocabulary, or lengths differ.")
-        parts = [
-            _scored(logits[begin : begin + _ROWS].float(), targets[begin : begin + _ROWS], top)
-            for begin in range(0, count, _ROWS)
-        ]
-        if not parts:
+        if not count:
             none = np.zeros(0)
             return LogprobTable(
                 none, none.astype(np.int64), np.zeros((0, top), np.int32), np.zeros((0, top)), none.astype(np.uint8)
             )
-        return LogprobTable(*(np.concatenate([part[i] for part in parts]) for i in range(5)))
+        return self.score(logits, upload(targets, logits.device), top).take()
+
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> Scored:
+        """As `logprobs`, without waiting for them.
+
+        Args:
+            logits: [L, V], L at least 1.
+            targets: [L] int64 on their device, inside the vocabulary.
+            top: alternatives of each row.
+        """
+        parts = (slice(begin, begin + _ROWS) for begin in range(0, len(logits), _ROWS))
+        return Scored(tuple(Download(*_scored(logits[part].float(), targets[part], top)) for part in parts))
 
 
 def _masks(rows: Sequence[DeviceRow], masks: Words | None) -> tuple[Words | None, npt.NDArray[np.int64]]:
@@ -256,10 +290,10 @@ def _sample(
     words, which = _masks(rows, masks)
     table = np.stack([row.fields for row in rows])
     table[:, kernels.POSITION.value], table[:, kernels.MASK.value] = positions, which
-    ints = torch.from_numpy(table).to(device, non_blocking=True)
+    ints = upload(table, device)
     floats, chunks = ints.view(torch.float64), triton.cdiv(vocab, kernels.CHUNK.value)
     space = triton.next_power_of_2(chunks)
-    allowed = ints if words is None else torch.from_numpy(words.view(np.int32)).to(device, non_blocking=True)
+    allowed = ints if words is None else upload(words.view(np.int32), device)
     changed = torch.empty(count, vocab, device=device)
     largest = torch.empty(count, chunks, device=device)
     places, wrong, numbers = torch.empty(3, count, chunks, dtype=torch.int32, device=device)
@@ -292,9 +326,9 @@ def _mass(logits: Tensor, largest: Tensor) -> Tensor:
     return found
 
 
-def _scored(logits: Tensor, targets: npt.NDArray[np.int64], top: int) -> tuple[npt.NDArray[Any], ...]:
+def _scored(logits: Tensor, targets: Tensor, top: int) -> tuple[Tensor, ...]:
     """The arrays of a LogprobTable."""
-    target = torch.from_numpy(targets).to(logits.device).unsqueeze(1)
+    target = targets.unsqueeze(1)
     most = logits.amax(dim=1, keepdim=True)
     failed = ~(logits < math.inf).all(dim=1) | (most.squeeze(1) == -math.inf)
     shifted = logits.double() - most.double()
@@ -308,5 +342,4 @@ def _scored(logits: Tensor, targets: npt.NDArray[np.int64], top: int) -> tuple[n
     best = (order + (0x7FFFFFFF - ids)).topk(top, dim=1).indices
     scores = shifted - logarithm
     chosen, codes = scores.gather(1, target).squeeze(1).masked_fill(failed, 0.0), torch.where(failed, NOT_FINITE, 0)
-    found = chosen, ranks, best.int(), scores.gather(1, best), codes.to(torch.uint8)
-    return tuple(part.cpu().numpy() for part in found)
+    return chosen, ranks, best.int(), scores.gather(1, best), codes.to(torch.uint8)

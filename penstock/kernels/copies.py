@@ -1,0 +1,48 @@
+"""Copies between host and device that do not keep the host waiting: from and to pinned memory, queued with the work.
+
+Every copy has memory of its own. Torch's allocator of pinned memory gives a block out again only once the copies that
+use it are over, so that none is overwritten under way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device, behind what was queued there before; on a CPU the array's own memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Download:
+    """Tensors as they are when what was queued before has run, on their way to the host.
+
+    Args:
+        tensors: of one device; they may be overwritten by work that is queued later.
+    """
+
+    __slots__ = ("_event", "_here")
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if tensors[0].device.type == "cpu":
+            self._here = tuple(tensor.clone() for tensor in tensors)
+            return
+        self._here = tuple(
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            for tensor in tensors
+        )
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """The tensors on the host. Waits for their copies alone, not for what was queued after them."""
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+        return self._here
