@@ -135,3 +135,12 @@ class Rotary:
     def __init__(self, rope: RopeParameters, max_length: int) -> None:
         self.rope = rope
         self.frequencies = inverse_frequencies(rope, max_length)
+        self._copies: dict[torch.device, Tensor] = {}
+
+    def beside(self, positions: object) -> Tensor:
+        """The frequencies on the device of `positions`, copied there once; a recording's handles are on the CPU."""
+        if not isinstance(positions, Tensor) or positions.device.type == "cpu":
+            return self.frequencies
+        if positions.device not in self._copies:
+            self._copies[positions.device] = self.frequencies.to(positions.device)
+        return self._copies[positions.device]

@@ -82,7 +82,7 @@ class Step:
         """The rotary tables at the step's positions: cos and signed sin, each [T, 1, rot] float32."""
         found = self._rotations.get(id(rotary))
         if found is None:
-            tables = self.kernels.rope_tables
-            found = tables(self.batch.positions[0], rotary.frequencies, rotary.rope.attention_factor)
+            tables, positions = self.kernels.rope_tables, self.batch.positions[0]
+            found = tables(positions, rotary.beside(positions), rotary.rope.attention_factor)
             self._rotations[id(rotary)] = found
         return found

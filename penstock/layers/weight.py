@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from penstock.kernels.api import Matrix
@@ -110,3 +111,17 @@ class Layer:
                 stack.extend(reversed(list(vars(item).values())))
             elif isinstance(item, (list, tuple)):
                 stack.extend(reversed(item))
+
+    def place(self, device: torch.device) -> None:
+        """Moves the tensors among the attributes that are no weights, constants, to where weights were loaded."""
+        stack: list[object] = [self]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, Layer):
+                for name, value in vars(item).items():
+                    if isinstance(value, Tensor):
+                        setattr(item, name, value.to(device))
+                    else:
+                        stack.append(value)
+            elif isinstance(item, (list, tuple)):
+                stack.extend(item)

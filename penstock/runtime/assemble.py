@@ -48,6 +48,7 @@ def load(
         cache=cache,
         quantize=options.quantize,
     )
+    model.place(torch.device(options.torch_device))
     notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
     kv = choose_kv_types(model, prepared.groups, options.kv_cache_dtype, options.block_size)
     if kv.reason:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.kernels.copies import upload
 from penstock.kernels.cpu import native, recording
 from penstock.kernels.cpu.ops import mask_kinds
 from penstock.layers.batch import Batch, GroupTables, LayerCache
@@ -55,8 +56,9 @@ class EagerExecutor:
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
         hidden = self.hidden()
-        rows = torch.arange(len(hidden)) if rows is None else rows
-        return self._model.logits(hidden, rows.to(hidden.device))
+        if rows is None:
+            return self._model.logits(hidden, torch.arange(len(hidden), device=hidden.device))
+        return self._model.logits(hidden, upload(rows.numpy(), hidden.device))
 
 
 class RecordedExecutor:

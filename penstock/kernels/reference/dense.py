@@ -126,7 +126,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def rope_tables(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    angles = torch.outer(positions.float(), frequencies.to(positions.device))
+    angles = torch.outer(positions.float(), frequencies)
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.kernels.copies import upload
 from penstock.kernels.reference.attention import visible
 from penstock.kernels.triton.attention_shapes import LONG, SHORT_QUERIES
 
@@ -108,7 +109,7 @@ class AttentionPlan:
 
     def _upload(self, units: Numbers, split: Numbers | None, slots: int) -> Tiles:
         both = units if split is None else np.concatenate((units, split))
-        on_device = torch.from_numpy(both.astype(np.int32)).to(self.block_table.device, non_blocking=True)
+        on_device = upload(both.astype(np.int32), self.block_table.device)
         return Tiles(on_device[: len(units)], on_device[len(units) :] if slots else None, slots)
 
 

@@ -57,7 +57,6 @@ def rope_tables(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> 
     cos = torch.empty(tokens, 1, 2 * half, dtype=torch.float32, device=positions.device)
     sin = torch.empty_like(cos)
     if tokens:
-        frequencies = frequencies.to(positions.device)
         _rope_tables[(tokens,)](
             positions, frequencies, cos, sin, factor, half, triton.next_power_of_2(half), num_warps=1
         )

@@ -179,7 +179,7 @@ def _counts(s: RowSettings) -> Tensor | None:
     counts = 2 * np.bincount(np.asarray(s.generated_ids, np.int64), minlength=s.vocab_size).astype(np.int32)
     if s.repetition_penalty != 1.0:
         counts[list(s.prompt_ids)] += 1
-    return torch.from_numpy(counts).to(HOME)
+    return upload(counts, torch.device(HOME))
 
 
 def _bias(s: RowSettings) -> Tensor | None:
@@ -188,7 +188,7 @@ def _bias(s: RowSettings) -> Tensor | None:
     bias = np.zeros(s.vocab_size)
     for token, value in s.logit_bias:
         bias[token] += value
-    return torch.from_numpy(bias).to(HOME)
+    return upload(bias, torch.device(HOME))
 
 
 class DeviceSampling:
