@@ -1,0 +1,199 @@
+"""What the engine and its kernels reach on a GPU, beside what the card can; no checkpoint and no network is needed.
+
+    python benchmarks/gpu/run.py [--only kernels.linear,model] [--quick] [--out FOLDER]
+
+Prints a table, writes results.json after every figure, and plots. With --device interpreter --tiny it runs through on a
+CPU, which says that it works and nothing else. Ends with 1 if an op ran its reference where there is a kernel, else
+with 2 if a section failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import importlib
+import json
+import platform
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
+SECTIONS: dict[str, tuple[str, float]] = {  # name → its module, and its share of the time in seconds
+    "card": ("card", 20),
+    "kernels.linear": ("linear", 60),
+    "kernels.head": ("linear", 10),
+    "kernels.attention": ("attention", 45),
+    "kernels.experts": ("experts", 40),
+    "kernels.rows": ("rows", 15),
+    "kernels.sampling": ("rows", 15),
+    "model.llama_8b": ("models", 90),
+    "model.llama_8b_fp8": ("models", 90),
+    "model.llama_8b_int4": ("models", 30),
+    "model.qwen3_0_6b": ("models", 20),
+    "model.qwen3_30b_a3b": ("models", 30),
+    "model.deepseek_v2_lite": ("models", 25),
+}
+ALWAYS = "card"  # others compare with it
+COMPILERS = 6  # processes that compile kernels ahead
+
+
+def arguments(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="sections, or beginnings of their names, separated by commas")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "interpreter"))
+    parser.add_argument("--tiny", action="store_true", help="shapes that say nothing but that it works")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results.json and the plots")
+    parser.add_argument("--seconds", type=float, default=500, help="for all sections; the last ones may be left out")
+    parser.add_argument("--compile-only", action="store_true", help="run everything once, so that kernels are compiled")
+    parser.add_argument("--no-compilers", action="store_true", help="do not compile ahead in other processes")
+    return parser.parse_args(given)
+
+
+def chosen(only: str) -> list[str]:
+    """Sections asked for, in order, with what they compare with.
+
+    Raises:
+        SystemExit: a name fits none.
+    """
+    wanted = [name for name in only.split(",") if name]
+    unknown = [name for name in wanted if not any(section.startswith(name) for section in SECTIONS)]
+    if unknown:
+        raise SystemExit(f"--only names {', '.join(unknown)}; sections are {', '.join(SECTIONS)}.")
+    return [s for s in SECTIONS if not wanted or s == ALWAYS or any(s.startswith(name) for name in wanted)]
+
+
+def compile_ahead(options: argparse.Namespace, sections: list[str]) -> None:
+    """Fills Triton's cache of compiled kernels from several processes, as compiling is what takes long."""
+    heavy = [name for name in sections if name.startswith("kernels.")]
+    started = time.monotonic()
+    running: list[subprocess.Popen[bytes]] = []
+    for name in heavy[:COMPILERS]:
+        command = [sys.executable, "-m", "benchmarks.gpu", "--only", name, "--compile-only", "--out", str(options.out)]
+        command += ["--quick"] if options.quick else []
+        running.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    for process in running:
+        try:
+            process.wait(timeout=max(1.0, 0.3 * options.seconds - (time.monotonic() - started)))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    print(f"kernels compiled ahead in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def figures_of(setting: Any, name: str, limit: float) -> Iterator[Any]:
+    """Figures of a section until its time is up; a failure is the last one's note."""
+    setting.deadline = time.monotonic() + limit
+    module = importlib.import_module(f"benchmarks.gpu.{SECTIONS[name][0]}")
+    section = getattr(module, name.rpartition(".")[2])(setting)
+    for figure in section:
+        yield replace(figure, least=None, most=None) if setting.tiny else figure
+        if setting.left <= 0:
+            print(f"  … {name} is cut short: its {limit:.0f} s are over", flush=True)
+            section.close()
+            return
+
+
+def line(figure: Any) -> str:
+    share = "" if figure.share is None else f"{figure.share:7.1%} of {figure.of}"
+    bounds = [f"{sign} {value:g}" for sign, value in (("≥", figure.least), ("≤", figure.most)) if value is not None]
+    target = f"  target {', '.join(bounds)}: {'met' if figure.met else 'MISSED'}" if bounds else ""
+    note = f"  ({figure.note})" if figure.note else ""
+    return f"  {figure.name:<48} {figure.value:>12,.4g} {figure.unit:<10}{share}{target}{note}"
+
+
+def about(setting: Any) -> dict[str, Any]:
+    import torch
+    import triton
+
+    from penstock import __version__
+
+    found = {
+        "penstock": __version__,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(0) if setting.on_gpu else setting.device,
+    }
+    return found | ({"tiny": True} if setting.tiny else {})
+
+
+def run(options: argparse.Namespace, setting: Any, sections: list[str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """All figures by section, and failures; the file is written after each figure."""
+    found: dict[str, list[Any]] = {}
+    failures: dict[str, str] = {}
+    machine = about(setting)
+    end = time.monotonic() + options.seconds
+    for name in sections:
+        limit = min(SECTIONS[name][1], end - time.monotonic())
+        if limit <= 0:
+            failures[name] = "left out: the time is over"
+            continue
+        print(f"{name}", flush=True)
+        found[name] = []
+        try:
+            for figure in figures_of(setting, name, limit):
+                found[name].append(figure)
+                print(line(figure), flush=True)
+                write(options.out, machine, found, failures, setting.references)
+        except Exception as error:
+            failures[name] = f"{type(error).__name__}: {error}"
+            print(f"  FAILED: {failures[name]}", flush=True)
+            traceback.print_exc()
+        gc.collect()
+        if setting.on_gpu:
+            import torch
+
+            torch.cuda.empty_cache()
+    write(options.out, machine, found, failures, setting.references)
+    return found, failures
+
+
+def write(out: Path, machine: Any, found: dict[str, list[Any]], failures: Any, references: Any) -> None:
+    sections = {name: [asdict(figure) | {"met": figure.met} for figure in done] for name, done in found.items()}
+    everything = {"machine": machine, "sections": sections, "failures": failures, "references": references}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+
+
+def main(given: list[str] | None = None) -> int:
+    options = arguments(given)
+    sections = chosen(options.only)
+    if options.device == "interpreter":
+        from penstock.config.environment import interpret_triton
+
+        interpret_triton()  # before anything imports triton
+    import torch
+
+    from benchmarks.gpu.measure import Setting
+    from benchmarks.gpu.plots import bars
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("torch sees no GPU; --device interpreter --tiny shows that the command works.")
+    setting = Setting(options.device, options.tiny, options.quick, options.compile_only)
+    if setting.on_gpu and not options.compile_only and not options.no_compilers:
+        compile_ahead(options, sections)
+    found, failures = run(options, setting, sections)
+    for name, figures in found.items():
+        bars(name, figures, options.out / f"{name}.svg")
+    missed = [figure.name for figures in found.values() for figure in figures if figure.met is False]
+    print(f"{sum(map(len, found.values()))} figures in {options.out}; targets missed: {'; '.join(missed) or 'none'}")
+    for op, why in setting.references.items():
+        print(f"the reference ran for {op}, which has a kernel: {why}")
+    return 1 if setting.references else 2 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
