@@ -8,6 +8,7 @@ import platform
 import re
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ def doctor(
     ] = None,
     device: Annotated[
         str,
-        typer.Option("--device", help="Where to compute: auto, cpu, cuda, or interpreter (kernels of cuda on a CPU)."),
+        typer.Option("--device", help="As in the other commands, or interpreter: kernels of cuda, slowly on a CPU."),
     ] = "auto",
     formats: Annotated[
         bool, typer.Option("--formats", help="Instead, list the weight formats and what becomes of each in memory.")
@@ -69,7 +70,7 @@ def examine(dtype: str = "float32", isa: str = "auto", device: str = "auto") -> 
         ConfigError: the compute type, instruction set or device is unknown, or this machine or build lacks the set.
     """
     from penstock.config.options import EngineOptions
-    from penstock.config.resolve import validate
+    from penstock.config.resolve import auto_device, validate
 
     validate(EngineOptions(dtype=dtype, isa=isa, device=device))
     from penstock.kernels.api import resolve_kernels
@@ -77,11 +78,11 @@ def examine(dtype: str = "float32", isa: str = "auto", device: str = "auto") -> 
     from penstock.kernels.registry import KernelContext
     from penstock.runtime.prepare import kernel_decisions, measure_machine
 
-    machine = measure_machine()
-    device = "cpu" if device == "auto" else device  # what --device auto takes
+    machine = measure_machine("auto" if device == "cpu" else device)
+    device = auto_device(machine)[0] if device == "auto" else device
     isa = native.select_isa(isa) if native.available() else "none"
     compute = "float32" if dtype == "auto" else dtype
-    kernels = resolve_kernels(KernelContext(device, compute, isa))
+    kernels = resolve_kernels(KernelContext(device.partition(":")[0], compute, isa))
     return {
         "penstock": __version__,
         "python": platform.python_version(),
@@ -107,7 +108,8 @@ def examine(dtype: str = "float32", isa: str = "auto", device: str = "auto") -> 
             "in_use": isa,
             "fast_differs": native.two_ways(),
         },
-        "torch": {"version": importlib.metadata.version("torch"), "cuda_devices": machine.cuda_devices},
+        "torch": {"version": importlib.metadata.version("torch")},
+        "gpus": [asdict(gpu) for gpu in machine.accelerators],
         "triton": _triton(),
         "other_architectures": _transformers(),
         "kernels": {
@@ -252,7 +254,8 @@ def _print(found: dict[str, Any]) -> None:
         ("native library", library if native["loaded"] else f"missing: {native['why_not']}"),
         *(("", f"not {name}: {why}") for name, why in native["refused"].items()),
         ("arithmetic", f"--arithmetic fast {level} strict"),
-        ("torch", f"{found['torch']['version']}, {found['torch']['cuda_devices']} GPUs"),
+        ("torch", found["torch"]["version"] + ("" if found["gpus"] else ", sees no GPU")),
+        *((f"{gpu['kind']}:{gpu['index']}", _gpu(gpu)) for gpu in found["gpus"]),
         ("triton", found["triton"]["version"] or found["triton"]["why_not"]),
         ("other models", found["other_architectures"]["runs"]),
         ("bundled model", f"present at {model['path']}" if model["present"] else f"missing: {model['why_not']}"),
@@ -266,6 +269,18 @@ def _print(found: dict[str, Any]) -> None:
         ("op", "implementation", "why not a better one"),
         [(op["op"], op["implementation"], op["reason"]) for op in kernels["ops"]],
     )
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    """One GPU in a line."""
+    from penstock.runtime.memory_plan import format_bytes
+
+    capability = f", compute capability {'.'.join(map(str, gpu['capability']))}" if gpu["capability"] else ""
+    processors = f", {gpu['processors']} multiprocessors" if gpu["processors"] else ""
+    lacks = "; ".join(gpu[name] for name in ("no_kernels", "no_bfloat16", "no_fp8") if gpu[name])
+    free = f"{format_bytes(gpu['memory_free'])} free of " if gpu["memory_free"] < gpu["memory_total"] else ""
+    facts = f"{gpu['name']}, {free}{format_bytes(gpu['memory_total'])}{capability}{processors}"
+    return f"{facts}; not: {lacks}" if lacks else facts
 
 
 def _print_formats(formats: list[dict[str, Any]]) -> None:

@@ -54,7 +54,8 @@ def _model() -> inspect.Parameter:
 
 MODEL_FLAGS = (
     _model(),
-    flag("device", str, "auto", _COMPUTE, "Where to compute: auto, cpu or cuda."),
+    flag("device", str, "auto", _COMPUTE,
+         "Where to compute: auto, cpu, cuda, rocm, xpu or mps; cuda:1 for another GPU than the first."),
     flag("dtype", str, "auto", _COMPUTE, "Type of the computation: auto, float32, bfloat16 or float16."),
     flag("quantize", str | None, None, _COMPUTE,
          "Quantise float weights while they load, for example q4_k_m, q8_0, int8 or fp8: all get the main format of "
@@ -79,7 +80,10 @@ MODEL_FLAGS = (
     flag("max_chunk_tokens", int | None, None, _SCHEDULING,
          "Most tokens of one request in a step, so that long prompts advance side by side."),
     flag("block_size", int, 16, _MEMORY, "Tokens in one block of the KV cache."),
-    flag("kv_cache_memory", str | None, None, _MEMORY, "KV cache size, for example 2GiB. Default: from what is free.",
+    flag("gpu_memory_utilization", float, 0.9, _MEMORY,
+         "Share of a GPU's memory that weights, steps and KV cache may fill together."),
+    flag("kv_cache_memory", str | None, None, _MEMORY,
+         "KV cache size, for example 2GiB. Default: from what is free; on a GPU what weights and a step leave.",
          "--kv-cache-memory", "--kv-cache-memory-bytes", metavar="SIZE"),
     flag("kv_blocks", int | None, None, _MEMORY, "Exact number of KV blocks; comes before --kv-cache-memory."),
     flag("enable_prefix_caching", bool, True, _MEMORY, "Reuse computed prefixes across requests.",

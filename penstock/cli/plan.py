@@ -79,7 +79,7 @@ def _print(prepared: Prepared, facts: dict[str, Any]) -> None:
         ("weights on disk", "weights_on_disk", f"{facts['parameters']:,} parameters"),
         ("weights resident", "weights_resident", facts["dtype"]),
         ("KV cache", "kv_cache", f"{blocks} blocks of {facts['block_size']} tokens"),
-        ("activations", "activations", "largest step, estimated"),
+        ("activations", "activations", prepared.plan.step_remark),
         ("total", "total", f"on {facts['device']}"),
         ("free", "free", f"of {format_bytes(sizes['available'])} available now"),
     )

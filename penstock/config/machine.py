@@ -9,6 +9,34 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A GPU that torch sees.
+
+    Attributes:
+        kind: "cuda" (NVIDIA), "rocm" (AMD), "xpu" (Intel) or "mps" (Apple).
+        index: its number among the machine's.
+        name: the maker's.
+        memory_total: bytes.
+        memory_free: bytes nobody uses now; memory_total where it was not asked for.
+        capability: NVIDIA's compute capability, None for others.
+        processors: multiprocessors, 0 if unknown.
+        no_bfloat16, no_fp8: a clause that says why it does not multiply them; "" if it does.
+        no_kernels: why Triton's kernels do not run on it, so that all ops are the reference's; "" if they do.
+    """
+
+    kind: str
+    index: int
+    name: str
+    memory_total: int
+    memory_free: int
+    capability: tuple[int, int] | None = None
+    processors: int = 0
+    no_bfloat16: str = ""
+    no_fp8: str = ""
+    no_kernels: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """What options are resolved against.
 
@@ -19,8 +47,7 @@ class Machine:
         isas: instruction sets the native library can use here, best first; empty if it could not be loaded.
         refused_isas: the others it was built for or knows of: (name, a sentence that says why not).
         has_bf16: whether the CPU multiplies bfloat16 natively.
-        cuda_devices: GPUs torch can use.
-        gpu_memory_available: free bytes of the first GPU.
+        accelerators: GPUs torch can use, by number.
     """
 
     cores: int
@@ -29,8 +56,7 @@ class Machine:
     isas: tuple[str, ...] = ()
     refused_isas: tuple[tuple[str, str], ...] = ()
     has_bf16: bool = False
-    cuda_devices: int = 0
-    gpu_memory_available: int = 0
+    accelerators: tuple[Accelerator, ...] = ()
 
 
 def _read(path: Path) -> str | None:
@@ -129,14 +155,13 @@ def read_machine(
     isas: tuple[str, ...] = (),
     refused_isas: tuple[tuple[str, str], ...] = (),
     has_bf16: bool = False,
-    cuda_devices: int = 0,
-    gpu_memory_available: int = 0,
+    accelerators: tuple[Accelerator, ...] = (),
     root: Path = Path("/"),
 ) -> Machine:
     """Measures this machine.
 
     Args:
-        isas, refused_isas, has_bf16, cuda_devices, gpu_memory_available: what the native library and torch report.
+        isas, refused_isas, has_bf16, accelerators: what the native library and torch report.
         root: where /proc and /sys are looked for.
     """
     total, available = _system_memory(root)
@@ -148,6 +173,5 @@ def read_machine(
         isas=isas,
         refused_isas=refused_isas,
         has_bf16=has_bf16,
-        cuda_devices=cuda_devices,
-        gpu_memory_available=gpu_memory_available,
+        accelerators=accelerators,
     )

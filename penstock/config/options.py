@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.config.limits import DRAIN_TIMEOUT_S
 
+GPUS = ("cuda", "rocm", "xpu", "mps")
 SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -16,7 +17,8 @@ class EngineOptions:
     Attributes:
         model: a Hugging Face folder, a .gguf file, or "penstock-concierge" (the bundled model).
         served_model_name: the name clients use; None takes the folder's or file's name.
-        device: "auto", "cpu" or "cuda" ("interpreter", for tests, runs the kernels of "cuda" slowly on the CPU).
+        device: "auto", "cpu", or one of GPUS: NVIDIA, AMD, Intel and Apple, "cuda:1" for another than the first
+            ("interpreter", for tests, runs the kernels of "cuda" slowly on the CPU).
         dtype: "auto", "float32", "bfloat16" or "float16", or short as in SHORT_TYPES: compute and weights.
         kv_cache_dtype: "auto", "float32", "bfloat16", "float16", "fp8", "int8" or "int4": keys and values in the cache.
         pack_cache: folder of packed weights, "off", or "auto": the user's cache folder, for models worth it.
@@ -35,7 +37,8 @@ class EngineOptions:
         max_chunk_tokens: most tokens of one request in a step, so that several long prompts advance side by side; None
             for the whole budget.
         block_size: tokens in one KV block.
-        kv_cache_memory: bytes for the KV cache; None derives it from free memory.
+        gpu_memory_utilization: share of a GPU's memory, above 0 and at most 1, that all together may fill.
+        kv_cache_memory: bytes for the KV cache; None derives it from free memory, on a GPU from what a step leaves.
         kv_blocks: exact number of KV blocks (tests, benchmarks); overrides kv_cache_memory.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
         policy: "fcfs" or "priority".
@@ -62,6 +65,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     max_chunk_tokens: int | None = None
     block_size: int = 16
+    gpu_memory_utilization: float = 0.9
     kv_cache_memory: int | None = None
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
@@ -78,9 +82,18 @@ class EngineOptions:
                 object.__setattr__(self, name, SHORT_TYPES.get(value, value))
 
     @property
+    def device_kind(self) -> str:
+        """`device` without a number."""
+        return self.device.partition(":")[0]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device_kind in GPUS
+
+    @property
     def torch_device(self) -> str:
         """What torch calls `device`, once that is resolved."""
-        return "cpu" if self.device == "interpreter" else self.device
+        return "cpu" if self.device == "interpreter" else self.device.replace("rocm", "cuda")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config.errors import ConfigError
 from penstock.config.limits import MAX_THREADS
-from penstock.config.machine import Machine
-from penstock.config.options import EngineOptions
+from penstock.config.machine import Accelerator, Machine
+from penstock.config.options import GPUS, EngineOptions
 from penstock.config.quantisation import QUANTIZE_FORMATS
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DEVICES = ("auto", "cpu", "cuda", "interpreter")
+DEVICES = ("auto", "cpu", *GPUS, "interpreter")
 DTYPES = ("auto", *DTYPE_BYTES)
 KV_CACHE_DTYPES = (*DTYPES, "fp8", "int8", "int4")
 KV_ELEMENT_BYTES = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # scales not counted
@@ -123,7 +124,10 @@ def validate(options: EngineOptions) -> None:
         raise _refuse("model", options.model, "a folder, a .gguf file or penstock-concierge")
     if options.served_model_name is not None and not options.served_model_name:
         raise _refuse("served_model_name", options.served_model_name, "a name that is not empty")
-    choices = (("device", DEVICES), ("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
+    numbered = re.fullmatch(rf"(?:{'|'.join(GPUS)}):\d{{1,3}}", str(options.device))
+    if not numbered and options.device not in DEVICES:
+        raise _refuse("device", options.device, f"{', '.join(DEVICES[:-1])}, a GPU's with a number, such as cuda:1")
+    choices = (("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
     for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), ("policy", POLICIES)):
         _one_of(options, name, allowed)
     if options.quantize is not None:
@@ -134,6 +138,9 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "max_num_batched_tokens", 1, 2**24)
     _integer(options, "max_chunk_tokens", 1, 2**24)
     _integer(options, "block_size", 1, 1024, optional=False)
+    share = options.gpu_memory_utilization
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        raise _refuse("gpu_memory_utilization", share, "a number above 0, at most 1")
     _integer(options, "kv_cache_memory", 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)
     _integer(options, "depth", 0, 1)
@@ -148,13 +155,24 @@ def _name(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derive
 
 
 def _device(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    if machine.cuda_devices:
-        return "cpu", "GPU kernels are not part of this version; --device cuda runs the reference there, untested"
-    return "cpu", "torch sees no GPU"
+    return auto_device(machine)
+
+
+def auto_device(machine: Machine) -> tuple[str, str]:
+    """What --device auto takes, and why: the first GPU if there are kernels for it, else the CPU."""
+    if not machine.accelerators:
+        return "cpu", "torch sees no GPU"
+    first = machine.accelerators[0]
+    if first.no_kernels:
+        return "cpu", f"--device {first.kind} would run the reference on {first.name}: {first.no_kernels}"
+    untested = "" if first.kind == "cuda" else "; this kind of GPU is untested"
+    return first.kind, f"{first.name}, the first GPU that torch sees{untested}"
 
 
 def _dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    if options.device == "cuda":
+    if (gpu := chosen_gpu(options, machine)) is not None:
+        if model.checkpoint_dtype == "bfloat16" and gpu.no_bfloat16:
+            return "float16", f"the checkpoint holds bfloat16, but {gpu.no_bfloat16}"
         return model.checkpoint_dtype, "what the checkpoint holds"
     if machine.isas:
         return "float32", "activations; weights stay in memory as they are stored"
@@ -167,7 +185,7 @@ def _dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Deriv
 
 
 def _kv_cache_dtype(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    if options.device == "cuda" or options.dtype != "float32":
+    if options.on_gpu or options.dtype != "float32":
         return options.dtype, "the compute type"
     if model.whole_prompts:
         return "float32", "an encoder keeps it for one step only"
@@ -198,7 +216,7 @@ def _max_model_len(options: EngineOptions, model: ModelFacts, machine: Machine) 
 
 
 def _max_num_seqs(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    if options.device == "cuda":
+    if options.on_gpu:
         return 256, "a GPU batches hundreds of sequences before it is busy"
     return 64, "a CPU is busy with fewer; more only adds to everybody's wait"
 
@@ -212,7 +230,7 @@ def _max_num_batched_tokens(options: EngineOptions, model: ModelFacts, machine: 
 
 
 def _step_tokens(options: EngineOptions, model: ModelFacts) -> Derived:
-    if options.device == "cuda":
+    if options.on_gpu:
         return 8192, "keeps a GPU's matrix units busy"
     if model.parameters < SMALL_MODEL_PARAMETERS:
         return 2048, "a model under 50M parameters is fast enough that a long prompt chunk delays nobody noticeably"
@@ -220,7 +238,7 @@ def _step_tokens(options: EngineOptions, model: ModelFacts) -> Derived:
 
 
 def _depth(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    if options.device == "cuda":
+    if options.on_gpu:
         return 1, "a step is prepared while the GPU runs the one before"
     return 0, "a CPU that prepares steps does not compute them"
 
@@ -232,12 +250,13 @@ def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine
         tokens = 2 * (options.max_num_batched_tokens or 1) + seqs * block
         elements = sum(layer.elements_per_token for layer in model.layers[:2])
         return int(size * tokens * elements), "two steps' prompts, in turn for each layer"
+    if options.on_gpu:
+        return None, f"what weights and the largest step leave of {options.gpu_memory_utilization:.0%} of its memory"
     # One block more a layer and sequence than tokens need, because blocks are not shared while they are written.
     slack = int(size * block * sum(layer.elements_per_token for layer in model.layers))
     full = model.cache_bytes(length, size) + 2 * slack
     wanted = seqs * (model.cache_bytes(-(-length // 4), size) + slack)
-    memory = machine.gpu_memory_available if options.device == "cuda" else machine.memory_available
-    quarter = memory // 4
+    quarter = machine.memory_available // 4
     if full >= min(wanted, quarter):
         return full, f"one sequence of the full {length} tokens, the least that is useful"
     if wanted <= quarter:
@@ -260,9 +279,49 @@ _RULES: tuple[tuple[str, Callable[[EngineOptions, ModelFacts, Machine], Derived]
 )
 
 
+def chosen_gpu(options: EngineOptions, machine: Machine) -> Accelerator | None:
+    """The GPU that `options.device`, which is no "auto", names; None for a CPU.
+
+    Raises:
+        ConfigError: torch sees none such.
+    """
+    if not options.on_gpu:
+        return None
+    number = int(options.device.partition(":")[2] or 0)
+    found = [gpu for gpu in machine.accelerators if gpu.kind == options.device_kind]
+    if number >= len(found):
+        seen = [f"{gpu.kind}:{gpu.index} ({gpu.name})" for gpu in machine.accelerators]
+        allowed = ", ".join(("auto", "cpu", *seen))
+        raise ConfigError(
+            f"--device is {options.device!r}, but torch sees {'no GPU' if not seen else 'no such GPU'} here; "
+            f"allowed: {allowed}."
+        )
+    return found[number]
+
+
+def _check_types(options: EngineOptions, machine: Machine) -> None:
+    """Whether the device computes with the types, all of which are concrete."""
+    gpu = chosen_gpu(options, machine)
+    if gpu is None and options.device != "interpreter":
+        return
+    if gpu is not None and gpu.no_bfloat16 and options.dtype == "bfloat16":
+        raise _refuse("dtype", options.dtype, "auto, float16, float32", _sentence(gpu.no_bfloat16))
+    why_not = {"int8": "GPUs have no kernels for it", "int4": "GPUs have no kernels for it"}
+    if gpu is not None and (no_fp8 := gpu.no_kernels or gpu.no_fp8):
+        why_not["fp8"] = no_fp8
+    if options.kv_cache_dtype in why_not:
+        allowed = ", ".join(kind for kind in KV_CACHE_DTYPES if kind not in why_not)
+        why = _sentence(why_not[options.kv_cache_dtype])
+        raise _refuse("kv_cache_dtype", options.kv_cache_dtype, f"{allowed} on this device", why)
+
+
+def _sentence(clause: str) -> str:
+    return f"{clause[:1].upper()}{clause[1:]}."
+
+
 def _check_against_machine(options: EngineOptions, model: ModelFacts, machine: Machine) -> None:
-    if options.device == "cuda" and not machine.cuda_devices:
-        raise ConfigError("--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu.")
+    if options.device != "auto":
+        chosen_gpu(options, machine)
     if machine.isas and options.isa not in ("auto", *machine.isas):
         why = dict(machine.refused_isas).get(options.isa, "")
         here = ", ".join(("auto", *machine.isas)) + " on this machine"
@@ -285,7 +344,8 @@ def _check_against_machine(options: EngineOptions, model: ModelFacts, machine: M
 def resolve(options: EngineOptions, model: ModelFacts, machine: Machine) -> Resolved:
     """Gives every option that is "auto" or None a value and a reason; the others stay as they are.
 
-    kv_blocks alone may stay None: it overrides the KV cache's size, and without it kv_cache_memory rules.
+    kv_blocks may stay None: it overrides the KV cache's size, and without it kv_cache_memory rules; on a GPU that may,
+    too, which gives the cache what is left once the largest step has been measured.
 
     Raises:
         ConfigError: an option is outside its range, or model or machine cannot honour it.
@@ -296,6 +356,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: Machine) -> Reso
     for name, rule in _RULES:
         if getattr(options, name) in (None, "auto"):
             value, reason = rule(options, model, machine)
-            reasons.append((name, value, reason))
+            reasons.append((name, "the rest" if value is None else value, reason))
             options = replace(options, **{name: value})
+    _check_types(options, machine)
     return Resolved(options, tuple(reasons))

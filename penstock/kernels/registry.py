@@ -14,7 +14,8 @@ class KernelContext:
     """What a choice depends on.
 
     Attributes:
-        device: "cpu", "cuda" or "interpreter", which is the CPU running kernels made for "cuda".
+        device: "cpu", a kind of GPU as in EngineOptions without its number, or "interpreter", which is the CPU running
+            kernels made for "cuda".
         dtype: compute type, "float32", "bfloat16" or "float16".
         isa: instruction set of the native library in use ("none" if it could not be loaded).
         kv_type: type of the KV cache, as in `kernels.cache.KV_TYPES`.

@@ -9,29 +9,33 @@ import torch
 
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
+from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor, make_executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
-from penstock.runtime.memory_plan import MemoryPlan
-from penstock.runtime.prepare import Prepared, packed_file, plan_again
+from penstock.runtime.memory_plan import MemoryPlan, format_bytes
+from penstock.runtime.peak import measure
+from penstock.runtime.prepare import Prepared, packed_file, plan_again, plan_measured
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
 
 
 def load(
-    prepared: Prepared, progress: Callable[[int, int], None] | None = None
+    prepared: Prepared, progress: Callable[[int, int], None] | None = None, meter: MemoryMeter | None = None
 ) -> tuple[Prepared, tuple[str, ...], list[Decision]]:
-    """Loads the weights and chooses the types of the caches.
+    """Loads the weights, chooses the types of the caches and, on a GPU, measures what the largest step leaves for them.
 
     Args:
         prepared: its model's weights are filled.
         progress: called with (bytes read, bytes in all).
+        meter: of the device's memory; None takes the device's own, if it has one.
 
     Returns:
-        What was prepared, planned again where cache types changed; every layer's cache type; notes on both.
+        What was prepared, planned again where cache types changed or a step was measured; every layer's cache type;
+        notes on all this.
 
     Raises:
         CheckpointError: weights are missing, left over or damaged.
@@ -54,6 +58,13 @@ def load(
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))
+    meter = meter or memory_meter(options.torch_device)
+    if meter is not None:
+        found = measure(prepared, kv.of_layer, meter)
+        prepared = replace(prepared, plan=plan_measured(prepared, kv.of_layer, found))
+        others = f"beside weights of {format_bytes(found.weights)}; {format_bytes(found.others)} are not torch's"
+        notes.append(Decision("largest step", format_bytes(found.step), others))
+        notes += (Decision("max_model_len", str(prepared.plan.max_model_len), note) for note in prepared.plan.notes)
     return prepared, kv.of_layer, notes
 
 

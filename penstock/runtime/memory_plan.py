@@ -30,6 +30,9 @@ class MemoryLimits:
         kv_blocks: exact blocks of every group (block 0 included); overrides kv_cache_memory.
         enable_prefix_caching: whether sliding groups get blocks for prefixes nobody is using.
         state_bytes: recurrent states of one row.
+        activation_bytes: what the largest step was measured to take; None estimates it.
+        attention_masks: attention writes masks or scores out, and the estimate has room for them.
+        where: what the available bytes are of, for people.
     """
 
     available_bytes: int
@@ -43,6 +46,26 @@ class MemoryLimits:
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     state_bytes: int = 0
+    activation_bytes: int | None = None
+    attention_masks: bool = True
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes of a device.
+
+    Attributes:
+        weights: held by the loaded model.
+        step: the most that the largest step held besides weights and caches.
+        others: not torch's: of other processes, and of contexts, libraries and compiled kernels.
+        total: the device's.
+    """
+
+    weights: int
+    step: int
+    others: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +78,15 @@ class MemoryPlan:
         kv_bytes: all KV blocks.
         kv_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         kv_block_bytes: per cache group, bytes of one block over all its layers.
-        activation_bytes: the largest step's intermediate results and logits, an upper estimate.
+        activation_bytes: the largest step's intermediate results and logits, an upper estimate or measured.
         state_bytes: recurrent states of all rows, and room for copies of them.
         max_model_len: longest prompt plus output, tokens.
         max_concurrent_full_length: sequences of max_model_len that fit at once.
         available_bytes: what the plan was made for.
         notes: why a wish was changed, one sentence each.
         checkpoints: recurrent states there is room for beside those of the rows, which prefixes are shared by.
+        measured: the weights and the largest step were measured.
+        where: what the available bytes are of, for people.
     """
 
     weights_bytes: int
@@ -76,6 +101,8 @@ class MemoryPlan:
     notes: tuple[str, ...] = ()
     state_bytes: int = 0
     checkpoints: int = 0
+    measured: bool = False
+    where: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -90,10 +117,14 @@ class MemoryPlan:
             ("weights", format_bytes(self.weights_bytes), f"{format_bytes(self.weights_file_bytes)} in the checkpoint"),
             ("KV cache", format_bytes(self.kv_bytes), f"{blocks} blocks; {fits}"),
             *((("states", format_bytes(self.state_bytes), states),) if self.state_bytes else ()),
-            ("activations", format_bytes(self.activation_bytes), "largest step, estimated"),
-            ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available"),
+            ("activations", format_bytes(self.activation_bytes), self.step_remark),
+            ("total", format_bytes(self.total_bytes), f"of {format_bytes(self.available_bytes)} available{self.where}"),
             *(("note", "", note) for note in self.notes),
         )
+
+    @property
+    def step_remark(self) -> str:
+        return f"largest step, {'measured' if self.measured else 'estimated'}"
 
 
 def format_bytes(count: int) -> str:
@@ -107,10 +138,15 @@ def format_bytes(count: int) -> str:
 
 
 def activation_bytes(model: ModelFacts, limits: MemoryLimits, dtype_bytes: int) -> int:
-    """An upper estimate of one step: the widest layer's buffers, attention masks, and float32 logits twice."""
+    """What one step takes: as measured, or an upper estimate of the widest layer's buffers, attention masks, and
+
+    float32 logits twice.
+    """
+    if limits.activation_bytes is not None:
+        return limits.activation_bytes
     tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
     layer = _WORK_BUFFERS * model.hidden_size + 3 * model.intermediate_size + 4 * model.attention_size
-    layer += limits.max_model_len
+    layer += limits.max_model_len if limits.attention_masks else 0
     rows = min(limits.max_num_seqs, tokens)
     return tokens * layer * dtype_bytes + 2 * rows * model.vocab_size * 4
 
@@ -335,8 +371,7 @@ def plan_memory(
     """Makes the plan.
 
     Args:
-        model: sizes from the checkpoint's headers.
-        groups: the model's cache groups, at least one.
+        model, groups: sizes from the checkpoint's headers, and the model's cache groups, at least one.
         dtype_bytes: bytes of one value in the compute dtype.
         block_bytes: per group, bytes of one block over all its layers; None takes values of dtype_bytes.
         limits: what is available and wished for.
@@ -349,8 +384,7 @@ def plan_memory(
     activations = activation_bytes(model, limits, dtype_bytes)
     states = limits.state_bytes * limits.max_num_seqs
     left = limits.available_bytes - weights - activations - states
-    per_token = dtype_bytes * limits.block_size
-    sizes = tuple(block_bytes or (per_token * group.elements_per_token for group in groups))
+    sizes = tuple(block_bytes or (dtype_bytes * limits.block_size * group.elements_per_token for group in groups))
     _check_states(groups, sizes, left, limits)
     may_shrink = not limits.max_model_len_fixed and limits.max_model_len > limits.block_size
     if left <= 0 or (may_shrink and left < _fewest_bytes(groups, sizes, limits)):
@@ -382,4 +416,6 @@ def plan_memory(
         notes=notes,
         state_bytes=states + checkpoints * limits.state_bytes,
         checkpoints=checkpoints,
+        measured=limits.activation_bytes is not None,
+        where=limits.where,
     )

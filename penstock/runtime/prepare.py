@@ -9,17 +9,18 @@ from math import prod
 import torch
 
 from penstock.config.environment import pack_folder
-from penstock.config.machine import Machine, read_machine
+from penstock.config.machine import Accelerator, Machine, read_machine
 from penstock.config.options import EngineOptions
-from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, resolve
+from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, chosen_gpu, resolve
 from penstock.core.cache_spec import CacheGroup, CacheSpec, group_layers
+from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
-from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, format_bytes, plan_memory
+from penstock.runtime.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
@@ -54,16 +55,16 @@ class Prepared:
     limits: MemoryLimits
 
 
-def measure_machine() -> Machine:
-    """This machine, as torch and the native library see it too."""
+def measure_machine(device: str = "auto") -> Machine:
+    """This machine, as torch and the native library see it too; without GPUs where `device` asks for none."""
     features = native.cpu_features()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = device.partition(":")[2]
+    gpus = () if device in ("cpu", "interpreter") else devices.accelerators(triton.unavailable_reason, int(number or 0))
     return read_machine(
         isas=native.usable_isas(),
         refused_isas=native.refused_isas(),
         has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
-        cuda_devices=gpus,
-        gpu_memory_available=torch.cuda.mem_get_info(0)[0] if gpus else 0,
+        accelerators=gpus,
     )
 
 
@@ -74,7 +75,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         CheckpointError: the model cannot be read.
         ConfigError: an option cannot be honoured; MemoryPlanError: it does not fit.
     """
-    machine = machine or measure_machine()
+    machine = machine or measure_machine(options.device)
     dummy = options.load_format == "dummy"
     checkpoint = open_dummy(options.model) if dummy else open_checkpoint(options.model)
     check_architecture(checkpoint.config)
@@ -82,9 +83,12 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     resolved = resolve(options, facts, machine)
     concrete = resolved.options
     assert concrete.max_model_len and concrete.max_num_seqs and concrete.max_num_batched_tokens
-    gpu = concrete.device == "cuda"
+    devices.use(concrete.torch_device)
+    gpu = chosen_gpu(concrete, machine)
     limits = MemoryLimits(
-        available_bytes=machine.gpu_memory_available if gpu else machine.memory_available,
+        available_bytes=machine.memory_available
+        if gpu is None
+        else _share(concrete, gpu.memory_total, gpu.memory_free),
         max_model_len=concrete.max_model_len,
         max_model_len_fixed=options.max_model_len is not None,
         max_num_seqs=concrete.max_num_seqs,
@@ -94,9 +98,11 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         kv_cache_memory_fixed=options.kv_cache_memory is not None,
         kv_blocks=concrete.kv_blocks,
         enable_prefix_caching=concrete.enable_prefix_caching,
+        attention_masks=gpu is None or bool(gpu.no_kernels),
+        where="" if gpu is None else f", {_of_gpu(concrete, gpu)}",
     )
     context = KernelContext(
-        concrete.device,
+        concrete.device_kind,
         concrete.dtype,
         concrete.isa,
         concrete.kv_cache_dtype,
@@ -120,6 +126,15 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     if model.runs:
         settings.append(Decision("layers", *model.runs.split(": ", 1)))
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
+
+
+def _share(options: EngineOptions, total: int, free: int) -> int:
+    """Bytes of a GPU that may be filled besides what is in use."""
+    return max(0, int(options.gpu_memory_utilization * total) - (total - free))
+
+
+def _of_gpu(options: EngineOptions, gpu: Accelerator) -> str:
+    return f"{options.gpu_memory_utilization:.0%} of {gpu.name}'s {format_bytes(gpu.memory_total)} less what is in use"
 
 
 def settle_compute(options: EngineOptions) -> None:
@@ -149,8 +164,30 @@ def plan_again(prepared: Prepared, kv_types: Sequence[str]) -> MemoryPlan:
     Raises:
         MemoryPlanError: it does not fit.
     """
-    limits = replace(prepared.limits, max_model_len=prepared.plan.max_model_len, max_model_len_fixed=True)
-    return _plan(prepared.facts, prepared.kernels, prepared.options, prepared.model, prepared.groups, limits, kv_types)
+    return _plan_loaded(prepared, kv_types, replace(prepared.limits, max_model_len_fixed=True))
+
+
+def plan_measured(prepared: Prepared, kv_types: Sequence[str], measured: Measured) -> MemoryPlan:
+    """The plan once the weights are loaded and the largest step has been measured.
+
+    Raises:
+        MemoryPlanError: it does not fit.
+    """
+    limits = replace(
+        prepared.limits,
+        available_bytes=_share(prepared.options, measured.total, measured.total - measured.others),
+        activation_bytes=measured.step,
+    )
+    return _plan_loaded(prepared, kv_types, limits, measured.weights)
+
+
+def _plan_loaded(
+    prepared: Prepared, kv_types: Sequence[str], limits: MemoryLimits, weights: int | None = None
+) -> MemoryPlan:
+    """A plan for the model as it was declared, which the length that was planned then is part of."""
+    limits = replace(limits, max_model_len=prepared.plan.max_model_len)
+    of_model = prepared.facts, prepared.kernels, prepared.options, prepared.model, prepared.groups
+    return _plan(*of_model, limits, kv_types, weights)
 
 
 def _plan(
@@ -161,6 +198,7 @@ def _plan(
     groups: Sequence[CacheGroup],
     limits: MemoryLimits,
     kv_types: Sequence[str],
+    weights: int | None = None,
 ) -> MemoryPlan:
     sizes = [
         0
@@ -176,7 +214,7 @@ def _plan(
         dtype_bytes=DTYPE_BYTES[options.dtype],
         block_bytes=tuple(_group_bytes(model, group, sizes) for group in groups),
         limits=replace(limits, state_bytes=_state_bytes(model.cache_specs)),
-        weights_bytes=_resident_bytes(facts, kernels, options),
+        weights_bytes=_resident_bytes(facts, kernels, options) if weights is None else weights,
     )
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.machine import Machine
+from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import LayerFacts, ModelFacts, resolve
 
 GIB = 2**30
+HOPPER = Accelerator("cuda", 0, "H", 80 * GIB, 79 * GIB, (9, 0), 132)
 MACHINE = Machine(cores=6, memory_total=32 * GIB, memory_available=24 * GIB, isas=("avx512", "avx2", "generic"))
 SMALL = ModelFacts(
     name="tiny",
@@ -72,7 +73,7 @@ def test_defaults_on_a_cpu() -> None:
     ],
 )
 def test_dtype_without_the_native_library(model: ModelFacts, has_bf16: bool, device: str, dtype: str, why: str) -> None:
-    machine = replace(MACHINE, isas=(), has_bf16=has_bf16, cuda_devices=1, gpu_memory_available=40 * GIB)
+    machine = replace(MACHINE, isas=(), has_bf16=has_bf16, accelerators=(HOPPER,))
     device = "cpu" if device == "auto" else device
     value, reason = reasons(EngineOptions(device=device), model, machine)["dtype"]
     assert value == dtype
@@ -97,12 +98,61 @@ def test_types_with_the_native_library(stored: str, isas: tuple[str, ...], kv_ty
     assert why in chosen["kv_cache_dtype"][1]
 
 
-def test_cuda_is_taken_only_when_asked_for_and_refused_where_there_is_none() -> None:
-    machine = replace(MACHINE, cuda_devices=2, gpu_memory_available=40 * GIB)
-    assert resolve(EngineOptions(), SMALL, machine).options.device == "cpu"
-    assert resolve(EngineOptions(device="cuda"), SMALL, machine).options.device == "cuda"
+def test_a_gpu_with_kernels_is_taken_and_others_only_when_asked_for() -> None:
+    machine = replace(MACHINE, accelerators=(HOPPER, replace(HOPPER, index=1)))
+    assert reasons(EngineOptions(), SMALL, machine)["device"] == ("cuda", "H, the first GPU that torch sees")
+    assert reasons(EngineOptions(), SMALL)["device"] == ("cpu", "torch sees no GPU")
+    apple = replace(HOPPER, kind="mps", no_kernels="Triton does not compile for mps")
+    value, reason = reasons(EngineOptions(), SMALL, replace(MACHINE, accelerators=(apple,)))["device"]
+    assert (value, reason) == ("cpu", "--device mps would run the reference on H: Triton does not compile for mps")
+    assert resolve(EngineOptions(device="mps"), SMALL, replace(MACHINE, accelerators=(apple,))).options.on_gpu
+    amd = replace(MACHINE, accelerators=(replace(HOPPER, kind="rocm"),))
+    value, reason = reasons(EngineOptions(), SMALL, amd)["device"]
+    assert (value, "untested" in reason) == ("rocm", True)
+    assert resolve(EngineOptions(device="rocm"), SMALL, amd).options.torch_device == "cuda"
+    assert resolve(EngineOptions(device="cuda:1"), SMALL, machine).options.torch_device == "cuda:1"
+
+
+def test_a_gpu_that_is_not_there_is_refused_and_those_that_are_named() -> None:
     with pytest.raises(ConfigError, match="--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu"):
         resolve(EngineOptions(device="cuda"), SMALL, MACHINE)
+    machine = replace(MACHINE, accelerators=(HOPPER,))
+    for device in ("cuda:1", "xpu"):
+        message = rf"--device is '{device}', but torch sees no such GPU here; allowed: auto, cpu, cuda:0 \(H\)"
+        with pytest.raises(ConfigError, match=message):
+            resolve(EngineOptions(device=device), SMALL, machine)
+
+
+def test_on_a_gpu_the_cache_gets_the_rest_and_steps_are_large() -> None:
+    machine = replace(MACHINE, accelerators=(HOPPER,))
+    chosen = reasons(EngineOptions(gpu_memory_utilization=0.75), LARGE, machine)
+    assert chosen["kv_cache_memory"] == ("the rest", "what weights and the largest step leave of 75% of its memory")
+    assert (chosen["max_num_seqs"][0], chosen["max_num_batched_tokens"][0]) == (256, 8192)
+    assert resolve(EngineOptions(), LARGE, machine).options.kv_cache_memory is None
+    assert resolve(EngineOptions(kv_cache_memory=99), LARGE, machine).options.kv_cache_memory == 99
+
+
+def test_types_that_a_gpu_lacks_are_replaced_or_refused() -> None:
+    turing = replace(HOPPER, no_bfloat16="this GPU, of compute capability 7.5, has no bfloat16", no_fp8="it has no FP8")
+    machine = replace(MACHINE, accelerators=(turing,))
+    value, reason = reasons(EngineOptions(), LARGE, machine)["dtype"]
+    assert (value, reason) == (
+        "float16",
+        "the checkpoint holds bfloat16, but this GPU, of compute capability 7.5, has no bfloat16",
+    )
+    for asked, message in (
+        ({"dtype": "bfloat16"}, "--dtype is 'bfloat16'; allowed: auto, float16, float32. This GPU, of compute"),
+        ({"kv_cache_dtype": "fp8"}, "allowed: auto, float32, bfloat16, float16 on this device. It has no FP8."),
+        ({"kv_cache_dtype": "int8"}, "allowed: auto, float32, bfloat16, float16 on this device. GPUs have no kernels"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            resolve(replace(EngineOptions(), **asked), LARGE, machine)
+        assert message in str(caught.value)
+    for device in ("cuda", "interpreter"):
+        new = replace(MACHINE, accelerators=(HOPPER,))
+        assert resolve(EngineOptions(device=device, kv_cache_dtype="fp8"), LARGE, new).options.kv_cache_dtype == "fp8"
+        with pytest.raises(ConfigError, match=r"int4.*allowed: auto, float32, bfloat16, float16, fp8 on this device"):
+            resolve(EngineOptions(device=device, kv_cache_dtype="int4"), LARGE, new)
 
 
 def test_kv_cache_size_rules() -> None:
@@ -127,7 +177,11 @@ def test_sliding_layers_count_their_window_only() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"device": "tpu"}, "--device is 'tpu'; allowed: auto, cpu, cuda"),
+        ({"device": "tpu"}, "--device is 'tpu'; allowed: auto, cpu, cuda, rocm, xpu, mps, a GPU's with a number"),
+        ({"device": "cpu:1"}, "--device is 'cpu:1'; allowed"),
+        ({"device": "cuda:x"}, "--device is 'cuda:x'; allowed"),
+        ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization is 0; allowed: a number above 0, at most 1"),
+        ({"gpu_memory_utilization": 1.1}, "--gpu-memory-utilization is 1.1"),
         ({"dtype": "int8"}, "--dtype is 'int8'; allowed: auto, float32, bfloat16, float16"),
         ({"isa": "sse9"}, "--isa is 'sse9'; allowed: auto, generic, avx2, avx512, avx512_bf16, amx, amx_emulated"),
         ({"arithmetic": "exact"}, "--arithmetic is 'exact'; allowed: strict, fast"),

@@ -1,8 +1,9 @@
 """Ops in Triton (Tillet et al. 2019, MAPL), for the registry.
 
 A module here serves the ops that FAMILIES names: it has a function for each, with that name and the op's signature, and
-`refuse(context)`, which tells why it cannot serve one. Triton is imported when a device first needs it: "cuda", or
-"interpreter", on which Triton's interpreter runs the same kernels on the CPU, slowly, for tests.
+`refuse(context)`, which tells why it cannot serve one. Triton is imported when a device first needs it: "cuda", "rocm"
+and "xpu" (both untested), or "interpreter", on which Triton's interpreter runs the same kernels on the CPU, slowly, for
+tests.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from penstock.config.environment import interpret_triton
 from penstock.kernels.registry import Implementation, KernelContext
 
-DEVICES = ("cuda", "interpreter")
+DEVICES = ("cuda", "rocm", "xpu", "interpreter")
 FIXED_ORDER = "fixed order"  # ends the names of products that are torch's unless results must not depend on rows
 FAMILIES: dict[str, tuple[str, ...]] = {
     "norms": ("rms_norm", "layer_norm", "gated_rms_norm"),
@@ -38,7 +41,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 @functools.cache
 def unavailable_reason(device: str) -> str | None:
-    """Why a device of DEVICES cannot run kernels of Triton, or None if it can."""
+    """Why a kind of device cannot run kernels of Triton, or None if it can."""
+    if device not in DEVICES:
+        return f"Triton does not compile for {device}"
     if find_spec("triton") is None:
         return "Triton is not installed; pip install 'penstock[gpu]' brings it"
     if device == "interpreter":
@@ -46,8 +51,18 @@ def unavailable_reason(device: str) -> str | None:
     interpreted = bool(import_module("penstock.kernels.triton.numbers").INTERPRETED)
     if device == "interpreter" and not interpreted:
         return "Triton was loaded for GPUs before; start a new process with TRITON_INTERPRET=1"
-    if device == "cuda" and interpreted:
+    if device != "interpreter" and interpreted:
         return "TRITON_INTERPRET is set, so that kernels would run on the CPU; unset it"
+    return None if interpreted or not torch.accelerator.is_available() else _driver_failure()
+
+
+def _driver_failure() -> str | None:
+    """Triton builds its driver with the system's C compiler when it first needs it: why that fails, or None."""
+    try:
+        import_module("triton.runtime").driver.active.get_current_target()
+    except Exception as error:  # of the compiler, the driver or the loader: each has its own
+        first = str(error).strip().splitlines()
+        return f"Triton cannot compile here ({first[0] if first else type(error).__name__})"
     return None
 
 
@@ -56,7 +71,7 @@ def implementations(device: str) -> tuple[Implementation, ...]:
     if device not in DEVICES:
         return ()
     reason = unavailable_reason(device)
-    name = "triton" if device == "cuda" else "triton (interpreted)"
+    name = "triton (interpreted)" if device == "interpreter" else "triton"
     found: list[Implementation] = []
     for module, ops in FAMILIES.items():
         if reason is not None:

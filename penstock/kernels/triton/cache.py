@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.cache import KvCache
+from penstock.kernels.devices import lacks_fp8
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.triton.numbers import inlined, narrow
 
@@ -59,9 +60,7 @@ def refuse(context: KernelContext) -> str | None:
     """Shared by all ops that read or write caches: they are chosen together."""
     if context.kv_type not in TYPES:
         return f"keeps keys and values in {', '.join(TYPES)}, not {context.kv_type}"
-    if context.kv_type == "fp8" and context.device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
-        return "this GPU has no FP8; its first with it were Ada and Hopper (compute capability 8.9)"
-    return None
+    return lacks_fp8(context.device) if context.kv_type == "fp8" else None
 
 
 def _head_bytes(kv_type: str, block_size: int, dim: int) -> int:

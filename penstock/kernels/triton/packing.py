@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels import devices
 from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook, Plain
 from penstock.kernels.plain import FLOAT_FORMATS
 from penstock.kernels.triton import blocks
 from penstock.kernels.triton.blocks import Codes
 from penstock.kernels.triton.numbers import INTERPRETED
 
-HOME = "cpu" if INTERPRETED.value else "cuda"
+HOME = "cpu" if INTERPRETED.value else devices.home()
+KIND = "interpreter" if INTERPRETED.value else devices.kind() or "cuda"
 PLANES = 8
 WIDTHS = {1: (1, 0), 2: (2, 0), 3: (2, 1), 4: (4, 0), 5: (4, 1), 6: (4, 2), 7: (4, 4), 8: (4, 4)}
 TILE = 128  # inputs that share a scale of activations, where weights have scales of tiles
@@ -135,9 +137,7 @@ def packable(matrix: Canonical) -> str | None:
             return f"{matrix.format} becomes the compute type"
         if matrix.scales is not None and matrix.tile[1] % TILE and matrix.tile[1] < matrix.shape[1]:
             return f"tiles of {matrix.tile[1]} inputs are no multiple of {TILE}"
-        if HOME == "cuda" and torch.cuda.get_device_capability() < (8, 9):
-            return "this card has no FP8 (compute capability 8.9 and newer have)"
-        return None
+        return devices.lacks_fp8(KIND)
     if isinstance(matrix, Blocks):
         return None if matrix.format in blocks.FORMATS else f"no kernel reads {matrix.format}"
     return f"groups of {matrix.group} inputs are no multiple of 16" if matrix.group % 16 else None

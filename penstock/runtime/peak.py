@@ -1,0 +1,167 @@
+"""What memory the largest step takes on a device, measured: one is run on caches of a few blocks, and torch tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.kernels.api import KernelSet
+from penstock.kernels.devices import MemoryMeter
+from penstock.kernels.sampling import RowSettings
+from penstock.layers.batch import Batch, GroupTables, MaskKind
+from penstock.models.registry import Model
+from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.memory_plan import Measured
+from penstock.runtime.prepare import Prepared
+from penstock.runtime.runner import PROMPT_LOGIT_ROWS
+
+TOP = 20  # log-probabilities asked for with each token
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step.
+
+    Attributes:
+        queries: tokens of each row.
+        contexts: tokens of each row in the caches, the step's included.
+    """
+
+    queries: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+
+def largest_step(
+    rows: int,
+    tokens: int,
+    longest: int,
+    pool: int,
+    chunk: int | None = None,
+    whole: bool = False,
+    gathers: bool = False,
+) -> StepShape:
+    """As many rows as there may be, of one token each but for the last, which have what is left of the step's tokens.
+
+    Args:
+        rows, tokens: most of a step.
+        longest: most tokens of a sequence.
+        pool: tokens the caches have room for, which the rows share.
+        chunk: most tokens of a row, None for no bound.
+        whole: prompts are computed whole, so that nothing is in the caches before.
+        gathers: attention copies a row's context, so that one should be as long as possible.
+    """
+    rows, most = min(rows, tokens), min(longest, chunk or longest)
+    queries, left = [1] * rows, tokens - min(rows, tokens)
+    for row in reversed(range(rows)):
+        more = min(left, most - 1)
+        queries[row] += more
+        left -= more
+    if whole:
+        return StepShape(tuple(queries), tuple(queries))
+    share = min(longest, max(1, pool // rows))
+    contexts = [max(count, share) if count == 1 else count for count in queries]
+    if gathers:
+        contexts[-1] = max(contexts[-1], min(longest, pool))
+    return StepShape(tuple(queries), tuple(contexts))
+
+
+def dummy_batch(shape: StepShape, model: Model, groups: int, block_size: int, device: str) -> Batch:
+    """A step of random tokens, all of whose blocks are block 1 of their group, and all of whose logits are wanted."""
+    lens = np.array(shape.queries, np.int64)
+    contexts = np.array(shape.contexts, np.int64)
+    ends = lens.cumsum()
+    position = np.arange(ends[-1]) + (contexts - ends).repeat(lens)
+    ids = np.random.default_rng(0).integers(0, model.vocab_size, ends[-1])  # experts are chosen evenly
+
+    def there(array: np.ndarray[tuple[int, ...], np.dtype[np.int64]], kind: torch.dtype = torch.int64) -> Tensor:
+        return torch.from_numpy(array).to(device, kind)
+
+    table = torch.ones(len(lens), -(-max(shape.contexts) // block_size), dtype=torch.int32, device=device)
+    rows = len(lens)
+    return Batch(
+        token_ids=there(ids),
+        positions=there(position[None]),
+        query_start=there(np.concatenate(([0], ends)), torch.int32),
+        context_len=there(contexts, torch.int32),
+        groups=(GroupTables(table, there(block_size + position % block_size)),) * groups,
+        prompt_tokens=there(np.where(lens > 1, lens, 0), torch.int32),
+        draft_tokens=torch.zeros(rows, dtype=torch.int32, device=device),
+        logit_rows=torch.arange(int(ends[-1]), device=device),
+        query_lens=shape.queries,
+        context_lens=shape.contexts,
+        state_slot=torch.arange(rows, device=device),
+        masks=() if model.mask is MaskKind.CAUSAL else (model.mask,) * rows,
+        token_types=None if model.embedding.types is None else torch.zeros(len(ids), dtype=torch.int64, device=device),
+    )
+
+
+def _shape_of(prepared: Prepared) -> StepShape:
+    options, plan = prepared.options, prepared.plan
+    assert options.max_num_seqs and options.max_num_batched_tokens
+    attention = next(choice for choice in prepared.kernels.choices if choice.op == "paged_attention")
+    return largest_step(
+        options.max_num_seqs,
+        options.max_num_batched_tokens,
+        plan.max_model_len,
+        options.block_size * (max(plan.kv_blocks) - 1),
+        options.max_chunk_tokens,
+        prepared.model.whole_prompts,
+        attention.chosen.name == "reference",
+    )
+
+
+def _sample(kernels: KernelSet, logits: Tensor) -> None:
+    """Draws, after penalties and filters, and scores what was drawn."""
+    sampling = kernels.sampling()
+    count, vocab = logits.shape
+    settings = [RowSettings(vocab, row, presence_penalty=0.5, top_k=vocab // 2, top_p=0.9) for row in range(count)]
+    values = logits if sampling.on_device else logits.to("cpu", torch.float32).contiguous().numpy()
+    sampling.sample(values, [sampling.row(one) for one in settings], np.zeros(count, np.int64))
+    sampling.logprobs(values, np.zeros(count, np.int64), min(TOP, vocab))
+
+
+@torch.inference_mode()
+def run_largest_step(prepared: Prepared, memory: KVMemory) -> None:
+    """Runs it on caches that have a block 1, with logits and draws for every row, or for as many as are scored."""
+    options, model = prepared.options, prepared.model
+    shape = _shape_of(prepared)
+    batch = dummy_batch(shape, model, len(prepared.groups), options.block_size, options.torch_device)
+    hidden = model.forward(batch, memory.caches)
+    if model.head is not None:
+        count = min(len(hidden), max(len(shape.queries), PROMPT_LOGIT_ROWS))
+        _sample(prepared.kernels, model.logits(hidden, torch.arange(count, device=hidden.device)))
+
+
+def measure(prepared: Prepared, kv_types: Sequence[str], meter: MemoryMeter) -> Measured:
+    """Runs the largest step of a loaded model and says what that took.
+
+    Args:
+        prepared: with a plan whose blocks and context length the real ones will not exceed by much.
+        kv_types: of every layer's cache.
+        meter: of the model's device.
+    """
+    meter.reset()
+    weights = meter.read().allocated
+    memory = KVMemory(
+        prepared.kernels,
+        prepared.model.cache_specs,
+        prepared.groups,
+        (2,) * len(prepared.groups),
+        prepared.options.block_size,
+        kv_types=kv_types,
+        device=prepared.options.torch_device,
+        state_slots=prepared.options.max_num_seqs or 1,
+        shared=prepared.model.whole_prompts,
+    )
+    before = meter.read().allocated
+    meter.reset()
+    run_largest_step(prepared, memory)
+    peak = meter.read().peak
+    memory.close()
+    meter.reset()
+    after = meter.read()
+    return Measured(weights, max(0, peak - before), after.others, after.total)
