@@ -53,12 +53,14 @@ class Constraint:
         self._eos_ids = tuple(eos_ids)
         # A client's ban may hit a token that is forced; then all are chosen, one by one, among those that are left.
         self._bans = bool(sampling.bad_words_ids) or sampling.allowed_token_ids is not None
-        self._plain = not (thinking or self._bans or sampling.min_tokens) and sampling.logprobs is None
+        self._plain = not (self._bans or sampling.min_tokens) and sampling.logprobs is None
         self._most = min(_MOST_FORCED, sampling.max_tokens or _MOST_FORCED)
         self._tokens: list[int] = []
         self._opened = 0 if thinking is not None and not thinking.begin_ids else -1  # where the reasoning begins
         self._closed = 0 if thinking is None else -1  # where what follows it begins
         self._must: list[int] = []  # the tokens that come next, no other being allowed
+        self.late = False
+        """Whether it has not been looked yet for those; `source` does."""
         self._look_ahead()
 
     @property
@@ -82,6 +84,8 @@ class Constraint:
 
     def source(self) -> tuple[LLMatcher | None, bool]:
         """Whose mask `finish` wants to find in the row, None if it does not matter; and whether `finish` is needed."""
+        if self.late:
+            self._look_ahead()
         if self._must or self._reasons or self._matcher is None:
             return None, True
         return self._matcher, self._closed < 0 or (self._sampling.ignore_eos and self._matcher.is_accepting())
@@ -111,18 +115,19 @@ class Constraint:
         for token in self._eos_ids:
             row[token // 32] &= ~np.uint32(1 << (token % 32))
 
-    def take(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def take(self, tokens: Sequence[int], *, later: bool = False) -> tuple[int, ...]:
         """Takes sampled tokens; returns those that have to follow, or many of them, which are taken too.
 
-        With log-probabilities asked for, the latter are left to masks that allow no other, for the model to score.
+        The others are left to masks that allow no other: all with log-probabilities asked for, for the model to score,
+        and with `later`, as it takes long to find them. The same tokens come.
 
         Raises:
             RequestError: the grammar has become too complex, or does not allow a token.
         """
         if self.strikes > _MOST_STRIKES:
             raise RequestError(GRAMMAR_TOO_COMPLEX)
-        if self._plain and self._matcher is not None and not self._must and len(tokens) == 1:
-            return self._take_plainly(self._matcher, tokens[0])
+        if self._plain and self._closed >= 0 and self._matcher is not None and len(tokens) == 1:
+            return self._take_plainly(self._matcher, tokens[0], later)
         self.replay(tokens)
         if self._sampling.logprobs is not None and not self._ends_against_bans:
             return ()
@@ -132,21 +137,27 @@ class Constraint:
             self.replay(following)
         return tuple(forced)
 
-    def _take_plainly(self, matcher: LLMatcher, token: int) -> tuple[int, ...]:
+    def _take_plainly(self, matcher: LLMatcher, token: int, later: bool) -> tuple[int, ...]:
         """As `take`, for nearly all branches in nearly all steps, in few calls."""
-        following, forced = [token], list[int]()
-        while following:
-            if following[-1] in self._eos_ids or not matcher.consume_tokens(following):
-                self.replay(following)  # which knows the end, and errors
+        taken, forced = [token], list[int]()
+        following = self._must[1:] if self._must[:1] == [token] else []
+        self._must, self.late = [], False
+        while taken:
+            if taken[-1] in self._eos_ids or not matcher.consume_tokens(taken):
+                self.replay(taken)  # which knows the end, and errors
                 break
-            self._tokens += following
-            following = matcher.compute_ff_tokens()
+            self._tokens += taken
+            if later:
+                self._must, self.late = following, not following
+                break
+            following = following or matcher.compute_ff_tokens()
             if not following and matcher.is_stopped():
                 following = [self._eos_ids[0]] if self._at_end(matcher) else []
             if len(forced) >= self._most:
-                self._must = list(following)
+                self._must = following
                 break
             forced += following
+            taken, following = following, []
         return tuple(forced)
 
     def replay(self, tokens: Iterable[int]) -> None:
@@ -202,6 +213,7 @@ class Constraint:
 
     def _look_ahead(self) -> None:
         """Finds what has to come next, as far as that is known."""
+        self.late = False
         if self._must:
             return
         if self._closed < 0:

@@ -24,6 +24,7 @@ Forced = Mapping[int, tuple[int, ...]]
 _SLOW_S: Final = 0.02  # a mask that takes longer keeps the other streams waiting
 _CHEAP_S: Final = 0.0003
 _RETRY_STEPS: Final = 64
+_MOST_FORCING_S: Final = 0.01  # of a step: what is forced on further branches is found beside the next forward pass
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
 
 
@@ -224,7 +225,8 @@ class Constraints:
         if not masked:
             return None
         before = self._masks.seconds if self._masks is not None else 0.0
-        if before < _CHEAP_S or plan.step % _RETRY_STEPS == 0:  # handing them over would cost more than they do
+        late = any(constraint.late for constraint in masked.values())
+        if not late and (before < _CHEAP_S or plan.step % _RETRY_STEPS == 0):  # handing them over would cost more
             self._masks = Masks(self._words, masked, timed=True)
             return self._masks
         if self._pool is None:
@@ -252,12 +254,13 @@ class Constraints:
             return result, _NONE_FORCED
         forced: dict[int, tuple[int, ...]] = {}
         failed: dict[int, str] = {}
+        latest = perf_counter() + _MOST_FORCING_S
         for row in result.rows:
             constraint = step.get(row.row)
             if constraint is None or not row.tokens:
                 continue
             try:
-                if following := constraint.take(row.tokens):
+                if following := constraint.take(row.tokens, later=perf_counter() > latest):
                     forced[row.row] = following
             except RequestError as error:
                 failed[row.row] = str(error)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _NICE: Final = 10  # a compiling thread stands back behind those that compute
 _STACK_BYTES: Final = 256 * 2**20  # of a compiling thread: what compiles recurses, on a grammar's chains of rules
+_STACK_SIZE: Final = threading.Lock()  # engines of one process would else put back what another has set
 _BYTES_A_GRAMMAR: Final = 128 * 2**10
 _BYTES_A_CHAR: Final = 128
 _BYTES_A_TOKEN: Final = 2**10  # a lexer learns states as it is used, at most _LEXER_STATES
@@ -36,6 +37,7 @@ _PROBED_TOKENS: Final = 6
 _ENCODED_BYTES: Final = 1024  # of a forced text at a time: whoever asks holds the step loop
 _KEPT_TEXTS: Final = 4096  # forced texts whose tokens are kept: names of properties come again and again
 _KEPT_BYTES: Final = 256  # the longest of them
+_KEPT_LONG_TEXTS: Final = 64  # and of longer ones: the branches of a request say the same
 
 
 @cache
@@ -78,6 +80,7 @@ class _Tokens:
         self._ids = {text: token for token, text in enumerate(self.tokens) if text and token not in special}
         self._longest = max(map(len, self._ids), default=1)
         self._kept = lru_cache(_KEPT_TEXTS)(self._find)
+        self._kept_long = lru_cache(_KEPT_LONG_TEXTS)(self._find)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokens whose bytes are those a text begins with, the tokenizer's own choice where it has one."""
@@ -86,7 +89,7 @@ class _Tokens:
             while end > _ENCODED_BYTES - 4 and data[end] & 0xC0 == 0x80:  # within a character
                 end -= 1
             data = data[:end]
-        return list((self._kept if len(data) <= _KEPT_BYTES else self._find)(data))
+        return list((self._kept if len(data) <= _KEPT_BYTES else self._kept_long)(data))
 
     def _find(self, data: bytes) -> Sequence[int]:
         plain = data.decode("utf-8", "replace")
@@ -206,13 +209,14 @@ class GrammarCompiler:
             self._start(self._count)
 
     def _start(self, count: int) -> None:
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            for _ in range(count):
-                self._threads.append(threading.Thread(target=self._work, name="penstock-grammar", daemon=True))
-                self._threads[-1].start()
-        finally:
-            threading.stack_size(before)
+        for _ in range(count):
+            self._threads.append(threading.Thread(target=self._work, name="penstock-grammar", daemon=True))
+            with _STACK_SIZE:
+                before = threading.stack_size(_STACK_BYTES)  # of the whole process: Python knows no other way
+                try:
+                    self._threads[-1].start()
+                finally:
+                    threading.stack_size(before)
 
     def used(self, job: Compilation, tokens: int) -> None:
         """Counts what a grammar's lexer may have learnt with so many tokens."""

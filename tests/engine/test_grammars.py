@@ -28,7 +28,7 @@ from penstock.engine.build import build_engine, grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from penstock.runtime import grammar
+from penstock.runtime import constraints, grammar
 from penstock.runtime.constraints import Constraints
 from penstock.text.grammar.translate import translate
 from tests.engine.support import VOCAB, Slow, null_engine, read, request, tokens_of
@@ -128,6 +128,25 @@ def test_forced_tokens_take_no_step(engines: Callable[..., Engine], text: TextPi
     assert scored == answer
 
 
+@pytest.mark.parametrize("thinks", [False, True])
+def test_what_is_forced_may_be_found_beside_the_forward_pass(
+    engines: Callable[..., Engine], text: TextPipeline, monkeypatch: pytest.MonkeyPatch, thinks: bool
+) -> None:
+    thinking = (
+        Thinking(tuple(text.tokenizer.encode("</think>", add_special_tokens=False)), budget=3) if thinks else None
+    )
+    for depth in (0, 1):
+        engine = engines(512, depth)
+        asked = held(text, "asked", n=4, thinking=thinking)
+        before = engine.stats().steps
+        truth = finish(engine, asked)
+        between = engine.stats().steps
+        with monkeypatch.context() as patched:
+            patched.setattr(constraints, "_MOST_FORCING_S", -1.0)  # no step has time for it
+            assert finish(engine, asked) == truth
+        assert engine.stats().steps - between > between - before
+
+
 def test_max_tokens_cuts_what_is_forced(engines: Callable[..., Engine], text: TextPipeline) -> None:
     whole = finish(engines(512, 0), held(text, "whole"))["whole", 0]
     for most in (1, 2, 5, len(whole) - 1):
@@ -144,8 +163,8 @@ def test_reasoning_comes_before_the_grammar_within_its_budget(
 
 
 def null_over(text: TextPipeline) -> tuple[Engine, EngineInfo]:
-    constraints = Constraints(VOCAB, partial(grammar_vocabulary, text, VOCAB))
-    return null_engine(wrap=lambda runner: Slow(runner, 0.001), constraints=constraints)
+    made = Constraints(VOCAB, partial(grammar_vocabulary, text, VOCAB))
+    return null_engine(wrap=lambda runner: Slow(runner, 0.001), constraints=made)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -162,6 +163,27 @@ def test_long_forced_texts_are_found_and_taken_in_parts(first: object) -> None:
     compiler.close()
 
 
+def test_what_is_looked_for_later_is_the_same(compiler: GrammarCompiler) -> None:
+    waited = 0
+    for seed in range(20):
+        chance, now, later = random.Random(seed), constraint(compiler, "json_schema", SCHEMA), list[int]()
+        held, tokens = constraint(compiler, "json_schema", SCHEMA), list[int]()
+        while tokens[-1:] != [EOS]:
+            token = chance.choice(sorted(allowed(now)))
+            tokens += (token, *now.take([token]))
+            while len(later) < len(tokens):
+                assert tokens[len(later)] in allowed(held)
+                waits = chance.random() < 0.5
+                later.append(tokens[len(later)])
+                later += (following := held.take(later[-1:], later=waits))
+                waited += waits and not following
+                if held.late and chance.random() < 0.5:
+                    held.rewind(1)
+                    del later[-1]
+        assert later == tokens
+    assert waited > 20
+
+
 def test_a_warm_compiler_has_its_vocabulary_before_it_is_asked() -> None:
     loaded = threading.Event()
 
@@ -174,6 +196,23 @@ def test_a_warm_compiler_has_its_vocabulary_before_it_is_asked() -> None:
     assert loaded.wait(10)
     assert allowed(constraint(compiler, "choice", '["no"]')) == {TEXTS.index("no")}
     compiler.close()
+
+
+def test_engines_that_start_at_once_leave_the_size_of_stacks_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, before = threading.stack_size, threading.stack_size()
+
+    def slowly(size: int) -> int:
+        was = original(size)
+        time.sleep(0.01)  # so that the others come in between
+        return was
+
+    monkeypatch.setattr(threading, "stack_size", slowly)
+    compilers = [GrammarCompiler(vocabulary) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(GrammarCompiler.warm, compilers))
+    assert original() == before
+    for compiler in compilers:
+        compiler.close()
 
 
 def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
