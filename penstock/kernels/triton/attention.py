@@ -180,7 +180,10 @@ def _keep(total, rest, top, mass, sums, stats, member, valid, C: tl.constexpr):
     tl.store(stats + 2 * member + 1, mass, mask=valid)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["units", "query_start", "context_len", "tables", "seen"],
+)
 def _attend(
     query, stride, out, units, query_start, context_len, tables, table_width, seen, window, key, key_scale, key_page,
     key_head, value, value_scale, value_page, value_head, scale, cap, sinks, slopes, sums, stats, C: tl.constexpr,
@@ -230,7 +233,7 @@ def _attend(
             _keep(total, rest, top, mass, sums + at * C.VALUE_DIM, stats + 2 * at, member, valid, C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tiles", "query_start"])
 def _join(out, tiles, query_start, sums, stats, sinks, C: tl.constexpr, JOINED: tl.constexpr, WIDTH: tl.constexpr):
     """Programs (tile's query, head): sums the parts of a context, weighted by what each holds of the softmax."""
     tile = tiles + 5 * (tl.program_id(0) // C.QUERIES)

@@ -130,7 +130,7 @@ def route_experts(
     return weights, ids
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def _count(ids, counts, pairs, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
     place = tl.arange(0, BLOCK)
@@ -140,7 +140,7 @@ def _count(ids, counts, pairs, BLOCK: tl.constexpr):
     tl.store(counts + expert, tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs", "tiles"])
 def _sort(
     ids, counts, rows, tile_experts, pairs, tiles, experts, SIZE: tl.constexpr, EXPERTS: tl.constexpr,
     BLOCK: tl.constexpr,

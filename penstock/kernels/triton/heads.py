@@ -26,7 +26,7 @@ def pack_heads(parts: Sequence[Canonical | Tensor], count: int) -> Packed:
     return packing.pack(parts, count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _deal(rows, owners, tokens, HEADS: tl.constexpr, SIZE: tl.constexpr):
     """Programs (head, tile): row t · HEADS + head of token t, of each token in turn; beyond the last, no row."""
     head, tile = tl.program_id(0), tl.program_id(1)

@@ -27,7 +27,7 @@ def rotated(x, place, cos, sin, inside, SIZE: tl.constexpr, INTERLEAVED: tl.cons
     return value * tl.load(cos + place, mask=inside, other=0.0) + turned * tl.load(sin + place, mask=inside, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _latent_write(
     x, stride, norm, eps, cos, sin, slots, data, scale, page, head, LATENT: tl.constexpr, ROTATED: tl.constexpr,
     INTERLEAVED: tl.constexpr, BLOCK_SIZE: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,

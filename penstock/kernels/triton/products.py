@@ -16,6 +16,7 @@ from penstock.kernels.triton.packing import PLANES, TILE, Eights, Part, Planes, 
 
 PROGRAMS = 264  # that a launch should have at least: two a multiprocessor of a large card
 _LEAST_SEGMENT = 512  # inputs, below which a segment costs more than it brings
+_STEP = 256  # of which segments are multiples, as it is one of every block of inputs
 Gating = tuple[str, float, float]  # activation, alpha and limit, as in kernels.api.GatedLinear
 _FINISH = 1024
 _NEAR = 8  # tiles of rows that take turns over a weight
@@ -69,18 +70,20 @@ def _shape(part: Part, rows: int) -> Shape:
     return Shape(128 if rows >= 64 else 64, rows, 64, warps, 3 if rows == 256 else 4)
 
 
-def _whole(part: Part, count: int) -> Shape:
-    """For rows that are not grouped."""
-    large = count >= _MANY and isinstance(part, Tensor) and part.itemsize == 2
+def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int) -> Shape:
+    """For `count` rows; where segments are added there is no room for a second sum of the largest tiles."""
+    if grouped is not None:
+        return _shape(part, grouped.size)
+    large = count >= _MANY and segments == 1 and isinstance(part, Tensor) and part.itemsize == 2
     return _shape(part, 256 if large else row_tile(count))
 
 
-def _segments(outputs: int, inputs: int, block: int) -> tuple[int, int]:
-    """Blocks of a segment, and how many segments: by the weight alone."""
-    blocks = triton.cdiv(inputs, block)
+def _segments(outputs: int, inputs: int) -> tuple[int, int]:
+    """Inputs of a segment, and how many segments: by the weight alone."""
+    steps = triton.cdiv(inputs, _STEP)
     wanted = min(triton.cdiv(PROGRAMS, triton.cdiv(outputs, 64)), max(1, inputs // _LEAST_SEGMENT), 16)
-    size = triton.cdiv(blocks, wanted)
-    return size, triton.cdiv(blocks, size)
+    size = triton.cdiv(steps, wanted)
+    return size * _STEP, triton.cdiv(steps, size)
 
 
 def quantized(x: Tensor, part: Eights) -> tuple[Tensor, Tensor]:
@@ -126,16 +129,16 @@ def multiply(
     if isinstance(part, Planes) and part.order is not None:
         x = x.index_select(1, part.order)
     x, x_scales = quantized(x, part) if isinstance(part, Eights) else (x, x)
-    count, shape = (len(x), _whole(part, len(x))) if grouped is None else (grouped.count, _shape(part, grouped.size))
-    segment, segments = _segments(outputs, inputs, shape.inputs)
+    segment, segments = _segments(outputs, inputs)
+    count = len(x) if grouped is None else grouped.count
+    shape = _tiles_of(part, count, grouped, segments)
     programs = triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
     programs *= triton.cdiv(outputs, shape.outputs)
     if not programs:
         return
     splits = segments > 1 and programs < PROGRAMS and (split or grouped is None)
     partial, halved = torch.empty(segments, count, outputs, device=x.device) if splits else out, out
-    if gating is not None and not splits:
-        out = torch.empty(count, outputs, dtype=out.dtype, device=out.device)
+    out = out if gating is None or splits else torch.empty(count, outputs, dtype=out.dtype, device=out.device)
     memory, kinds = _operands(part)
     added = out if bias is None else bias, out if residual is None else residual
     strides = out.stride(0), 0 if residual is None else residual.stride(0)
@@ -143,8 +146,9 @@ def multiply(
         x, x_scales, *memory, out, partial, *added,
         *((out, out) if grouped is None else (grouped.rows, grouped.experts)),
         count, outputs, inputs, memory[0].shape[1], rows_of(part), part.zero if isinstance(part, Planes) else 0,
-        x.stride(0), *strides, triton.cdiv(inputs, shape.inputs), x_scales.shape[1], *kinds,
-        isinstance(part, Eights) and part.tiled, inputs % shape.inputs == 0, segment, segments, splits,
+        x.stride(0), *strides, triton.cdiv(inputs, shape.inputs), x_scales.shape[1], segment // shape.inputs, segments,
+        *kinds,
+        isinstance(part, Eights) and part.tiled, inputs % shape.inputs == 0, splits or segments == 1, splits,
         grouped is not None, 1 if grouped is None else grouped.share, bias is not None, residual is not None,
         shape.outputs, shape.rows, shape.inputs, _NEAR, num_warps=shape.warps, num_stages=shape.stages,
         enable_fp_fusion=not isinstance(part, Eights),  # a scaled segment is rounded before it is added, split or not

@@ -36,7 +36,7 @@ def _sine_and_cosine(x):
     return tl.where(quarter >= 2, -s, s), tl.where((quarter == 1) | (quarter == 2), -c, c)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _rope_tables(positions, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -108,7 +108,7 @@ def _turned(
     return value
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rope(
     qkv, stride, cos, sin, scales, eps, query, slots, key, key_scale, key_page, key_head, value, value_scale,
     value_page, value_head, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,

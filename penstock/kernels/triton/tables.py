@@ -13,7 +13,7 @@ from penstock.kernels.triton.products import offsets_of
 from penstock.kernels.triton.tiles import coded
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["numbers"])
 def _look_up(
     numbers, low, high, scales, offsets, table, out, factor, inputs, words, rows, zero,
     KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,

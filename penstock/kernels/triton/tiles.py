@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from penstock.kernels.triton.activations import gated
-from penstock.kernels.triton.numbers import INTERPRETED, dot, narrow, wide
+from penstock.kernels.triton.numbers import INTERPRETED, dot, inlined, narrow, wide
 
 PLANES = tl.constexpr(8)
 
@@ -115,7 +115,7 @@ def _codes_block(
         upper = tl.load(high + place)
     for run in tl.static_range(PLANES // RUN):
         first = block * (PLANES * SPAN) + run * (RUN * SPAN)
-        group = w_row + tl.minimum(first // GROUP, inputs // GROUP - 1) * rows
+        group = w_row + tl.minimum(first // GROUP, inputs // GROUP - 1).to(tl.int64) * rows
         fresh = tl.zeros(acc.shape, tl.float32)
         sums = fresh
         for each in tl.static_range(RUN):
@@ -151,7 +151,7 @@ def _plain_block(
         return tl.dot(weight, part, acc, out_dtype=tl.int32)
     if TILED:
         fresh = dot(weight, part, tl.zeros(acc.shape, tl.float32))
-        w_scale = tl.load(scales + block * rows + w_row)
+        w_scale = tl.load(scales + block * tl.cast(rows, tl.int64) + w_row)
         x_scale = tl.load(x_scales + scale_row * x_groups + block, mask=real, other=0.0)
         return acc + fresh * w_scale[:, None] * x_scale[None, :]
     return dot(weight, part, acc)
@@ -167,16 +167,47 @@ def _tile(tiles_n, tiles_m, NEAR: tl.constexpr):
     return place // size, first + place % size
 
 
-@triton.jit
+@inlined
+def _segment(
+    x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, begin, end, inputs, words, rows, zero,
+    x_groups, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
+    GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The sum [BN, BM] of blocks [begin, end)."""
+    acc = tl.zeros((BN, BM), tl.int32 if KIND == "int8" else tl.float32)
+    for block in range(begin, end):
+        if LOW:
+            acc = _codes_block(
+                acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
+                KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, EVEN,
+            )  # fmt: skip
+        else:
+            acc = _plain_block(
+                acc, x, low, scales, x_scales, x_row, source, w_row, real, block, inputs, rows, x_groups,
+                KIND, TILED, BK, EVEN,
+            )  # fmt: skip
+    if LOW == 0 and KIND != "plain" and not TILED:
+        x_scale = tl.load(x_scales + source * x_groups, mask=real, other=0.0)
+        total = wide(acc) * tl.load(scales + w_row)[:, None] * x_scale[None, :]
+    else:
+        total = acc
+    return total
+
+
+@triton.jit(do_not_specialize=["count", "blocks", "segment", "segments"])
 def _multiply(
     x, x_scales, low, high, scales, offsets, table, out, partial, bias, residual, sorted_rows, experts,
-    count, outputs, inputs, words, rows, zero, x_stride, out_stride, residual_stride, blocks, x_groups,
-    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, SEGMENT: tl.constexpr,
-    SEGMENTS: tl.constexpr, SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr,
-    ADDS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
+    count, outputs, inputs, words, rows, zero, x_stride, out_stride, residual_stride, blocks, x_groups, segment,
+    segments, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
+    GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, ONE: tl.constexpr,
+    SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """One tile; see `products.multiply` for what is what. `inputs` divide into `blocks` of BK."""
+    """One tile; see `products.multiply` for what is what.
+
+    `inputs` divide into `blocks` of BK, those into `segments` of `segment`: a program has ONE, or all.
+    """
     tile_n, tile_m = _tile(tl.cdiv(outputs, BN), tl.num_programs(0) // tl.cdiv(outputs, BN), NEAR)
     target = tile_m * BM + tl.arange(0, BM)
     expert = tl.zeros((), tl.int64)
@@ -190,31 +221,26 @@ def _multiply(
     column = tile_n * BN + tl.arange(0, BN)
     w_row = expert * outputs + tl.minimum(column, outputs - 1).to(tl.int64)
     x_row = source * x_stride
-    first_segment = tl.program_id(1) if SPLIT else 0
-    total = tl.zeros((BN, BM), tl.float32)
-    for segment in range(first_segment, first_segment + (1 if SPLIT else SEGMENTS)):
-        acc = tl.zeros((BN, BM), tl.int32 if KIND == "int8" else tl.float32)
-        for block in range(segment * SEGMENT, tl.minimum(segment * SEGMENT + SEGMENT, blocks)):
-            if LOW:
-                acc = _codes_block(
-                    acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
-                    KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, EVEN,
-                )  # fmt: skip
-            else:
-                acc = _plain_block(
-                    acc, x, low, scales, x_scales, x_row, source, w_row, real, block, inputs, rows, x_groups,
-                    KIND, TILED, BK, EVEN,
-                )  # fmt: skip
-        if LOW == 0 and KIND != "plain" and not TILED:
-            x_scale = tl.load(x_scales + source * x_groups, mask=real, other=0.0)
-            total += wide(acc) * tl.load(scales + w_row)[:, None] * x_scale[None, :]
-        else:
-            total += acc
+    number = tl.program_id(1)  # 0 where one program has all segments
+    if ONE:
+        total = _segment(
+            x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, number * segment,
+            tl.minimum(number * segment + segment, blocks), inputs, words, rows, zero, x_groups,
+            KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, TILED, EVEN, BN, BM, BK,
+        )  # fmt: skip
+    else:
+        total = tl.zeros((BN, BM), tl.float32)
+        for each in range(segments):
+            total += _segment(
+                x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, each * segment,
+                tl.minimum(each * segment + segment, blocks), inputs, words, rows, zero, x_groups,
+                KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, TILED, EVEN, BN, BM, BK,
+            )  # fmt: skip
     result = tl.trans(total)
     target = target.to(tl.int64)
     mask = real[:, None] & (column < outputs)[None, :]
     if SPLIT:
-        row = first_segment * count + target
+        row = number * count + target
         tl.store(partial + row[:, None] * outputs + column[None, :], result, mask=mask)
     else:
         if BIASED:
@@ -242,7 +268,7 @@ def _summed(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _finish(
     partial, out, bias, residual, count, outputs, out_stride, residual_stride, alpha, limit,
     SEGMENTS: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,

@@ -65,8 +65,8 @@ def test_a_row_has_the_same_bits_among_others(device, name):
 
 
 def test_any_number_of_rows_gives_a_row_the_same_bits(device):
-    most = 2000 if device == "cuda" else 400
-    counts = range(1, 65) if device == "cuda" else (1, 3, 8, 15, 16, 17, 31, 33, 64)
+    most = 2000 if device == "cuda" else 130
+    counts = range(1, 65) if device == "cuda" else (1, 3, 8, 16, 17, 33, 64)
     compare_row_counts(device, torch.bfloat16, "plain", 1024, tuple(counts), most)
     compare_row_counts(device, torch.bfloat16, "plain", 96, (1, 40), 1030)  # tiles of 256 rows
 
