@@ -49,12 +49,13 @@ def load(
         dtype=model.dtype,
         progress=progress,
         device=options.torch_device,
+        staged=options.device != "cpu",
         cache=cache,
         quantize=options.quantize,
     )
     model.place(torch.device(options.torch_device))
     notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
-    kv = choose_kv_types(model, prepared.groups, options.kv_cache_dtype, options.block_size)
+    kv = choose_kv_types(model, prepared.groups, options.kv_cache_dtype, options.block_size, options.torch_device)
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))

@@ -29,7 +29,9 @@ class KvTypes:
     reason: str
 
 
-def choose_kv_types(model: Model, groups: Sequence[CacheGroup], wanted: str, block_size: int) -> KvTypes:
+def choose_kv_types(
+    model: Model, groups: Sequence[CacheGroup], wanted: str, block_size: int, device: str = "cpu"
+) -> KvTypes:
     """Runs a fixed random prompt with caches of the type wanted and of float32, and compares the distributions.
 
     Args:
@@ -38,6 +40,7 @@ def choose_kv_types(model: Model, groups: Sequence[CacheGroup], wanted: str, blo
         wanted: the type asked for. float32, float16 and bfloat16 are taken as they are, and so is any where the model
             makes no distributions.
         block_size: tokens of a block.
+        device: the model's.
 
     Returns:
         The types. Where the loss with all layers in `wanted` is above LARGEST_LOSS, layers go back to float16, those
@@ -47,7 +50,7 @@ def choose_kv_types(model: Model, groups: Sequence[CacheGroup], wanted: str, blo
     uniform = (wanted,) * layers
     if wanted not in PROBED_TYPES or model.head is None:
         return KvTypes(uniform, "")
-    probe = _Probe(model, groups, block_size)
+    probe = _Probe(model, groups, block_size, torch.device(device))
     exact = probe.log_probabilities((FULL,) * layers)
     loss = _divergence(exact, probe.log_probabilities(uniform))
     if loss <= LARGEST_LOSS:
@@ -85,8 +88,8 @@ def _divergence(exact: Tensor, other: Tensor) -> float:
 class _Probe:
     """One prompt, in two steps so that the second reads what the first wrote."""
 
-    def __init__(self, model: Model, groups: Sequence[CacheGroup], block_size: int) -> None:
-        self._model, self._groups, self._block_size = model, groups, block_size
+    def __init__(self, model: Model, groups: Sequence[CacheGroup], block_size: int, device: torch.device) -> None:
+        self._model, self._groups, self._block_size, self._device = model, groups, block_size, device
         self._blocks = -(-PROBE_TOKENS // block_size)
         ids = np.random.default_rng(0).integers(0, model.vocab_size, PROBE_TOKENS)
         self._ids = torch.from_numpy(ids)
@@ -95,12 +98,20 @@ class _Probe:
         """[tokens of the second step, vocab] float32 with caches of these types."""
         counts = (self._blocks + 1,) * len(self._groups)
         memory = KVMemory(
-            self._model.kernels, self._model.cache_specs, self._groups, counts, self._block_size, kv_types=types
+            self._model.kernels,
+            self._model.cache_specs,
+            self._groups,
+            counts,
+            self._block_size,
+            kv_types=types,
+            device=str(self._device),
         )
         executor = EagerExecutor(self._model, memory.caches, "a probe")
         half = PROBE_TOKENS // 2
         for begin, end in ((0, half), (half, PROBE_TOKENS)):
-            executor.forward(self._batch(begin, end))
+            with self._device:
+                batch = self._batch(begin, end)
+            executor.forward(batch)
         logits = executor.logits(torch.arange(PROBE_TOKENS - half))
         return torch.log_softmax(logits, dim=1)
 
@@ -110,7 +121,7 @@ class _Probe:
         slot = positions + self._block_size
         count = torch.tensor([end - begin], dtype=torch.int32)
         return Batch(
-            token_ids=self._ids[begin:end],
+            token_ids=self._ids[begin:end].to(self._device),
             positions=positions.unsqueeze(0),
             query_start=torch.tensor([0, end - begin], dtype=torch.int32),
             context_len=torch.tensor([end], dtype=torch.int32),

@@ -17,6 +17,7 @@ from penstock.config.errors import CheckpointError, ConfigError
 from penstock.kernels.api import Matrix
 from penstock.kernels.canonical import Canonical, Plain, concatenate, take_rows
 from penstock.kernels.plain import FLOAT_FORMATS, plain_matrix
+from penstock.kernels.staging import to_device
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.weight import Weight, WeightPart
 from penstock.quant.canonical_decode import decode_canonical
@@ -83,10 +84,11 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     device: str = "cpu",
+    staged: bool = False,
     cache: PackedFile | None = None,
     quantize: str | None = None,
 ) -> None:
-    """Reads, packs and places every weight; beyond the model, memory holds one tensor at a time.
+    """Reads, packs and places every weight; beyond the model, memory holds one weight at a time.
 
     Args:
         model: as built; its weights are filled.
@@ -94,6 +96,8 @@ def load_weights(
         dtype: type of the weights, but those declared `keep_float32`.
         progress: called with (bytes read, bytes in all) after every tensor.
         device: where weights are placed.
+        staged: matrices of floats are copied there as they are stored, in short pieces, and converted there; the host
+            holds none of them.
         cache: where packed weights are kept from one start to the next, or None.
         quantize: a format of `config.quantisation.QUANTIZE_FORMATS` that float matrices get, or None. Tables get one of
             eight bits.
@@ -118,7 +122,7 @@ def load_weights(
             faults.left_over.append(stored)
     faults.check(checkpoint.path)
     total = sum(_size(source, checkpoint) for _, found in sources for source in found)
-    reader = _Reader(checkpoint, method, _Meter(total, progress), quantize)
+    reader = _Reader(checkpoint, method, _Meter(total, progress), quantize, torch.device(device) if staged else None)
     for weight, found in sources:
         if weight.pack is None:
             weight.fill((reader.whole(weight, found, torch.float32 if weight.keep_float32 else dtype).to(device),))
@@ -224,8 +228,16 @@ class _Meter:
 class _Reader:
     """Reads the sources of one weight at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, method: Method, meter: _Meter, quantize: str | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        method: Method,
+        meter: _Meter,
+        quantize: str | None,
+        staging: torch.device | None,
+    ) -> None:
         self._quantize = quantize
+        self._staging = staging
         self._checkpoint = checkpoint
         self._method = method
         self._meter = meter
@@ -254,7 +266,7 @@ class _Reader:
         parts: list[Matrix] = []
         for offset in sorted(slots):
             members = sorted(slots[offset], key=lambda source: source.part.index or 0)
-            found = _joined([self._matrix(source, weight, dtype) for source in members], dtype, members[0].key)
+            found = self._joined([self._matrix(source, weight, dtype) for source in members], dtype, members[0].key)
             split = weight.halves and len(slots) == 1
             parts += _halves(found, weight.experts, members[0].part.interleaved) if split else [found]
         return parts
@@ -273,7 +285,29 @@ class _Reader:
             stored = self._quantized(asked, source, stored)
         if weight.packable is not None and weight.packable(stored) is None:
             return stored
-        return canonical_tensor(stored, dtype)
+        return self._decoded(stored, dtype)
+
+    def _decoded(self, matrix: Canonical, dtype: torch.dtype) -> Tensor:
+        """The matrix as a plain tensor, where it is to be packed."""
+        if self._staging is None:
+            return canonical_tensor(matrix, dtype)
+        if isinstance(matrix, Plain) and matrix.scales is None:
+            data = to_device(matrix.data, self._staging)
+            return data.view(FLOAT_FORMATS[matrix.format]).view(matrix.shape).to(dtype)
+        return canonical_tensor(matrix, dtype).to(self._staging)
+
+    def _joined(self, members: list[Matrix], dtype: torch.dtype, name: str) -> Matrix:
+        """The matrices of all experts, one below the other."""
+        if len(members) == 1:
+            return members[0]
+        stored = [member for member in members if not isinstance(member, Tensor)]
+        if len(stored) == len(members):
+            try:
+                return concatenate(stored)
+            except ValueError as reason:
+                kind = str(dtype).removeprefix("torch.")
+                log.warning("%s and the other experts beside it are decoded to %s: they are %s", name, kind, reason)
+        return torch.cat([m if isinstance(m, Tensor) else self._decoded(m, dtype) for m in members])
 
     def _quantized(self, format: str, source: _Source, matrix: Plain) -> Canonical:
         try:
@@ -310,20 +344,6 @@ def _request(format: str, weight: Weight) -> str | None:
 
 
 _KEPT = {name: FLOAT_FORMATS[name] for name in ("f32", "f16", "bf16")}  # what torch can transform
-
-
-def _joined(members: list[Matrix], dtype: torch.dtype, name: str) -> Matrix:
-    """The matrices of all experts, one below the other."""
-    if len(members) == 1:
-        return members[0]
-    stored = [member for member in members if not isinstance(member, Tensor)]
-    if len(stored) == len(members):
-        try:
-            return concatenate(stored)
-        except ValueError as reason:
-            kind = str(dtype).removeprefix("torch.")
-            log.warning("%s and the other experts beside it are decoded to %s: they are %s", name, kind, reason)
-    return torch.cat([m if isinstance(m, Tensor) else canonical_tensor(m, dtype) for m in members])
 
 
 def _halves(matrix: Matrix, experts: int, interleaved: bool) -> list[Matrix]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from penstock.kernels import devices
 from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook, Plain
 from penstock.kernels.plain import FLOAT_FORMATS
+from penstock.kernels.staging import to_device
 from penstock.kernels.triton import blocks
 from penstock.kernels.triton.blocks import Codes
 from penstock.kernels.triton.numbers import INTERPRETED
@@ -177,8 +178,8 @@ def _is_whole_bytes(matrix: Affine) -> bool:
 
 
 def _home(array: Any) -> Tensor:
-    """A numpy array on the device; a copy where it is read-only."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy()).to(HOME)
+    """A numpy array on the device."""
+    return to_device(array, HOME)
 
 
 def _codes(matrix: Affine | Codebook) -> Codes:
