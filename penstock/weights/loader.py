@@ -111,16 +111,7 @@ def load_weights(
     if model.load_from(checkpoint.path):
         return
     method = checkpoint_method(checkpoint.config, checkpoint.tensors)
-    names = _named(checkpoint, model.renames)
-    faults = _Faults()
-    sources = [(weight, list(_sources(weight, names, method, faults))) for weight in model.weights()]
-    _check_shapes(sources, checkpoint, faults)
-    used = {name for _, found in sources for source in found for name in source.stored.values()}
-    ignorable = [re.compile(pattern) for pattern in (*model.ignorable, *method.ignorable)]
-    for name, stored in names.items():
-        if stored not in used and not any(pattern.fullmatch(name) for pattern in ignorable):
-            faults.left_over.append(stored)
-    faults.check(checkpoint.path)
+    sources = _matched(model, checkpoint, method)
     total = sum(_size(source, checkpoint) for _, found in sources for source in found)
     reader = _Reader(checkpoint, method, _Meter(total, progress), quantize, torch.device(device) if staged else None)
     for weight, found in sources:
@@ -138,6 +129,25 @@ def load_weights(
             reader.skip(found)
     if cache is not None:
         cache.finish()
+
+
+def _matched(model: DecoderModel, checkpoint: Checkpoint, method: Method) -> list[tuple[Weight, list[_Source]]]:
+    """Every weight with its sources.
+
+    Raises:
+        CheckpointError: tensors are missing, of a wrong shape or left over.
+    """
+    names = _named(checkpoint, model.renames)
+    faults = _Faults()
+    sources = [(weight, list(_sources(weight, names, method, faults))) for weight in model.weights()]
+    _check_shapes(sources, checkpoint, faults)
+    used = {name for _, found in sources for source in found for name in source.stored.values()}
+    ignorable = [re.compile(pattern) for pattern in (*model.ignorable, *method.ignorable)]
+    for name, stored in names.items():
+        if stored not in used and not any(pattern.fullmatch(name) for pattern in ignorable):
+            faults.left_over.append(stored)
+    faults.check(checkpoint.path)
+    return sources
 
 
 def _pack(weight: Weight, sources: Sequence[_Source], parts: Sequence[Matrix]) -> None:
