@@ -147,14 +147,16 @@ def _plain_block(
     else:
         weight = tl.load(values + w_row[:, None] * inputs + k[None, :], mask=(k < inputs)[None, :], other=0.0)
         part = tl.load(x + x_row[None, :] + k[:, None], mask=real[None, :] & (k < inputs)[:, None], other=0.0)
-    if KIND == "int8":
-        return tl.dot(weight, part, acc, out_dtype=tl.int32)
-    if TILED:
+    if KIND == "int8":  # branches, not returns: some versions of Triton compile what stands behind a return
+        acc = tl.dot(weight, part, acc, out_dtype=tl.int32)
+    elif TILED:
         fresh = dot(weight, part, tl.zeros(acc.shape, tl.float32))
         w_scale = tl.load(scales + block * tl.cast(rows, tl.int64) + w_row)
         x_scale = tl.load(x_scales + scale_row * x_groups + block, mask=real, other=0.0)
-        return acc + fresh * w_scale[:, None] * x_scale[None, :]
-    return dot(weight, part, acc)
+        acc += fresh * w_scale[:, None] * x_scale[None, :]
+    else:
+        acc = dot(weight, part, acc)
+    return acc
 
 
 @triton.jit
