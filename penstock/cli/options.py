@@ -92,6 +92,8 @@ MODEL_FLAGS = (
     flag("depth", int | None, None, _SCHEDULING,
          "Steps planned ahead of the one that runs: 0 or 1. Default: 1 on a GPU, else 0."),
     flag("async_scheduling", bool, False, _SCHEDULING, "The same as --depth 1.", "--async-scheduling"),
+    flag("enforce_eager", bool, False, _COMPUTE,
+         "Run every step layer by layer; else a GPU's decode steps are recorded as graphs.", "--enforce-eager"),
     flag("seed", int | None, None, _COMPUTE,
          "Where random streams start; equal seeds give equal answers. Default: 0; for `run` another each time."),
 )  # fmt: skip
@@ -144,6 +146,7 @@ def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
         chosen["pack_cache"] = environment.pack_cache
     if chosen.pop("async_scheduling"):
         chosen["depth"] = 1
+    chosen["enforce_eager"] = chosen["enforce_eager"] or None
     return EngineOptions(**chosen)
 
 

@@ -43,6 +43,7 @@ class EngineOptions:
         enable_prefix_caching: keep and reuse computed prefixes across requests.
         policy: "fcfs" or "priority".
         depth: plans in flight while the next is made (0 or 1); None takes 1 on a GPU.
+        enforce_eager: run all steps layer by layer, none as recorded graphs; None does that where there is no GPU.
         seed: seed of requests that bring none.
         tool_call_parser, reasoning_parser: names of the formats in which answers call functions and reason
             (docs/tools.md), "none" for none; None finds them from the chat template.
@@ -71,6 +72,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     depth: int | None = None
+    enforce_eager: bool | None = None
     seed: int = 0
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None

@@ -148,6 +148,8 @@ def validate(options: EngineOptions) -> None:
     for name in ("enable_prefix_caching", "batch_invariant"):
         if not isinstance(getattr(options, name), bool):
             raise _refuse(name, getattr(options, name), "true, false")
+    if options.enforce_eager not in (None, True, False):
+        raise _refuse("enforce_eager", options.enforce_eager, "true, false")
 
 
 def _name(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
@@ -243,6 +245,12 @@ def _depth(options: EngineOptions, model: ModelFacts, machine: Machine) -> Deriv
     return 0, "a CPU that prepares steps does not compute them"
 
 
+def _enforce_eager(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if options.device == "cuda":
+        return False, "recorded steps cost the host little"
+    return True, "only a GPU's steps are recorded as graphs"
+
+
 def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
     length, seqs = options.max_model_len or 1, options.max_num_seqs or 1  # both resolved before
     size, block = KV_ELEMENT_BYTES[options.kv_cache_dtype], options.block_size
@@ -275,6 +283,7 @@ _RULES: tuple[tuple[str, Callable[[EngineOptions, ModelFacts, Machine], Derived]
     ("max_num_seqs", _max_num_seqs),
     ("max_num_batched_tokens", _max_num_batched_tokens),
     ("depth", _depth),
+    ("enforce_eager", _enforce_eager),
     ("kv_cache_memory", _kv_cache_memory),
 )
 

@@ -225,6 +225,9 @@ class Runner(Protocol):
     def sample(self, step: int) -> StepResult:
         """The result of step number `step`, the oldest outstanding, which is waited for."""
 
+    def prepare(self) -> bool:
+        """Does a bounded piece of what makes later steps faster; whether there is more. Called while nothing runs."""
+
     def abort(self) -> None:
         """Forgets outstanding plans after one of them failed; rows they introduced may be released or overwritten."""
 

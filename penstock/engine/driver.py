@@ -35,10 +35,11 @@ class EngineDriver:
         self._admitted: list[EngineOutput] = []
         self._failed_steps = 0
         self._steps_at_error = -1
+        self._unprepared = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._admitted) or self._engine.has_work
+        return bool(self._admitted) or self._engine.has_work or self._unprepared
 
     def submit(self, request: EngineRequest) -> None:
         """Adds a request, or tells the sink why not; one with a grammar is added when that is compiled."""
@@ -64,7 +65,7 @@ class EngineDriver:
         return self._engine.stats()
 
     def step(self) -> None:
-        """Reports admissions, then runs one step if there is work. Whatever is raised here is the engine's end.
+        """Reports admissions, then runs one step, or prepares for later ones. Whatever is raised is the engine's end.
 
         Raises:
             EngineDeadError: MAX_FAILED_STEPS steps in a row failed as a whole.
@@ -77,7 +78,11 @@ class EngineDriver:
         admitted, self._admitted = self._admitted, []
         if admitted:
             self._sink.outputs(admitted)
-        if self._engine.has_work and (outputs := self._engine.step()):
+        if not self._engine.has_work:
+            self._unprepared = self._engine.runner.prepare()
+            return
+        self._unprepared = True
+        if outputs := self._engine.step():
             self._sink.outputs(outputs)
             if any(output.finish_reason is FinishReason.ERROR for output in outputs):
                 self._check_health()

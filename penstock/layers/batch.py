@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from torch import Tensor
 
@@ -53,6 +54,7 @@ class Batch:
         spans: [T, 2] int32, first position and end of the span each token lies in, its own and the next where in none;
             None where no row is of kind SPANS.
         token_types: [T] int64, which of a pair's texts each token belongs to; None for models that do not tell.
+        plans: attention plans that outlive the step, by group; layers keep theirs here too. None for plans of its own.
     """
 
     token_ids: Tensor
@@ -70,6 +72,7 @@ class Batch:
     masks: tuple[MaskKind, ...] = ()
     spans: Tensor | None = None
     token_types: Tensor | None = None
+    plans: dict[int, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,11 @@ class Step:
 
     def plan(self, cache: LayerCache, window: int | None, chunked: bool = False) -> Any:
         """The attention plan of the cache's group (all its layers have the same window, or chunks of that size)."""
-        plan = self._plans.get(cache.group)
+        batch = self.batch
+        plans = self._plans if batch.plans is None else batch.plans
+        plan = plans.get(cache.group)
         if plan is None:
-            batch = self.batch
-            plan = self._plans[cache.group] = self.kernels.plan_attention(
+            plan = plans[cache.group] = self.kernels.plan_attention(
                 cache.kv,
                 batch.query_start,
                 batch.context_len,

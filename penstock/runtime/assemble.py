@@ -12,7 +12,8 @@ from penstock.config.resolve import Decision
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
-from penstock.runtime.executor import Executor, make_executor
+from penstock.runtime.executor import EagerExecutor, Executor, make_executor
+from penstock.runtime.graphs import CudaRecorder, DecodeGraphs, InterpretedRecorder, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.memory_plan import MemoryPlan, format_bytes
@@ -21,6 +22,9 @@ from penstock.runtime.prepare import Prepared, packed_file, plan_again, plan_mea
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
+
+
+_READ_BACK = ("plan_attention", "paged_attention", "grouped_experts")  # ops whose reference does
 
 
 def load(
@@ -111,7 +115,35 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
     memory, builder, executor = make_parts(prepared, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = prepared.model
     sampler = Sampler(model.vocab_size, rows, prepared.kernels.sampling())
-    return ModelRunner(executor, memory, sampler, builder, model.classifier, model.projection), executor
+    graphs = None
+    if sampler.on_device and isinstance(executor, EagerExecutor):
+        why = _unrecordable(prepared)
+        if why is None:
+            graphs = _graphs(prepared, memory, builder, rows)
+        executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
+    return ModelRunner(executor, memory, sampler, builder, model.classifier, model.projection, graphs), executor
+
+
+def _unrecordable(prepared: Prepared) -> str | None:
+    """Why no step of a model can be recorded as a graph, or None."""
+    model, kernels = prepared.model, prepared.kernels
+    if prepared.options.enforce_eager:
+        return "--enforce-eager, or no GPU"
+    if model.whole_prompts:
+        return "the model decodes nothing"
+    if model.runs:
+        return model.runs
+    if any(spec.state for spec in model.cache_specs):
+        return "recurrent layers read their rows on the host"
+    read = [c.op for c in kernels.choices if c.op in _READ_BACK and c.chosen.name.startswith("reference")]
+    return f"the reference of {', '.join(read)} reads from the device" if read else None
+
+
+def _graphs(prepared: Prepared, memory: KVMemory, builder: BatchBuilder, rows: int) -> DecodeGraphs:
+    options, blocks = prepared.options, prepared.plan.kv_blocks
+    recorder = CudaRecorder() if options.device == "cuda" else InterpretedRecorder()
+    tokens = [count * options.block_size for count in blocks]
+    return DecodeGraphs(prepared.model, memory.caches, builder, recorder, padded_sizes(rows), tokens)
 
 
 def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) -> SchedulerOptions:

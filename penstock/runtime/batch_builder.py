@@ -17,6 +17,10 @@ class BatchBuilder:
     """Keeps every row's block tables, its adapter and the last token it sampled. A row's state lies in the slot of its
 
     number, so that nothing needs to be handed out; slots behind the rows are free for checkpoints.
+
+    Attributes:
+        tables: per group [max_rows, max_blocks] int32, block ids by row and logical block.
+        block_size: tokens in a block.
     """
 
     def __init__(
@@ -34,11 +38,12 @@ class BatchBuilder:
         self._mask = mask
         self._second: npt.NDArray[np.int64] | None = np.zeros(max_rows, np.int64) if types else None
         self._one_type = types == 1
-        self._block_size = block_size
+        self.block_size = block_size
         self._device = device
         self._on_cpu = device.type == "cpu"  # a call less for each of a step's tensors
-        self._tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
+        self.tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self._used = [[0] * max_rows for _ in range(num_groups)]
+        self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has told of
         self._adapters = [0] * max_rows
         self._last = [0] * max_rows
         self._samples: torch.Tensor | None = None  # the same, [max_rows] int64, where samples stay on the device
@@ -50,8 +55,8 @@ class BatchBuilder:
         if self._second is not None and not self._one_type:
             self._second[new.row] = new.pooling.second if new.pooling else 0
         for g, blocks in enumerate(new.blocks):
-            self._tables[g][new.row, : len(blocks)] = blocks
-            self._used[g][new.row] = len(blocks)
+            self.tables[g][new.row, : len(blocks)] = blocks
+            self._used[g][new.row], self._seen[g][new.row] = len(blocks), 0
 
     def note_sample(self, row: int, token: int) -> None:
         """Remembers what `last_sample(row)` stands for in later plans."""
@@ -59,17 +64,39 @@ class BatchBuilder:
 
     def keep_samples(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
         """As `note_sample`, of tokens [L] int64 that stay on the device; those below 0, errors, are never looked up."""
+        self.samples[self._tensor(np.array(rows, np.int64))] = tokens.clamp(min=0)
+
+    @property
+    def samples(self) -> torch.Tensor:
+        """[max_rows] int64 on the device, what every row sampled last; from its first use on samples are kept there."""
         if self._samples is None:
-            self._samples = torch.zeros(len(self._last), dtype=torch.int64, device=tokens.device)
-        self._samples[self._tensor(np.array(rows, np.int64))] = tokens.clamp(min=0)
+            self._samples = torch.zeros(len(self._last), dtype=torch.int64, device=self._device)
+        return self._samples
+
+    def facts(self, spans: Sequence[RowSpan]) -> npt.NDArray[np.int64]:
+        """Takes the blocks that spans bring; [5, R]: their rows, starts, lengths, prompt tokens and draft tokens."""
+        for span in spans:
+            self._append_blocks(span)
+        facts = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
+        return np.ascontiguousarray(np.array(facts, np.int64).T)
+
+    def adapted(self, spans: Sequence[RowSpan]) -> bool:
+        """Whether a row among these has an adapter."""
+        return any(self._adapters[span.row] for span in spans)
+
+    def changes(self, group: int, rows: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Where in the flattened table of a group, and what, was entered for these rows since it was asked last."""
+        seen, used, table = self._seen[group], self._used[group], self.tables[group]
+        parts = [np.arange(seen[row], used[row]) + row * table.shape[1] for row in rows if seen[row] < used[row]]
+        for row in rows:
+            seen[row] = used[row]
+        places = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return places, table.reshape(-1)[places]
 
     def build(self, spans: Sequence[RowSpan], logit_rows: Sequence[int]) -> Batch:
         """The batch of these spans, in their order."""
         count = len(spans)
-        for span in spans:
-            self._append_blocks(span)
-        facts = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
-        rows, starts, lens, prompt, draft = np.ascontiguousarray(np.array(facts, np.int64).T)
+        rows, starts, lens, prompt, draft = self.facts(spans)
         tokens = self._tokens(spans)
         contexts = starts + lens
         if len(tokens) == count:  # one token a row
@@ -81,14 +108,14 @@ class BatchBuilder:
             token_rows = rows.repeat(lens)
             positions = np.arange(len(tokens)) + (starts - (ends - lens)).repeat(lens)
         context_lens = contexts.tolist()
-        widest = -(-max(context_lens) // self._block_size)
-        logical, offset = np.divmod(positions, self._block_size)
+        widest = -(-max(context_lens) // self.block_size)
+        logical, offset = np.divmod(positions, self.block_size)
         groups = tuple(
             GroupTables(
                 self._tensor(table[rows, :widest]),
-                self._tensor(table[token_rows, logical].astype(np.int64) * self._block_size + offset),
+                self._tensor(table[token_rows, logical].astype(np.int64) * self.block_size + offset),
             )
-            for table in self._tables
+            for table in self.tables
         )
         adapters = [self._adapters[span.row] for span in spans]
         return Batch(
@@ -129,7 +156,7 @@ class BatchBuilder:
         for g, blocks in enumerate(span.new_blocks):
             if blocks:
                 used = self._used[g][span.row]
-                self._tables[g][span.row, used : used + len(blocks)] = blocks
+                self.tables[g][span.row, used : used + len(blocks)] = blocks
                 self._used[g][span.row] = used + len(blocks)
 
     def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:

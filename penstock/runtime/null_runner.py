@@ -108,6 +108,9 @@ class NullRunner:
         words = dict(zip(sampled, masks.of(sampled), strict=True)) if sampled else {}
         return StepResult(step, tuple(self._run(span, words.get(span.row)) for span in plan.spans))
 
+    def prepare(self) -> bool:
+        return False
+
     def abort(self) -> None:
         self._queue.clear()
         self._aborted = True

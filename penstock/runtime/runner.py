@@ -15,6 +15,7 @@ from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepRes
 from penstock.kernels.copies import Download
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
+from penstock.runtime.graphs import DecodeGraphs
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.pooling import Head, Pooler
 from penstock.runtime.sampler import Draw, Drawing, PromptScores, Sampler
@@ -83,8 +84,10 @@ class ModelRunner:
         builder: BatchBuilder,
         classifier: Head | None = None,
         projection: Head | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._executor = executor
+        self._graphs = graphs
         self._memory = memory
         self._sampler = sampler
         self._builder = builder
@@ -106,7 +109,14 @@ class ModelRunner:
         flight = self._flights.popleft() if self._flights else self._launch(*self._queue.popleft())
         if flight.step != step:
             raise ValueError(f"step {step} was asked for while step {flight.step} is the oldest outstanding")
-        return self._collect(flight)
+        result = self._collect(flight)
+        if self._graphs is not None:
+            self._graphs.record_asked()
+        return result
+
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        return self._graphs is not None and self._graphs.record_next()
 
     def _launch(self, plan: StepPlan, masks: Any) -> _Flight:
         started = perf_counter()
@@ -115,10 +125,12 @@ class ModelRunner:
             self._memory.apply(op)
         self._count_forced(plan)
         wanted = self._wanted(plan)
-        batch = self._builder.build(plan.spans, wanted.tokens)
-        built = perf_counter()
-        self._executor.forward(batch)
-        logits = self._logits(wanted) if wanted.draws else None
+        logits, built = self._replay(plan, wanted), started
+        if logits is None:
+            batch = self._builder.build(plan.spans, wanted.tokens)
+            built = perf_counter()
+            self._executor.forward(batch)
+            logits = self._logits(wanted) if wanted.draws else None
         computed = perf_counter()
         draws, drawing = self._draw(plan, logits, masks)
         pooled = [self._launch_pooled(span, places) for span, places in wanted.pooled]
@@ -147,6 +159,12 @@ class ModelRunner:
         timings = StepTimings(flight.build, flight.forward, perf_counter() - started)
         return StepResult(flight.step, tuple(rows.values()), timings=timings)
 
+    def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
+        """Logits of all tokens, if that is what is wanted and a recorded step can give them."""
+        if self._graphs is None or wanted.pooled or wanted.scored or len(wanted.draws) < len(plan.spans):
+            return None
+        return self._graphs.run(plan.spans)
+
     def _logits(self, wanted: _Wanted) -> Tensor:
         """Of the rows to draw after, mostly all that were computed."""
         every = len(wanted.draws) == len(wanted.tokens)
@@ -162,6 +180,8 @@ class ModelRunner:
         self._memory.close()
 
     def _apply_rows(self, plan: StepPlan) -> None:
+        if plan.released_rows and self._graphs is not None:
+            self._graphs.note_answer()
         for row in plan.released_rows:
             if self._new.pop(row, None) is not None:
                 self._sampler.release_row(row)

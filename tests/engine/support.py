@@ -71,6 +71,9 @@ class Wrapped:
     def sample(self, step: int) -> StepResult:
         return self._runner.sample(step)
 
+    def prepare(self) -> bool:
+        return self._runner.prepare()
+
     def abort(self) -> None:
         self._runner.abort()
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.cache import KvCache
-from penstock.kernels.triton.attention_plan import AttentionPlan, Tiles, make_plan
+from penstock.kernels.triton.attention_plan import AttentionPlan, FixedPlan, Tiles, make_plan
 from penstock.kernels.triton.attention_shapes import Shape, shape_of
 from penstock.kernels.triton.cache import Layout, refuse
 from penstock.kernels.triton.numbers import dot, inlined, narrow, operand
@@ -290,7 +290,7 @@ def plan_attention(
 def paged_attention(
     query: Tensor,
     cache: KvCache,
-    plan: AttentionPlan,
+    plan: AttentionPlan | FixedPlan,
     scale: float,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
@@ -311,7 +311,7 @@ def paged_attention(
 
 
 def _run(
-    query: Tensor, out: Tensor, layout: Layout, plan: AttentionPlan, tiles: Tiles, shape: Shape, programs: int,
+    query: Tensor, out: Tensor, layout: Layout, plan: AttentionPlan | FixedPlan, tiles: Tiles, shape: Shape, programs: int,
     numbers: tuple[float, float], sinks: Tensor | None, slopes: Tensor | None,
 ) -> None:  # fmt: skip
     """Attends with the tiles of one class of rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from penstock.kernels.triton.attention_shapes import LONG, SHORT_QUERIES
 
 Numbers = npt.NDArray[np.int64]
 FIELDS = 5  # of a unit: row, first query, first part, parts, place of its sums (-1: there is one part, which is all)
+NO_QUERY = 1 << 30  # first query of a tile that has none
 WAVES = 4  # programs a multiprocessor, so that none waits long for the last
 
 
@@ -44,6 +45,7 @@ class AttentionPlan:
         classes: of the rows, LONG or the power of two that bounds their queries.
         kind: WINDOW and SEEN of a Shape.
         window: as given, 0 for none.
+        lens, contexts: the rows' queries, and positions they have in the cache.
         seen: [T, 2] int32 on the device, first position and end of what each query sees; None where all are causal.
     """
 
@@ -54,31 +56,35 @@ class AttentionPlan:
     kind: tuple[int, bool]
     window: int
     seen: Tensor | None
-    _lens: Numbers
-    _contexts: Numbers
+    lens: Numbers
+    contexts: Numbers
     _of_class: Numbers
     _bounds: Numbers | None
-    _made: dict[tuple[int, ...], Tiles] = field(default_factory=dict)
+    _made: dict[tuple[int, int, int, int], Tiles] = field(default_factory=dict)
 
     def tiles(self, kind: int, queries: int, part: int, programs: int) -> Tiles:
         """Tiles of rows of a class: of so many queries, in parts of so many positions, each for so many programs."""
         key = kind, queries, part, programs
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = self._make(*key)
+            units, split, slots = self.cut(*key)
+            both = units if split is None else np.concatenate((units, split))
+            here = upload(both.astype(np.int32), self.block_table.device)
+            found = self._made[key] = Tiles(here[: len(units)], here[len(units) :] if slots else None, slots)
         return found
 
-    def _make(self, kind: int, queries: int, part: int, programs: int) -> Tiles:
+    def cut(self, kind: int, queries: int, part: int, programs: int) -> tuple[Numbers, Numbers | None, int]:
+        """`Tiles` on the host, [n, FIELDS] int64 each; arguments as of `tiles`."""
         rows = np.flatnonzero(self._of_class == kind)
-        lens = self._lens[rows]
+        lens = self.lens[rows]
         counts = -(-lens // queries)
         row = rows.repeat(counts)
         first = (np.arange(len(row)) - (counts.cumsum() - counts).repeat(counts)) * queries
-        low, end = self._reach(row, first, np.minimum(first + queries, self._lens[row]))
+        low, end = self._reach(row, first, np.minimum(first + queries, self.lens[row]))
         if kind == LONG:
             order = np.argsort(low - end, kind="stable")  # the longest first
             zero = np.zeros_like(row)
-            return self._upload(np.stack((row, first, zero, zero + 1, zero - 1), axis=1)[order], None, 0)
+            return np.stack((row, first, zero, zero + 1, zero - 1), axis=1)[order], None, 0
         first_part = low // part
         parts = np.maximum(-(-end // part) - first_part, 1)
         kept = np.where(parts > 1, parts, 0)
@@ -91,26 +97,90 @@ class AttentionPlan:
         units[:, 2] += skipped
         units[:, 3] = np.minimum(units[:, 3] - skipped, each)
         units[:, 4] += np.where(units[:, 4] < 0, 0, skipped)
-        return self._upload(units, whole[parts > 1], int(kept.sum()))
+        return units, whole[parts > 1], int(kept.sum())
 
     def _reach(self, row: Numbers, first: Numbers, stop: Numbers) -> tuple[Numbers, Numbers]:
         """First position and end of what the queries [first, stop) of each row see together."""
         if self._bounds is not None:
-            token = (self._lens.cumsum() - self._lens)[row] + first
+            token = (self.lens.cumsum() - self.lens)[row] + first
             edges = np.stack((token, token + stop - first), axis=1).reshape(-1)
             padded = np.concatenate((self._bounds, self._bounds[-1:]))
             low, end = np.minimum.reduceat(padded[:, 0], edges)[::2], np.maximum.reduceat(padded[:, 1], edges)[::2]
             return low, end
-        place = self._contexts[row] - self._lens[row] + first
+        place = self.contexts[row] - self.lens[row] + first
         end = place + stop - first
         if not self.window:
             return np.zeros_like(place), end
         return place - place % self.window if self.kind[0] == 2 else np.maximum(place + 1 - self.window, 0), end
 
-    def _upload(self, units: Numbers, split: Numbers | None, slots: int) -> Tiles:
-        both = units if split is None else np.concatenate((units, split))
-        on_device = upload(both.astype(np.int32), self.block_table.device)
-        return Tiles(on_device[: len(units)], on_device[len(units) :] if slots else None, slots)
+    def fixed(self, tokens: int) -> FixedPlan:
+        """A plan for every step of as many rows with as many queries, whatever their contexts.
+
+        Args:
+            tokens: most positions of the cache that such a step attends to, counted for each row.
+
+        Raises:
+            ValueError: rows have many queries, or masks of their own.
+        """
+        if self.seen is not None or LONG in self.classes:
+            raise ValueError("only causal rows of few queries have a fixed plan")
+        return FixedPlan(self, tuple(self._made), tokens)
+
+
+class FixedPlan:
+    """An AttentionPlan whose tensors keep their places, sizes and meanings, for launches that are recorded once.
+
+    Attributes:
+        query_start, context_len, block_table, classes, kind, window, seen: as of AttentionPlan; those on the device are
+            filled by others before each step.
+        size: int32 elements that `fill` writes.
+    """
+
+    def __init__(self, plan: AttentionPlan, keys: tuple[tuple[int, int, int, int], ...], tokens: int) -> None:
+        """`keys`: what tiles were asked for of `plan`, which is like all steps but for its contexts."""
+        self.query_start, self.context_len, self.block_table = plan.query_start, plan.context_len, plan.block_table
+        self.classes, self.kind, self.window, self.seen = plan.classes, plan.kind, plan.window, None
+        self._plan = plan
+        self._room: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
+        for key in keys:
+            _, queries, part, programs = key
+            tiles = int((-(-plan.lens // queries)).sum())
+            spread = -(-WAVES * _multiprocessors(plan.block_table.device) // programs)
+            self._room[key] = tiles + spread, tiles, (tokens // part + 2 * len(plan.lens)) * -(-tiles // len(plan.lens))
+        self.size = sum(FIELDS * (units + split) for units, split, _ in self._room.values())
+        self._made: dict[tuple[int, int, int, int], Tiles] = {}
+
+    def place(self, memory: Tensor, query_start: Tensor, context_len: Tensor, block_table: Tensor) -> None:
+        """Takes [size] int32 on the device, where what `fill` writes will lie, and the places of the rows' facts."""
+        self.query_start, self.context_len, self.block_table = query_start, context_len, block_table
+        begin = 0
+        for key, (units, split, slots) in self._room.items():
+            both = memory[begin : begin + FIELDS * (units + split)].view(-1, FIELDS)
+            self._made[key] = Tiles(both[:units], both[units:], slots)
+            begin += both.numel()
+
+    def tiles(self, kind: int, queries: int, part: int, programs: int) -> Tiles:
+        """As AttentionPlan.tiles, for those that were foreseen."""
+        return self._made[kind, queries, part, programs]
+
+    def fill(self, context_lens: Numbers, out: npt.NDArray[np.int32]) -> bool:
+        """Writes [size] numbers for rows of these contexts; False if they are too long together for the room there is.
+
+        Units that are left over have no parts, and tiles no queries.
+        """
+        plan, begin = replace(self._plan, contexts=context_lens), 0
+        for key, (most_units, most_split, most_slots) in self._room.items():
+            units, split, slots = plan.cut(*key)
+            if slots > most_slots or len(units) > most_units:
+                return False
+            both = out[begin : begin + FIELDS * (most_units + most_split)].reshape(-1, FIELDS)
+            both[len(units) :] = 0
+            both[: len(units)] = units
+            both[most_units:, 1] = NO_QUERY
+            if split is not None:
+                both[most_units : most_units + len(split)] = split
+            begin += both.size
+        return True
 
 
 def make_plan(

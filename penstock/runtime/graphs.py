@@ -1,0 +1,345 @@
+"""Decode steps recorded once for a number of rows, then replayed without the host's work for every launch.
+
+A recorded step has fixed buffers: whatever differs from step to step is copied there before a replay, in one piece, and
+rows that are left over write to the null block. What it computes is what the layers would, row by row; what does not fit
+is computed by them. Recordings are made between steps, one at a time, and share one pool of memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock.core.protocol import RowSpan
+from penstock.kernels.copies import upload
+from penstock.layers.batch import Batch, GroupTables, LayerCache
+from penstock.models.registry import Model
+from penstock.runtime.batch_builder import BatchBuilder
+
+_WASTE: Final = 4  # a step of n rows takes no recording of more than 4 n, or of more than 8
+_SHARE: Final = 0.1  # of the time, at most, while requests run
+_ALIGNMENT: Final = 16
+log = logging.getLogger(__name__)
+
+
+def padded_sizes(most: int) -> tuple[int, ...]:
+    """Rows that steps are padded to: 1, 2, 4, multiples of 8 to 64, of 16 to 256 and of 32 beyond; and `most`."""
+    usual = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most, 32))
+    return (*(size for size in usual if size < most), most)
+
+
+class Recorder(Protocol):
+    """How launches are recorded."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Runs `run`, then records it: what is returned does the same again, on the same tensors."""
+
+
+class CudaRecorder:
+    """CUDA graphs. They are recorded on a stream of their own, behind what was launched before."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """As Recorder; the first run compiles kernels, which cannot be done while recording."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            run()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                run()
+            finally:
+                graph.capture_end()
+        current.wait_stream(self._stream)
+        return graph.replay
+
+
+class InterpretedRecorder:
+    """Stands in for CUDA graphs where there is no GPU: refuses what they refuse, and runs the function again."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """As Recorder."""
+        run()
+        with _NoReads():  # type: ignore[no-untyped-call]
+            run()
+        return run
+
+
+class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where the host would read what a device computes."""
+
+    READS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "bincount", "unique_dim")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in self.READS:
+            raise RuntimeError(f"{func} reads from the device, which cannot be recorded")
+        return func(*args, **(kwargs or {}))
+
+
+class _Fields:
+    """Named arrays side by side in one buffer, on the host and on the device."""
+
+    def __init__(self, **counts: tuple[int, type[np.int64] | type[np.int32]]) -> None:
+        self._places: dict[str, tuple[int, int, type[np.int64] | type[np.int32]]] = {}
+        self.size = 0
+        for name, (count, kind) in counts.items():
+            end = self.size + count * kind().itemsize
+            self._places[name] = self.size, end, kind
+            self.size = -(-end // _ALIGNMENT) * _ALIGNMENT
+
+    def arrays(self, memory: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
+        return {name: memory[begin:end].view(kind) for name, (begin, end, kind) in self._places.items()}
+
+    def tensors(self, memory: Tensor) -> dict[str, Tensor]:
+        types = {np.int64: torch.int64, np.int32: torch.int32}
+        return {name: memory[begin:end].view(types[kind]) for name, (begin, end, kind) in self._places.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A recorded step.
+
+    Attributes:
+        fields, inputs: what is copied to the device before a replay, [fields.size] uint8.
+        plans: fixed attention plans, by group.
+        replay: launches it.
+        logits: [rows · tokens of a row, vocab] float32, what it computes.
+    """
+
+    fields: _Fields
+    inputs: Tensor
+    plans: dict[int, Any]
+    replay: Callable[[], None]
+    logits: Tensor
+
+
+class DecodeGraphs:
+    """The recorded steps of one model.
+
+    Attributes:
+        failed: sizes that could not be recorded.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        caches: Sequence[LayerCache],
+        builder: BatchBuilder,
+        recorder: Recorder,
+        sizes: Sequence[int],
+        tokens: Sequence[int],
+        queries: int = 1,
+    ) -> None:
+        """Records nothing yet.
+
+        Args:
+            model, caches, builder: of the steps.
+            recorder: how to record.
+            sizes: numbers of rows to record for, ascending.
+            tokens: positions that each cache group holds.
+            queries: tokens of every row; more than one where drafts are verified.
+        """
+        self._model, self._caches, self._builder, self._recorder = model, caches, builder, recorder
+        self._sizes, self._capacity, self._queries = tuple(sizes), tuple(tokens), queries
+        self._graphs: dict[int, _Graph] = {}
+        self.failed: set[int] = set()
+        self._asked = self._answered = 0
+        self._next = 0.0
+        device = builder.samples.device
+        rows, width = builder.tables[0].shape
+        self._free_row = rows  # its tables are empty: rows that are left over have it
+        self._tables = [torch.zeros(rows + 1, width, dtype=torch.int32, device=device) for _ in builder.tables]
+        self._taken = [torch.zeros(sizes[-1], width, dtype=torch.int32, device=device) for _ in builder.tables]
+        self._logits = torch.empty(sizes[-1] * queries, model.vocab_size, device=device)
+        self._all = torch.arange(sizes[-1] * queries, device=device)
+        self._starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=device) * queries
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def run(self, spans: Sequence[RowSpan]) -> Tensor | None:
+        """Logits [tokens of the step, vocab] float32, valid until the next; None if no recording fits the step.
+
+        Every span has to be sampled and to want the logits of all its tokens and nothing else.
+        """
+        queries = self._queries
+        if len(spans) > self._sizes[-1] or any(len(span.tokens) != queries for span in spans):
+            return None
+        size = self._find(len(spans))
+        if size is None or self._builder.adapted(spans):
+            return None
+        graph = self._graphs[size]
+        memory = np.zeros(graph.fields.size, np.uint8)
+        if not self._fill(graph, graph.fields.arrays(memory), spans, size):
+            return None
+        graph.inputs.copy_(upload(memory, graph.inputs.device), non_blocking=True)
+        graph.replay()
+        return graph.logits[: len(spans) * queries]
+
+    def _find(self, rows: int) -> int | None:
+        """The smallest recording that is not much too large; what would have fitted best is noted."""
+        fitting = [size for size in self._sizes if size >= rows]
+        if fitting[0] not in self._graphs:
+            self._asked = fitting[0]
+        return next((size for size in fitting if size in self._graphs and size <= max(_WASTE * rows, 8)), None)
+
+    def _fill(self, graph: _Graph, out: dict[str, npt.NDArray[Any]], spans: Sequence[RowSpan], size: int) -> bool:
+        """Writes a step's inputs; False, and nothing is changed, if attention has no room for its contexts."""
+        queries, count = self._queries, len(spans)
+        contexts = np.full(size, queries)
+        contexts[:count] = [span.start + queries for span in spans]
+        if not all(plan.fill(contexts, out[f"plan{g}"]) for g, plan in graph.plans.items()):
+            return False
+        builder = self._builder
+        facts = builder.facts(spans)
+        rows, starts, _, prompt, draft = facts
+        tokens = count * queries
+        out["token_ids"][:tokens] = [token for span in spans for token in span.tokens]
+        positions = np.tile(np.arange(queries), size).reshape(size, queries)
+        positions[:count] += starts[:, None]
+        out["positions"][:] = positions.reshape(-1)
+        out["rows"][:] = self._free_row
+        out["rows"][:count], out["prompt_tokens"][:count], out["draft_tokens"][:count] = rows, prompt, draft
+        out["context_len"][:] = contexts
+        self._fill_tables(out, rows, positions[:count])
+        return True
+
+    def _fill_tables(
+        self, out: dict[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> None:
+        """Writes the slots of positions [R, queries], and what has changed in the tables of the rows."""
+        builder, device = self._builder, self._logits.device
+        logical, offset = np.divmod(positions, builder.block_size)
+        for g, table in enumerate(builder.tables):
+            slots = table[rows[:, None], logical].astype(np.int64) * builder.block_size + offset
+            out[f"slot{g}"][: slots.size] = slots.reshape(-1)
+            places, blocks = builder.changes(g, rows.tolist())
+            out[f"places{g}"][:] = self._free_row * table.shape[1]
+            if len(places) <= len(out[f"places{g}"]):
+                out[f"places{g}"][: len(places)], out[f"blocks{g}"][: len(places)] = places, blocks
+            else:
+                self._tables[g].view(-1)[upload(places, device)] = upload(blocks, device)
+
+    # -- recording ----------------------------------------------------------------------------------------------------
+
+    def note_answer(self) -> None:
+        """A request is over: recordings may be made from now on."""
+        self._answered = 1
+
+    def record_asked(self) -> None:
+        """While requests run: records what a step has missed, if little of the time went into that so far."""
+        if self._asked and self._answered and perf_counter() >= self._next:
+            size, self._asked = self._asked, 0
+            if size not in self._graphs and size not in self.failed:
+                started = perf_counter()
+                self._record(size)
+                ended = perf_counter()
+                self._next = ended + (ended - started) * (1 / _SHARE - 1)
+
+    def record_next(self) -> bool:
+        """While nothing runs: records the largest size that is left; whether there are more."""
+        left = [size for size in self._sizes if size not in self._graphs and size not in self.failed]
+        if not left or not self._answered:
+            return False
+        self._record(left[-1])
+        return len(left) > 1
+
+    def _record(self, size: int) -> None:
+        try:
+            self._graphs[size] = self._make(size)
+        except Exception:
+            if not self.failed:
+                log.warning("steps of %d rows cannot be recorded; they run layer by layer", size, exc_info=True)
+            self.failed.add(size)
+
+    def _make(self, size: int) -> _Graph:
+        plans = self._fixed_plans(size)
+        tokens, groups = size * self._queries, range(len(self._tables))
+        changes = size * (1 + -(-self._queries // self._builder.block_size))
+        fields = _Fields(
+            token_ids=(tokens, np.int64),
+            positions=(tokens, np.int64),
+            rows=(size, np.int64),
+            **{f"slot{g}": (tokens, np.int64) for g in groups},
+            **{f"places{g}": (changes, np.int64) for g in groups},
+            **{f"blocks{g}": (changes, np.int32) for g in groups},
+            **{name: (size, np.int32) for name in ("context_len", "prompt_tokens", "draft_tokens")},
+            **{f"plan{g}": (plan.size, np.int32) for g, plan in plans.items()},
+        )
+        device = self._logits.device
+        inputs = torch.zeros(fields.size, dtype=torch.uint8, device=device)
+        given = fields.tensors(inputs)
+        batch = self._batch(size, given, plans)
+        for g, plan in plans.items():
+            plan.place(given[f"plan{g}"], batch.query_start, batch.context_len, batch.groups[g].block_table)
+        logits, every = self._logits[:tokens], self._all[:tokens]
+
+        def run() -> None:
+            for g, table in enumerate(self._tables):
+                table.view(-1)[given[f"places{g}"]] = given[f"blocks{g}"]
+                torch.index_select(table, 0, given["rows"], out=batch.groups[g].block_table)
+            ids = given["token_ids"]
+            ids = torch.where(ids < 0, self._builder.samples[(-1 - ids).clamp_(min=0)], ids)
+            hidden = self._model.forward(replace(batch, token_ids=ids), self._caches)
+            logits.copy_(self._model.logits(hidden, every))
+
+        memory = np.zeros(fields.size, np.uint8)
+        graph = _Graph(fields, inputs, plans, run, logits)
+        assert self._fill_free(graph, fields.arrays(memory), size)
+        inputs.copy_(upload(memory, device))
+        return replace(graph, replay=self._recorder.record(run))
+
+    def _fill_free(self, graph: _Graph, out: dict[str, npt.NDArray[Any]], size: int) -> bool:
+        """Inputs of a step that has free rows only."""
+        contexts = np.full(size, self._queries)
+        out["rows"][:] = self._free_row
+        out["context_len"][:] = contexts
+        for g, table in enumerate(self._builder.tables):
+            out[f"places{g}"][:] = self._free_row * table.shape[1]
+        return all(plan.fill(contexts, out[f"plan{g}"]) for g, plan in graph.plans.items())
+
+    def _batch(self, size: int, given: dict[str, Tensor], plans: dict[int, Any]) -> Batch:
+        """The batch of a recording, made of views of its inputs."""
+        tokens, lens = size * self._queries, (self._queries,) * size
+        return Batch(
+            token_ids=given["token_ids"],
+            positions=given["positions"][None],
+            query_start=self._starts[: size + 1],
+            context_len=given["context_len"],
+            groups=tuple(GroupTables(taken[:size], given[f"slot{g}"]) for g, taken in enumerate(self._taken)),
+            prompt_tokens=given["prompt_tokens"],
+            draft_tokens=given["draft_tokens"],
+            logit_rows=self._all[:tokens],
+            query_lens=lens,
+            context_lens=lens,
+            state_slot=given["rows"],
+            plans=plans,
+        )
+
+    def _fixed_plans(self, size: int) -> dict[int, Any]:
+        """Attention plans of the size: a step of free rows, run by the layers, tells what they ask of them."""
+        device, tokens = self._logits.device, size * self._queries
+        names = ("token_ids", "positions", *(f"slot{g}" for g in range(len(self._tables))))
+        given = {name: torch.zeros(tokens, dtype=torch.int64, device=device) for name in names}
+        given |= {
+            name: torch.zeros(size, dtype=torch.int32, device=device) for name in ("prompt_tokens", "draft_tokens")
+        }
+        given["context_len"] = torch.full((size,), self._queries, dtype=torch.int32, device=device)
+        given["rows"] = torch.full((size,), self._free_row, device=device)
+        found: dict[int, Any] = {}
+        for taken in self._taken:
+            taken[:size] = 0
+        self._model.forward(self._batch(size, given, found), self._caches)
+        width = self._taken[0].shape[1] * self._builder.block_size
+        return {g: plan.fixed(min(self._capacity[g], size * width)) for g, plan in found.items()}
