@@ -23,7 +23,6 @@ from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
 
-
 _READ_BACK = ("plan_attention", "paged_attention", "grouped_experts")  # ops whose reference does
 
 

@@ -1,8 +1,8 @@
 """Decode steps recorded once for a number of rows, then replayed without the host's work for every launch.
 
 A recorded step has fixed buffers: whatever differs from step to step is copied there before a replay, in one piece, and
-rows that are left over write to the null block. What it computes is what the layers would, row by row; what does not fit
-is computed by them. Recordings are made between steps, one at a time, and share one pool of memory.
+rows that are left over write to the null block. What it computes is what the layers would, row by row; what does not
+fit is computed by them. Recordings are made between steps, one at a time, and share one pool of memory.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class DecodeGraphs:
             **{f"slot{g}": (tokens, np.int64) for g in groups},
             **{f"places{g}": (changes, np.int64) for g in groups},
             **{f"blocks{g}": (changes, np.int32) for g in groups},
-            **{name: (size, np.int32) for name in ("context_len", "prompt_tokens", "draft_tokens")},
+            **dict.fromkeys(("context_len", "prompt_tokens", "draft_tokens"), (size, np.int32)),
             **{f"plan{g}": (plan.size, np.int32) for g, plan in plans.items()},
         )
         device = self._logits.device

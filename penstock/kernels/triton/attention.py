@@ -311,8 +311,8 @@ def paged_attention(
 
 
 def _run(
-    query: Tensor, out: Tensor, layout: Layout, plan: AttentionPlan | FixedPlan, tiles: Tiles, shape: Shape, programs: int,
-    numbers: tuple[float, float], sinks: Tensor | None, slopes: Tensor | None,
+    query: Tensor, out: Tensor, layout: Layout, plan: AttentionPlan | FixedPlan, tiles: Tiles, shape: Shape,
+    programs: int, numbers: tuple[float, float], sinks: Tensor | None, slopes: Tensor | None,
 ) -> None:  # fmt: skip
     """Attends with the tiles of one class of rows."""
     key, value = layout.key, layout.value

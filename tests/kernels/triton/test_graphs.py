@@ -1,0 +1,167 @@
+"""Recorded decode steps give the bits of steps run layer by layer, whatever lay in their buffers before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.engine.loop import Engine
+from penstock.runtime.graphs import DecodeGraphs, InterpretedRecorder, padded_sizes
+from penstock.runtime.runner import ModelRunner
+from tests.engine.test_equality import GREEDY, SAMPLED, ask, finish, make_engine
+from tests.models import tiny
+
+TOKENS = 2
+ABOUT: dict[str, Any] = {
+    "block_size": 4, "kv_cache_dtype": "float32", "kv_blocks": 40, "max_num_seqs": 3, "batch_invariant": True,
+}  # fmt: skip
+
+
+def test_sizes() -> None:
+    assert padded_sizes(1) == (1,)
+    assert padded_sizes(5) == (1, 2, 4, 5)
+    assert padded_sizes(40) == (1, 2, 4, 8, 16, 24, 32, 40)
+    assert padded_sizes(256)[-3:] == (224, 240, 256)
+    assert padded_sizes(300)[-2:] == (288, 300)
+
+
+def graphs_of(engine: Engine) -> DecodeGraphs:
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner) and runner._graphs is not None
+    return runner._graphs
+
+
+def record_all(engine: Engine) -> DecodeGraphs:
+    graphs = graphs_of(engine)
+    graphs.note_answer()
+    while engine.runner.prepare():
+        pass
+    assert not graphs.failed
+    return graphs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Full attention and sliding windows."""
+    folder = tmp_path_factory.mktemp("gemma2")
+    tiny.save("gemma2", folder, num_hidden_layers=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(device: str, model: Path) -> Iterator[tuple[Engine, Engine]]:
+    """Layer by layer, and recorded with a plan ahead."""
+    plain, _ = make_engine(model, 16, 0, device=device, enforce_eager=True, **ABOUT)
+    recorded, info = make_engine(model, 16, 1, device=device, enforce_eager=False, **ABOUT)
+    assert {decision.name: decision.value for decision in info.settings}["step"] == "graphs"
+    yield plain, recorded
+    plain.close()
+    recorded.close()
+
+
+class Replays:
+    """Counts replays, and spoils every buffer that is to be filled before one."""
+
+    def __init__(self, graphs: DecodeGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        self._graphs, self._run = graphs, graphs.run
+        monkeypatch.setattr(graphs, "run", self)
+
+    def __call__(self, spans: Any) -> Any:
+        for graph in self._graphs._graphs.values():
+            graph.inputs.fill_(0x7B)
+        for taken in self._graphs._taken:
+            taken.fill_(1 << 20)
+        self._graphs._logits.fill_(float("nan"))
+        logits = self._run(spans)
+        if logits is not None:
+            self.sizes.append(self._graphs._find(len(spans)) or 0)
+        return logits
+
+
+def test_the_same_bits(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and log-probabilities, of prompts that end at different times: every size is replayed, filled or not."""
+    plain, recorded = engines
+    replays = Replays(record_all(recorded), monkeypatch)
+    asked = [
+        ask(str(n), tuple(tiny.prompt(length, n)), TOKENS + n, SAMPLED if n == 1 else GREEDY)
+        for n, length in enumerate((3, 10, 2))
+    ]
+    answers = []
+    for engine in (plain, recorded):
+        for request in asked:
+            engine.add(request)
+        answers.append(finish(engine))
+    assert answers[0] == answers[1]
+    assert set(replays.sizes) == {1, 2, 3}
+
+
+def test_what_a_recording_cannot_do_runs_layer_by_layer(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, recorded = engines
+    graphs = record_all(recorded)
+    replays = Replays(graphs, monkeypatch)
+    prompt = tuple(tiny.prompt(3, 5))
+    scored = replace(GREEDY, prompt_logprobs=1)
+    answers = []
+    for engine in (plain, recorded):
+        engine.scheduler.cache.tree.clear()
+        engine.add(ask("scored", prompt, 3, scored))
+        answers.append(finish(engine))
+    assert answers[0] == answers[1] and answers[0]["scored"].prompt_logprobs
+    assert replays.sizes == [1, 1]  # the prompt is no decode step
+    for graph in graphs._graphs.values():  # and contexts longer together than there is room for
+        for plan in graph.plans.values():
+            monkeypatch.setattr(plan, "fill", lambda *_: False)
+    recorded.add(ask("long", prompt, 3))
+    assert len(finish(recorded)["long"].tokens) == 3
+    assert replays.sizes == [1, 1]
+
+
+def test_recordings_are_made_after_the_first_answer_and_between_steps(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    engine, _ = make_engine(tmp_path, 16, 1, device=device, enforce_eager=False, **{**ABOUT, "batch_invariant": False})
+    graphs = graphs_of(engine)
+    made: list[int] = []
+    make = graphs._make
+
+    def counted(size: int) -> Any:
+        made.append(size)
+        if size == 2:
+            raise RuntimeError("out of memory")
+        return make(size)
+
+    monkeypatch.setattr(graphs, "_make", counted)
+    assert not engine.runner.prepare() and not made
+    prompt = tuple(tiny.prompt(2, 5))
+    engine.add(ask("first", prompt, 3))
+    answer = finish(engine)
+    assert not made and not graphs._graphs  # all of it ran layer by layer
+    engine.add(ask("second", prompt, 1))
+    engine.add(ask("third", prompt, 3))
+    finish(engine)
+    assert made == [1]  # asked for by a step, with one row, once there had been an answer
+    while engine.runner.prepare():
+        pass
+    assert made == [1, 3, 2]  # the others while nothing runs, the largest first
+    assert graphs.failed == {2} and sum("cannot be recorded" in line for line in caplog.messages) == 1
+    engine.scheduler.cache.tree.clear()
+    engine.add(ask("again", prompt, 2))
+    assert finish(engine)["again"].tokens == answer["first"].tokens[:2]
+    engine.close()
+
+
+def test_reads_from_the_device_are_refused() -> None:
+    """Where there is no GPU, as where there is one."""
+    one = torch.ones(3)
+    for read in (lambda: one.sum().item(), lambda: one.nonzero()):
+        with pytest.raises(RuntimeError, match="cannot be recorded"):
+            InterpretedRecorder().record(read)  # type: ignore[arg-type]
