@@ -74,7 +74,7 @@ def test_every_option_has_a_flag() -> None:
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "gpu_memory_utilization": 0.5,
     }  # fmt: skip
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
-    flags += ["--no-enable-prefix-caching", "--batch-invariant", "--scheduling-policy", "priority"]
+    flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]
     engine, _, _ = parsed("some/model", *flags)
     changed = {field.name for field in fields(EngineOptions) if getattr(engine, field.name) != field.default}
     assert changed == {field.name for field in fields(EngineOptions)}
