@@ -48,5 +48,5 @@ def test_reasoning_ends_at_its_budget_and_is_followed_by_what_is_held() -> None:
 
 
 def test_unknown_formats_are_refused() -> None:
-    with pytest.raises(ParameterError, match="reasoning-parser is 'r2'"):
+    with pytest.raises(ParameterError, match='reasoning-parser is "r2"'):
         LLM(MODEL, reasoning_parser="r2")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 NO_TOKEN_ALLOWED: Final = "every token is banned: allowed_token_ids, bad_words, min_tokens and the grammar leave none."
 GRAMMAR_TOO_COMPLEX: Final = "the grammar became too complex to follow within the limits; simplify it."
@@ -13,6 +16,46 @@ CLIENT_FAILURES: Final[Mapping[str, str]] = MappingProxyType(
     {NO_TOKEN_ALLOWED: "no_token_allowed", GRAMMAR_TOO_COMPLEX: "grammar_too_complex"}
 )
 """Why a branch fails where the request itself is the cause, and the code told: the same request would fail again."""
+
+
+class _Json(reprlib.Repr):
+    """Values as JSON has them, cut short; those it does not have as Python does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxdict, self.maxother, self.maxlong = 2, 4, 3, 70, 40
+
+    def repr_NoneType(self, value: None, level: int) -> str:
+        return "null"
+
+    def repr_bool(self, value: bool, level: int) -> str:
+        return "true" if value else "false"
+
+    def repr_str(self, value: str, level: int) -> str:
+        cut = value if len(value) <= 70 else f"{value[:33]}...{value[-34:]}"
+        return f'"{"".join(c if c.isprintable() and c not in _ESCAPED else json.dumps(c)[1:-1] for c in cut)}"'
+
+    def repr_list(self, value: Sequence[Any], level: int) -> str:
+        return f"[{self._some(len(value), self.maxlist, level, (self.repr1(item, level - 1) for item in value))}]"
+
+    repr_tuple = repr_list  # type: ignore[assignment]
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        pairs = (f"{self.repr1(name, level - 1)}: {self.repr1(item, level - 1)}" for name, item in value.items())
+        return f"{{{self._some(len(value), self.maxdict, level, pairs)}}}"
+
+    def _some(self, count: int, most: int, level: int, items: Iterable[str]) -> str:
+        most = most if level > 0 else 0
+        return ", ".join([*islice(items, most), *(["..."] if count > most else [])])
+
+
+_ESCAPED: Final = '"\\'
+
+
+def shown(value: object) -> str:
+    """A value as it may appear in a message: in JSON's spelling, at most 80 characters, whatever its size."""
+    text = _Json().repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class PenstockError(Exception):
@@ -73,10 +116,7 @@ class ParameterError(RequestError):
     """A sampling or request parameter outside its allowed values."""
 
     def __init__(self, param: str, value: object, allowed: str) -> None:
-        shown = repr(value)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        super().__init__(f"{param} is {shown}; allowed: {allowed}.", param=param, code="invalid_value")
+        super().__init__(f"{param} is {shown(value)}; allowed: {allowed}.", param=param, code="invalid_value")
         self.value = value
         self.allowed = allowed
 

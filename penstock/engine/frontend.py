@@ -135,7 +135,7 @@ class Frontend:
         clash = sorted(_RENDER_ARGUMENTS & request.template_kwargs.keys())
         if clash:
             raise RequestError(
-                f"chat_template_kwargs sets {clash[0]!r}, which the request's own fields set; leave it out.",
+                f"chat_template_kwargs sets {clash[0]}, which the request's own fields set; leave it out.",
                 param="chat_template_kwargs",
             )
         try:

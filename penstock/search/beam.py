@@ -63,7 +63,7 @@ class BeamParams:
             if type(value) is not int or not 1 <= value <= top:
                 raise ParameterError(name, value, f"an integer from 1 to {top}")
         if self.early_stopping not in (True, False, "never"):
-            raise ParameterError("early_stopping", self.early_stopping, "true, false or 'never'")
+            raise ParameterError("early_stopping", self.early_stopping, 'true, false or "never"')
         if not isinstance(self.length_penalty, (int, float)) or not -10 <= self.length_penalty <= 10:
             raise ParameterError("length_penalty", self.length_penalty, "a number from -10 to 10")
         if self.max_tokens is not None and not (type(self.max_tokens) is int and self.max_tokens >= 1):

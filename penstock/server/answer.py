@@ -21,6 +21,7 @@ from penstock.config.errors import (
     EngineDeadError,
     ModelNotFoundError,
     RequestError,
+    shown,
 )
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineState
@@ -28,7 +29,7 @@ from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
 from penstock.server.connection import ABORT
-from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready, shown
+from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 

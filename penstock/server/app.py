@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
 
 from penstock import __version__
-from penstock.config.errors import PenstockError
+from penstock.config.errors import PenstockError, shown
 from penstock.config.options import ServerOptions
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
@@ -36,7 +36,7 @@ from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.document import gives
-from penstock.server.errors import HttpError, error_response, json_response, shown
+from penstock.server.errors import HttpError, error_response, json_response
 from penstock.server.gate import Gate
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, shown
 from penstock.config.options import ServerOptions
-from penstock.server.errors import HttpError, shown
+from penstock.server.errors import HttpError
 
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::\d{1,5})?")

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from penstock.config import limits
-from penstock.config.errors import RequestError
-from penstock.server.errors import HttpError, shown
+from penstock.config.errors import RequestError, shown
+from penstock.server.errors import HttpError
 from penstock.server.shapes import PATTERNS
 
 _INLINE_BYTES = 256 * 2**10  # larger bodies are parsed in a thread, so that running streams go on
@@ -210,7 +210,7 @@ _ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "string_too_short": _fixed("a string that is not empty"),
         "string_too_long": lambda found: f"a string of at most {found['max_length']} characters",
         "string_pattern_mismatch": lambda found: PATTERNS[found["pattern"]],
-        "literal_error": lambda found: str(found["expected"]),
+        "literal_error": lambda found: str(found["expected"]).replace("'", '"'),
         "greater_than": _bound("more than", "gt"),
         "greater_than_equal": _bound("at least", "ge"),
         "less_than": _bound("less than", "lt"),
@@ -227,7 +227,7 @@ def _from_validation(error: ValidationError, data: Mapping[str, Any], known: Seq
     if first["type"] == "extra_forbidden":
         param = field[:64] if len(first["loc"]) == 1 else _spell(first["loc"], data)
         near = difflib.get_close_matches(param, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = f" Did you mean {shown(near[0])}?" if near else ""
         return RequestError(f"Unknown parameter: {shown(param)}.{hint}", param=param, code="unknown_parameter")
     same = [item for item in found if item["loc"][0] == field]
     if len(same) > 1:  # of a union's members, the one that got furthest is the one that was meant

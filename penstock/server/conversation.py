@@ -37,7 +37,7 @@ def checked_tools(
         function = tool.get("function")
         function = function if isinstance(function, dict) else {}
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
-            raise bad_value(f"{where}[{index}]", tool, "an object of type 'function' with function.name")
+            raise bad_value(f"{where}[{index}]", tool, 'an object of type "function" with function.name')
         declared(f"{where}[{index}].function", function)
     return tuple(tools) if tools else None
 
@@ -100,12 +100,12 @@ def tool_choice(
         return ToolChoice(ToolMode(choice or "auto"), parallel=parallel)
     if choice in ("required", "any"):
         if not names:
-            raise bad_value(param, choice, "'auto' or 'none' without tools")
+            raise bad_value(param, choice, '"auto" or "none" without tools')
         return ToolChoice(ToolMode.REQUIRED, parallel=parallel)
     function = choice.get("function", choice) if isinstance(choice, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        allowed = "'auto', 'none', 'required', or an object with function.name"
+        allowed = '"auto", "none", "required", or an object with function.name'
         raise bad_value(param, choice, allowed)
     if name not in names:
         raise bad_value(param, name, f"a function among the tools: {', '.join(names) or 'there are none'}")
@@ -162,9 +162,9 @@ def _part(where: str, part: object) -> str:
             if part.get("type") == kind and isinstance(part.get(kind), str):
                 return str(part[kind])
         if part.get("type") not in ("text", "refusal"):
-            allowed = "'text' (media are not available yet)"
+            allowed = '"text" (media are not available yet)'
             raise bad_value(f"{where}.type", part.get("type"), allowed, "unsupported_content")
-    raise bad_value(where, part, "an object with type 'text' and a text")
+    raise bad_value(where, part, 'an object with type "text" and a text')
 
 
 def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:

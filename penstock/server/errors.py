@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError
+from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError, shown
 
 REQUEST_ID = "penstock.request_id"
 """Key of a request's id in its ASGI scope."""
@@ -70,14 +69,6 @@ class ClientGone(Exception):
 def not_ready(message: str, code: str, retry_after: int = 1) -> HttpError:
     """A 503 that tells the client when to come back (seconds)."""
     return HttpError(503, message, code=code, headers={"Retry-After": str(retry_after)})
-
-
-def shown(value: object) -> str:
-    """A value as it may appear in a message: at most 80 characters, whatever its size."""
-    short = reprlib.Repr()
-    short.maxlevel, short.maxlist, short.maxdict, short.maxstring, short.maxother, short.maxlong = 2, 4, 3, 70, 70, 40
-    text = short.repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def bad_value(param: str, value: object, allowed: str, code: str = "invalid_value") -> RequestError:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.config.errors import RequestError
+from penstock.config.errors import RequestError, shown
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.server.errors import bad_value
 
@@ -23,7 +23,7 @@ FIELDS: Final = (
 )  # fmt: skip
 """The fields of a body that `asked` reads."""
 _LAYOUT: Final = "x-guidance"  # where a schema says how documents are laid out
-_FORMATS: Final = "'text', 'json_object', 'json_schema' or 'structural_tag'"
+_FORMATS: Final = '"text", "json_object", "json_schema" or "structural_tag"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _structured_outputs(value: Any) -> Iterator[Asked]:
     if unknown:
         allowed = ", ".join((*_CONSTRAINTS, *_OPTIONS))
         raise RequestError(
-            f"{name} has the field {unknown[0]!r}; allowed: {allowed}.", param=name, code="unknown_field"
+            f"{name} has the field {shown(unknown[0])}; allowed: {allowed}.", param=name, code="unknown_field"
         )
     layout: dict[str, Any] = {}
     if (pattern := value.get("whitespace_pattern")) is not None:

@@ -230,7 +230,7 @@ async def test_seeds(text: TextPipeline) -> None:
         (ask(None, prompt_ids=()), RequestError, "prompt", ["empty"]),
         (ask(None, prompt_ids=(5, 4096)), ParameterError, "prompt", ["4096", "4095"]),
         (ask(None, prompt_ids=(-1,)), ParameterError, "prompt", ["-1"]),
-        (ask(None, prompt_ids=("a",)), ParameterError, "prompt", ["'a'"]),
+        (ask(None, prompt_ids=("a",)), ParameterError, "prompt", ['"a"']),
         (ask(None, messages=()), RequestError, "messages", ["empty"]),
         (ask(None), RequestError, "prompt", ["exactly one"]),
         (ask("Hi", prompt_ids=(1,)), RequestError, "prompt_ids", ["exactly one"]),

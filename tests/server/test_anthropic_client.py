@@ -124,7 +124,7 @@ def test_betas_may_send_fields_that_are_new(api: anthropic.Anthropic) -> None:
         model="scripted", max_tokens=100, messages=HELLO, betas=["tomorrow-2030-01-01"], extra_body=extra
     )
     assert answer.content[0].text == ANSWER
-    with pytest.raises(anthropic.BadRequestError, match="Unknown parameter: 'tomorrows_field'"):
+    with pytest.raises(anthropic.BadRequestError, match='Unknown parameter: "tomorrows_field"'):
         api.messages.create(model="scripted", max_tokens=100, messages=HELLO, extra_body=extra)
 
 
@@ -136,27 +136,27 @@ TOOL = {"name": "book", "input_schema": {"type": "object"}}
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type is 'image'"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot'"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 'messages[0].content[0].type is "image"'),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, '"document"'),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 'messages[0].role is "robot"'),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content is []"),
-        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0] is None"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0] is null"),
         ({"messages": []}, "messages is []"),
         ({"messages": [*HELLO, CALL]}, "messages[1] ends with a tool_use"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "b"}]}]},
-            "messages[0].content[0].tool_use_id is 'b'",
+            'messages[0].content[0].tool_use_id is "b"',
         ),
         ({"max_tokens": -1}, "max_tokens is -1; allowed: at least 0"),
-        ({"extra_body": {"temperature": "hot"}}, "temperature is 'hot'; allowed: a number"),
+        ({"extra_body": {"temperature": "hot"}}, 'temperature is "hot"; allowed: a number'),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type is 'web_search_20250305'"),
-        ({"tools": [{"name": "book"}]}, "tools[0].input_schema is None"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type is 'any'"),
-        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name is 'x'"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 'tools[0].type is "web_search_20250305"'),
+        ({"tools": [{"name": "book"}]}, "tools[0].input_schema is null"),
+        ({"tool_choice": {"type": "any"}}, 'tool_choice.type is "any"'),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, 'tool_choice.name is "x"'),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is required"),
-        ({"thinking": {"type": "often"}}, "thinking.type is 'often'"),
-        ({"system": [IMAGE]}, "system[0].type is 'image'"),
+        ({"thinking": {"type": "often"}}, 'thinking.type is "often"'),
+        ({"system": [IMAGE]}, 'system[0].type is "image"'),
         ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers is"),
     ],
 )

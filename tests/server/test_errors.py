@@ -7,8 +7,8 @@ import logging
 import httpx
 import pytest
 
-from penstock.config.errors import EngineDeadError, OverloadedError, TemplateError
-from penstock.server.errors import describe, encode_json, shown
+from penstock.config.errors import EngineDeadError, OverloadedError, TemplateError, shown
+from penstock.server.errors import describe, encode_json
 from penstock.text.detokenizer import IncrementalDetokenizer
 from tests.server.support import Running, until
 
@@ -93,7 +93,25 @@ def test_kinds_of_errors(error: Exception, status: int, kind: str) -> None:
 def test_values_are_shown_short() -> None:
     for value in ("x" * 10**6, [["y" * 100] * 100] * 100, {str(i): i for i in range(1000)}, 10**4000, b"z" * 10**5):
         assert len(shown(value)) <= 80
-    assert shown("short") == "'short'"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (-1.5, "-1.5"),
+        ("short", '"short"'),
+        ('it\'s "é"\n\u202e\ud800', '"it\'s \\"é\\"\\n\\u202e\\ud800"'),
+        ({"a": [False, None], "b": {}}, '{"a": [false, null], "b": {}}'),
+        ([], "[]"),
+        ((1, "x"), '[1, "x"]'),
+        ([[[[1]]]], "[[[...]]]"),
+        ({str(i): i for i in range(9)}, '{"0": 0, "1": 1, "2": 2, ...}'),
+    ],
+)
+def test_values_are_shown_as_json_has_them(value: object, text: str) -> None:
+    assert shown(value) == text
 
 
 def test_text_utf8_cannot_carry_does_not_fail_an_answer() -> None:

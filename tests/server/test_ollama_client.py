@@ -197,20 +197,20 @@ def test_the_library_is_not_there_yet(server: Running, method: str, name: str) -
 @pytest.mark.parametrize(
     ("route", "change", "said"),
     [
-        ("chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role is 'robot'"),
+        ("chat", {"messages": [{"role": "robot", "content": "x"}]}, 'messages[0].role is "robot"'),
         ("chat", {"messages": [{"role": "user", "content": "x", "images": ["AA"]}]}, "messages[0].images is"),
         ("chat", {"messages": [{"role": "user", "content": "x", "thinking": 1}]}, "messages[0].thinking is 1"),
         ("chat", {"tools": [{"function": {}}]}, "tools[0] is"),
-        ("chat", {"format": "yaml"}, "format is 'yaml'; allowed: '' or 'json' or an object"),
-        ("chat", {"options": {"temperature": "hot"}}, "options.temperature is 'hot'; allowed: a number"),
+        ("chat", {"format": "yaml"}, 'format is "yaml"; allowed: "" or "json" or an object'),
+        ("chat", {"options": {"temperature": "hot"}}, 'options.temperature is "hot"; allowed: a number'),
         ("chat", {"options": {"num_predict": -3}}, "options.num_predict is -3; allowed: at least -2"),
         ("chat", {"options": {"top_k": 1.5}}, "options.top_k is 1.5; allowed: an integer"),
-        ("chat", {"think": "a lot"}, "think is 'a lot'"),
+        ("chat", {"think": "a lot"}, 'think is "a lot"'),
         ("chat", {"top_logprobs": 21, "logprobs": True}, "top_logprobs is 21; allowed: at most 20"),
         ("generate", {"images": ["AA"]}, "images is"),
-        ("generate", {"suffix": "x"}, "suffix is 'x'"),
+        ("generate", {"suffix": "x"}, 'suffix is "x"'),
         ("generate", {"template": "{{ .Prompt }}"}, "template is not one of the model's own"),
-        ("generate", {"raw": True, "system": "x"}, "raw is True"),
+        ("generate", {"raw": True, "system": "x"}, "raw is true"),
         ("generate", {"context": [10**9]}, "context is 1000000000; allowed: token ids"),
         ("generate", {"prompt": 5}, "prompt is 5; allowed: a string"),
         ("embed", {"input": 5}, "input is 5; allowed: a string or a list"),
@@ -232,7 +232,7 @@ def test_an_unknown_model(api: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as refused:
         api.chat(model="llama3", messages=HELLO)
     assert refused.value.status_code == 404
-    assert "'llama3' is not served here" in refused.value.error
+    assert '"llama3" is not served here' in refused.value.error
 
 
 def test_a_failure_within_a_stream_is_its_last_line(api: ollama.Client, server: Running) -> None:

@@ -159,7 +159,7 @@ def test_models(api: openai.OpenAI) -> None:
 
 
 def test_an_unknown_model_is_404_and_lists_what_there_is(api: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="available: 'scripted'") as caught:
+    with pytest.raises(openai.NotFoundError, match='available: "scripted"') as caught:
         api.chat.completions.create(model="gpt-9", messages=HELLO)
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):

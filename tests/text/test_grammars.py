@@ -73,7 +73,7 @@ def test_control_tokens_of_gbnf_are_passed_on() -> None:
     [
         ('start ::= "a"', "no rule named root"),
         ("root ::= other", "uses the rule other in root"),
-        ('root ::= "a"\nroot ::= "b"', "line 2, at 'root ::=': the rule root is defined twice"),
+        ('root ::= "a"\nroot ::= "b"', 'line 2, at "root ::=": the rule root is defined twice'),
         ('root ::= ("a"', "this bracket is not closed"),
         ('root ::= "a" )', "expected a rule"),
         ('root ::= * "a"', "nothing stands before it"),

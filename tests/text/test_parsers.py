@@ -53,9 +53,9 @@ def test_the_fields_names_are_known() -> None:
 
 
 def test_unknown_names_are_refused_with_the_list() -> None:
-    with pytest.raises(ParameterError, match=r"'hermit'; allowed: none, .*hermes, .*qwen3_coder"):
+    with pytest.raises(ParameterError, match=r'"hermit"; allowed: none, .*hermes, .*qwen3_coder'):
         choose("", "hermit")
-    with pytest.raises(ParameterError, match=r"reasoning-parser is 'r3'; allowed: none, .*deepseek_r1"):
+    with pytest.raises(ParameterError, match=r'reasoning-parser is "r3"; allowed: none, .*deepseek_r1'):
         choose("", None, "r3")
     assert choose("<tool_call></think>", "none", "none") == choose("")
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.config import limits
-from penstock.config.errors import RequestError
+from penstock.config.errors import RequestError, shown
 
 _TOKENS: Final = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*|//[^\n]*)+)|(?P<define>[A-Za-z_][\w-]*\s*::=)|(?P<name>[A-Za-z_][\w-]*)
@@ -105,7 +105,7 @@ class _Reader:
 
     def _error(self, token: tuple[str, str, int], what: str) -> RequestError:
         line = self._source.count("\n", 0, token[2]) + 1
-        return _refused(f"grammar, line {line}, at {token[1][:40]!r}: {what}.")
+        return _refused(f"grammar, line {line}, at {shown(token[1][:40])}: {what}.")
 
     def _choice(self) -> _Node:
         parts = [self._sequence()]

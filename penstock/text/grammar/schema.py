@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from penstock.config import limits
-from penstock.config.errors import RequestError
+from penstock.config.errors import RequestError, shown
 from penstock.text.grammar.plain import plain_schema
 
 OPTIONS: Final = "x-guidance"
@@ -28,7 +28,7 @@ def compact_schema(schema: Any) -> dict[str, Any]:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise _refused(f"grammar is {str(schema)[:40]!r}; allowed: a JSON schema, which is an object.")
+        raise _refused(f"grammar is {shown(schema)}; allowed: a JSON schema, which is an object.")
     _check_size(schema)
     _check_intersections(schema)
     asked = schema.get(OPTIONS)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.errors import ParameterError, RequestError
+from penstock.config.errors import ParameterError, RequestError, shown
 from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import declared, string_of, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
-from penstock.server.errors import bad_value, shown
+from penstock.server.errors import bad_value
 from penstock.server.structured import schema_grammar
 from penstock.server.turns import Turns
 
@@ -113,7 +113,7 @@ def _variables(body: CountTokensBody) -> Mapping[str, Any]:
         mode, budget = thinking.type, thinking.budget_tokens
         if mode == "enabled" and budget is None:
             name = "thinking.budget_tokens"
-            raise RequestError(f"{name} is required with thinking.type 'enabled'.", param=name)
+            raise RequestError(f'{name} is required with thinking.type "enabled".', param=name)
     return thinking_variables(mode, effort and _EFFORTS.get(effort, effort), budget)
 
 
@@ -123,7 +123,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
         if tool.get("type") not in (None, "custom"):
-            allowed = "'custom' (tools that a service runs, or that a model was trained on, are not available)"
+            allowed = '"custom" (tools that a service runs, or that a model was trained on, are not available)'
             raise bad_value(f"{where}.type", tool["type"], allowed, "unsupported_parameter")
         if tool.get("input_schema") is None:
             raise bad_value(f"{where}.input_schema", None, "an object")
@@ -137,7 +137,7 @@ def _tool_choice(body: CountTokensBody, names: Sequence[str]) -> ToolChoice:
         return ANY_TOOL
     mode = _MODES[choice.type]
     if mode in (ToolMode.REQUIRED, ToolMode.NAMED) and not names:
-        raise ParameterError("tool_choice.type", choice.type, "'auto' or 'none' without tools")
+        raise ParameterError("tool_choice.type", choice.type, '"auto" or "none" without tools')
     if mode is ToolMode.NAMED and choice.name not in names:
         raise ParameterError("tool_choice.name", choice.name, f"one of tools: {', '.join(names)}"[:200])
     single = mode is ToolMode.NAMED or choice.disable_parallel_tool_use
@@ -151,7 +151,7 @@ def _chat(body: CountTokensBody) -> tuple[Mapping[str, Any], ...]:
         turns.add("system", body.system if isinstance(body.system, str) else _joined("system", body.system))
     for index, message in enumerate(body.messages):
         _add(turns, f"messages[{index}]", message)
-    return tuple(turns.messages)
+    return tuple(turns.messages())
 
 
 def _add(turns: Turns, where: str, message: Mapping[str, Any]) -> None:
@@ -167,7 +167,7 @@ def _add(turns: Turns, where: str, message: Mapping[str, Any]) -> None:
     for spot, block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind not in _OF_ROLE[role]:
-            allowed = f"{', '.join(map(repr, _OF_ROLE[role]))} (this model takes text)"
+            allowed = f"{', '.join(map(shown, _OF_ROLE[role]))} (this model takes text)"
             raise bad_value(f"{spot}.type" if isinstance(block, dict) else spot, kind, allowed, "unsupported_content")
     for spot, block in blocks:
         if block["type"] == "tool_result":
@@ -206,5 +206,5 @@ def _joined(where: str, blocks: object) -> str:
     for index, block in enumerate(blocks):
         if not isinstance(block, dict) or block.get("type") != "text":
             kind = block.get("type") if isinstance(block, dict) else block
-            raise bad_value(f"{where}[{index}].type", kind, "'text' (this model takes text)", "unsupported_content")
+            raise bad_value(f"{where}[{index}].type", kind, '"text" (this model takes text)', "unsupported_content")
     return "\n".join(string_of(f"{where}[{index}]", block, "text") for index, block in enumerate(blocks))

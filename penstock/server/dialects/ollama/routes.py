@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse, Response
 
 from penstock import __version__
-from penstock.config.errors import RequestError, spelled
+from penstock.config.errors import RequestError, shown, spelled
 from penstock.core.pooling import PoolingParams
 from penstock.engine.api import EngineState
 from penstock.engine.pooling import Pooled, pool_all
@@ -29,7 +29,7 @@ from penstock.server.dialects.ollama.schema import (
 )
 from penstock.server.dialects.ollama.translate import SENT, Call, chat_call, generate_call
 from penstock.server.document import gives, takes
-from penstock.server.errors import HttpError, describe, json_response, shown
+from penstock.server.errors import HttpError, describe, json_response
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import ParameterError, RequestError
+from penstock.config.errors import ParameterError, RequestError, shown
 from penstock.core.constraint import Grammar, ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.search.beam import BeamParams
 from penstock.server.conversation import checked_messages, checked_tools, chosen_tools, prompted, template_kwargs
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
-from penstock.server.errors import shown
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.sampling import sampling_params
 from penstock.server.structured import FIELDS, Asked, asked
@@ -24,7 +23,7 @@ _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 # Field → values that change nothing, and what to do instead of any other.
 _UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": (("",), "Filling in the middle is not available; leave it out."),
-    "modalities": ((["text"], []), "Only text is available; leave it out or send ['text']."),
+    "modalities": ((["text"], []), 'Only text is available; leave it out or send ["text"].'),
     "audio": (({},), "Audio is not available; leave it out."),
     "web_search_options": (({},), "Web search is not available; leave it out."),
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import ParameterError
+from penstock.config.errors import ParameterError, shown
 from penstock.server.conversation import check_kind, string_of
 from penstock.server.errors import bad_value
 from penstock.server.turns import Turns
@@ -83,7 +83,7 @@ def _item(where: str, raw: object, suffix: str) -> Item:
         raise bad_value(where, raw, "an object")
     kind, role = _kind(raw), raw.get("role")
     if not isinstance(kind, str) or kind not in _FORMS:
-        raise bad_value(f"{where}.type", kind, ", ".join(map(repr, _FORMS)), "unsupported_content")
+        raise bad_value(f"{where}.type", kind, ", ".join(map(shown, _FORMS)), "unsupported_content")
     check_kind(f"{where}.id", raw.get("id"), str, "a string")
     item: Item = {"id": raw.get("id") or item_id(kind, suffix), "type": kind, "status": "completed"}
     if kind == "message":
@@ -111,7 +111,7 @@ def _parts(where: str, content: object, kind: str) -> list[Item]:
 def _part(where: str, part: object, kind: str) -> Item:
     given = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or given not in (*_TEXTS, "refusal"):
-        allowed = f"{kind!r} (media and files are not available)"
+        allowed = f"{shown(kind)} (media and files are not available)"
         raise bad_value(f"{where}.type", given, allowed, "unsupported_content")
     text = string_of(where, part, "refusal" if given == "refusal" else "text")
     return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})
@@ -133,14 +133,13 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
         elif role in ("user", "assistant"):
             turns.add(role, _text(item["content"]), joint=_joint(turns) if role == "assistant" else None)
         else:  # many templates know one system message alone
-            turns.add("system", _text(item["content"]), joint="\n\n" if len(turns.messages) == 1 else None)
-    return turns.messages
+            turns.add("system", _text(item["content"]), joint="\n\n" if len(turns.turns) == 1 else None)
+    return turns.messages()
 
 
 def _joint(turns: Turns) -> str | None:
     """The assistant goes on with its turn until it has said or called something."""
-    last = turns.messages[-1] if turns.messages else {}
-    return None if last.get("content") or "tool_calls" in last else "\n"
+    return None if turns.turns and (turns.turns[-1].texts or turns.turns[-1].calls) else "\n"
 
 
 def _text(content: str | Sequence[Item]) -> str:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from penstock.config.errors import PenstockError, RequestError
+from penstock.config.errors import PenstockError, RequestError, shown
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Answer, Service, typed_event
@@ -17,7 +17,7 @@ from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.translate import Call, check_combinations, prompt_request, sampling_of
-from penstock.server.errors import HttpError, not_ready, shown
+from penstock.server.errors import HttpError, not_ready
 from penstock.server.fitting import shortened
 from penstock.server.responses_store import Record, ResponseStore
 

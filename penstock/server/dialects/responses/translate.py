@@ -107,11 +107,11 @@ def _tools(body: InputTokensBody) -> tuple[tuple[Mapping[str, Any], ...] | None,
     tools = []
     for index, tool in enumerate(body.tools or ()):
         if tool.get("type") != "function":
-            allowed = "'function' (built-in, custom and MCP tools are not available; run them in the client)"
+            allowed = '"function" (built-in, custom and MCP tools are not available; run them in the client)'
             raise bad_value(f"tools[{index}].type", tool.get("type"), allowed, "unsupported_parameter")
         tools.append({"type": "function", "function": declared(f"tools[{index}]", tool)})
     choice = body.tool_choice
     kind = choice.get("type") if isinstance(choice, dict) else "function"
     if kind not in ("function", "allowed_tools"):
-        raise bad_value("tool_choice.type", kind, "'function', 'allowed_tools'", "unsupported_parameter")
+        raise bad_value("tool_choice.type", kind, '"function", "allowed_tools"', "unsupported_parameter")
     return chosen_tools(choice, tuple(tools) or None, parallel=body.parallel_tool_calls)
