@@ -24,6 +24,7 @@ DEVICES = ("cuda", "rocm", "xpu", "interpreter")
 FIXED_ORDER = "fixed order"  # ends the names of products that are torch's unless results must not depend on rows
 FAMILIES: dict[str, tuple[str, ...]] = {
     "norms": ("rms_norm", "layer_norm", "gated_rms_norm"),
+    "recurrent": ("short_conv", "selective_scan", "gated_delta_rule"),
     "streams": ("weighted_sum", "match_rms", "statistical_topk", "position_scales", "split"),
     "pointwise": ("add", "multiply", "sigmoid_gate", "soft_cap", "scale_rows", "take_rows"),
     "activations": ("activate",),

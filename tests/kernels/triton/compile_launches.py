@@ -6,6 +6,7 @@ recorded on CPU tensors instead of run, so that shapes, stages and warps are tho
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from penstock.kernels.cache import StateRows
 from penstock.kernels.sampling import RowSettings
-from penstock.kernels.triton import adapters, experts, linear, norms, packing, sampling, streams
+from penstock.kernels.triton import adapters, experts, linear, norms, packing, recurrent, sampling, streams
 from tests.kernels.triton import matrices
 from tests.kernels.triton.compare_adapters import START, fill
 
@@ -115,6 +117,26 @@ def on_rows(dtype: torch.dtype) -> None:
     norms.gated_rms_norm(x, x, torch.zeros(2048), 1e-6, None, gate_first=True)
 
 
+def recurrences(dtype: torch.dtype) -> None:
+    """The sizes of Mamba-2 2.7B, Mamba 2.8B and Qwen3-Next."""
+    rows = StateRows(torch.zeros(2).long(), torch.tensor([0, 1, 5], dtype=torch.int32), torch.zeros(2).int())
+
+    def part(width: int) -> torch.Tensor:
+        return torch.zeros(5, 2 * width, dtype=dtype)[:, width:]
+
+    taps, state = torch.zeros(4, 5376), torch.zeros(2, 3, 5376)
+    recurrent.short_conv(part(5376), taps, taps[0], state, rows, "silu")
+    recurrent.short_conv(part(2048), taps[:3, :2048], None, state, rows, None, part(2048), part(2048))
+    rates, memory = torch.zeros(80), torch.zeros(2, 80, 128, 64)
+    recurrent.selective_scan(
+        part(5120), part(80), rates, part(128), part(128), memory, rows, rates, rates, part(5120), (0.0, math.inf)
+    )
+    rates, memory = torch.zeros(16, 5120), torch.zeros(2, 1, 16, 5120)
+    recurrent.selective_scan(part(5120), part(5120), rates, part(16), part(16), memory, rows, rates[0], rates[0])
+    q, k, v, small = part(2048), part(2048), part(4096), part(32)
+    recurrent.gated_delta_rule(q, k, v, small, small, rates[0], torch.zeros(2, 32, 128, 128), rows, rates[0])
+
+
 def main() -> None:
     launches = Launches()
     triton.runtime.jit.JITFunction.run = lambda kernel, *args, **more: launches.run(kernel, *args, **more)
@@ -126,6 +148,7 @@ def main() -> None:
     drawing()
     adapting(torch.bfloat16)
     on_rows(torch.bfloat16)
+    recurrences(torch.bfloat16)
     print(f"{len(launches.seen)} compiled", *launches.problems, sep="\n")
 
 

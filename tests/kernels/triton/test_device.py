@@ -53,6 +53,13 @@ def test_the_reference_can_be_preferred(device):
     assert {choice.chosen.name for choice in kernels.choices} == {"reference"}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_every_op_is_served(device, dtype, fixed):
+    kernels = resolve_kernels(KernelContext(device, dtype, kv_type=dtype, batch_invariant=fixed))
+    assert {choice.op for choice in kernels.choices if not choice.chosen.name.startswith("triton")} == set()
+
+
 def test_families_name_ops_once():
     ops = [op for names in triton.FAMILIES.values() for op in names]
     assert len(ops) == len(set(ops))

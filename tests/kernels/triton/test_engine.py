@@ -17,6 +17,7 @@ FAMILIES = {
     "gpt-neox": 1,
 }  # fmt: skip
 """Each with so many layers, as few as have all its kinds."""
+RECURRENT = {"qwen3-next": 1, "mamba2": 1}
 NEW_TOKENS = 4
 
 
@@ -30,18 +31,17 @@ def answers(engine: Engine, prompts: list[tuple[int, ...]]) -> tuple[list[list[i
     return [found[str(number)].tokens for number in range(len(prompts))], engine.stats().preemptions - before
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
 def test_greedy_tokens(device: str, family: str, tmp_path: Path) -> None:
-    tiny.save(family, tmp_path, num_hidden_layers=FAMILIES[family])
+    tiny.save(family, tmp_path, num_hidden_layers=(FAMILIES | RECURRENT)[family])
     dice = random.Random(family)
     chunk, block = dice.choice((7, 16, 64)), dice.choice((4, 8, 16))
     about = {"block_size": block, "kv_cache_dtype": "float32"}
     ours, info = make_engine(tmp_path, chunk, 0, device=device, **about)
     served = {decision.name: decision.value for decision in info.kernels}
-    assert {served[op] for op in ("paged_attention", "linear", "make_cache")} == {served["rope_tables"]}
-    assert served["rope_tables"].startswith("triton")
+    assert {name for name, value in served.items() if not value.startswith("triton")} == {"dequantize (at load)"}
     theirs, _ = make_engine(tmp_path, chunk, 0, device="cpu", **about)
-    for run in range(2):
+    for run in range(2 if family in FAMILIES else 1):
         prompts = [tuple(tiny.prompt(dice.randrange(1, 24), 10 * run + n)) for n in range(2)]
         assert answers(ours, prompts)[0] == answers(theirs, prompts)[0]
     ours.close()
