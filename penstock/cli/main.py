@@ -39,7 +39,7 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command; a deliberate error is one line on standard error and exit code 1."""
+        """Runs the command; a deliberate error is told on standard error, without a trace, and exit code 1."""
         from penstock.config.environment import read_environment
         from penstock.config.errors import PenstockError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
+from penstock.runtime.gpu_memory import smaller_share, smaller_step, smaller_weights, told
 from penstock.runtime.graphs import CudaRecorder, DecodeGraphs, InterpretedRecorder, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
@@ -46,25 +48,28 @@ def load(
     """
     model, options = prepared.model, prepared.options
     cache, kept = packed_file(prepared)
-    load_weights(
-        model,
-        prepared.checkpoint,
-        dtype=model.dtype,
-        progress=progress,
-        device=options.torch_device,
-        staged=options.device != "cpu",
-        cache=cache,
-        quantize=options.quantize,
-    )
-    model.place(torch.device(options.torch_device))
+    meter = meter or memory_meter(options.torch_device)
+    lighter = partial(smaller_weights, prepared.facts, prepared.kernels, options, prepared.plan, meter)
+    with told(prepared.plan, "the weights were loaded", lighter):
+        load_weights(
+            model,
+            prepared.checkpoint,
+            dtype=model.dtype,
+            progress=progress,
+            device=options.torch_device,
+            staged=options.device != "cpu",
+            cache=cache,
+            quantize=options.quantize,
+        )
+        model.place(torch.device(options.torch_device))
     notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
     kv = choose_kv_types(model, prepared.groups, options.kv_cache_dtype, options.block_size, options.torch_device)
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))
-    meter = meter or memory_meter(options.torch_device)
     if meter is not None:
-        found = measure(prepared, kv.of_layer, meter)
+        with told(prepared.plan, "a step was tried", partial(smaller_step, options)):
+            found = measure(prepared, kv.of_layer, meter)
         prepared = replace(prepared, plan=plan_measured(prepared, kv.of_layer, found))
         others = f"beside weights of {format_bytes(found.weights)}; {format_bytes(found.others)} are not torch's"
         notes.append(Decision("largest step", format_bytes(found.step), others))
@@ -111,7 +116,9 @@ def make_parts(
 
 def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
     """The runner of a model that is prepared and loaded, for so many branches a step, and what runs its steps."""
-    memory, builder, executor = make_parts(prepared, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
+    meter = memory_meter(prepared.options.torch_device)
+    with told(prepared.plan, "the caches were made", partial(smaller_share, prepared.options, prepared.plan, meter)):
+        memory, builder, executor = make_parts(prepared, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = prepared.model
     sampler = Sampler(model.vocab_size, rows, prepared.kernels.sampling())
     graphs = None
@@ -140,7 +147,7 @@ def _unrecordable(prepared: Prepared) -> str | None:
 
 def _graphs(prepared: Prepared, memory: KVMemory, builder: BatchBuilder, rows: int) -> DecodeGraphs:
     options, blocks = prepared.options, prepared.plan.kv_blocks
-    recorder = CudaRecorder() if options.device == "cuda" else InterpretedRecorder()
+    recorder = CudaRecorder() if options.torch_device.startswith("cuda") else InterpretedRecorder()
     tokens = [count * options.block_size for count in blocks]
     return DecodeGraphs(prepared.model, memory.caches, builder, recorder, padded_sizes(rows), tokens)
 

@@ -32,7 +32,8 @@ class MemoryLimits:
         state_bytes: recurrent states of one row.
         activation_bytes: what the largest step was measured to take; None estimates it.
         attention_masks: attention writes masks or scores out, and the estimate has room for them.
-        where: what the available bytes are of, for people.
+        where: what the available bytes are of, for people; with it, a refusal shows what is needed as a table.
+        remedies: other ways to start, tried in this order where the model does not fit.
     """
 
     available_bytes: int
@@ -49,6 +50,16 @@ class MemoryLimits:
     activation_bytes: int | None = None
     attention_masks: bool = True
     where: str = ""
+    remedies: tuple[Remedy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Another way to start: with these flags, under these limits, with weights of so many bytes."""
+
+    flags: str
+    limits: MemoryLimits
+    weights_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,14 +243,14 @@ def _no_room(
     """Weights and one step alone are too much. `parts`: bytes of weights, of a step, of the least KV cache."""
     weights, step, least = parts
     remedy = NO_REMEDY
-    cheaper = [(2, weights // 2)] if dtype_bytes == 4 else []
-    if limits.max_model_len_fixed:
-        cheaper.insert(0, (dtype_bytes, weights))
-    for size, resident in cheaper:
-        free = replace(limits, max_model_len_fixed=False)
+    ways = [(dtype_bytes, Remedy("", limits, weights))] if limits.max_model_len_fixed else []
+    if dtype_bytes == 4:
+        ways.append((2, Remedy("--dtype bfloat16", limits, weights // 2)))
+    for size, way in (*ways, *((dtype_bytes, way) for way in limits.remedies)):
+        free = replace(way.limits, max_model_len_fixed=False, remedies=())
         with suppress(MemoryPlanError):
-            plan = plan_memory(model=model, groups=groups, dtype_bytes=size, limits=free, weights_bytes=resident)
-            flags = ["--dtype bfloat16"] if size != dtype_bytes else []
+            plan = _made(model, groups, size, None, free, way.weights_bytes)
+            flags = [way.flags] if way.flags else []
             if limits.max_model_len_fixed and plan.max_model_len < limits.max_model_len:
                 flags.append(f"--max-model-len {plan.max_model_len}")
             remedy = f"start with {' '.join(flags)}"
@@ -381,24 +392,50 @@ def plan_memory(
         MemoryPlanError: it does not fit; the message names the missing bytes and one remedy that works.
     """
     weights = model.parameters * dtype_bytes if weights_bytes is None else weights_bytes
+    try:
+        return _made(model, groups, dtype_bytes, block_bytes, limits, weights)
+    except MemoryPlanError as error:
+        if not limits.where:
+            raise
+        sizes = _sizes(groups, dtype_bytes, block_bytes, limits)
+        needed = (
+            ("weights", weights, f"{format_bytes(model.file_bytes)} in the checkpoint"),
+            ("activations", activation_bytes(model, limits, dtype_bytes), "largest step"),
+            ("states", limits.state_bytes * limits.max_num_seqs, "of recurrent layers"),
+            ("KV cache", _least(groups, sizes, limits.max_model_len, limits), f"{limits.max_model_len:,} tokens"),
+            ("available", limits.available_bytes, limits.where.removeprefix(", ")),
+        )
+        rows = "\n".join(f"  {what:<12} {format_bytes(size):>10}  {remark}" for what, size, remark in needed if size)
+        raise MemoryPlanError(f"the model does not fit:\n{rows}\n{error}") from None
+
+
+def _sizes(
+    groups: Sequence[CacheGroup], dtype_bytes: int, block_bytes: Sequence[int] | None, limits: MemoryLimits
+) -> tuple[int, ...]:
+    """Bytes of a block of each group."""
+    return tuple(block_bytes or (dtype_bytes * limits.block_size * group.elements_per_token for group in groups))
+
+
+def _made(
+    model: ModelFacts,
+    groups: Sequence[CacheGroup],
+    dtype_bytes: int,
+    block_bytes: Sequence[int] | None,
+    limits: MemoryLimits,
+    weights: int,
+) -> MemoryPlan:
     activations = activation_bytes(model, limits, dtype_bytes)
     states = limits.state_bytes * limits.max_num_seqs
     left = limits.available_bytes - weights - activations - states
-    sizes = tuple(block_bytes or (dtype_bytes * limits.block_size * group.elements_per_token for group in groups))
+    sizes = _sizes(groups, dtype_bytes, block_bytes, limits)
     _check_states(groups, sizes, left, limits)
     may_shrink = not limits.max_model_len_fixed and limits.max_model_len > limits.block_size
     if left <= 0 or (may_shrink and left < _fewest_bytes(groups, sizes, limits)):
         least = _least(groups, sizes, limits.max_model_len, limits)
         if not may_shrink:
             raise _no_room(model, groups, dtype_bytes, limits, (weights, activations, least))
-        shorter = plan_memory(
-            model=model,
-            groups=groups,
-            dtype_bytes=dtype_bytes,
-            block_bytes=block_bytes,
-            limits=replace(limits, max_model_len=max(limits.block_size, limits.max_model_len // 2)),
-            weights_bytes=weights,
-        )
+        half = replace(limits, max_model_len=max(limits.block_size, limits.max_model_len // 2))
+        shorter = _made(model, groups, dtype_bytes, block_bytes, half, weights)
         note = _shrunk(shorter.max_model_len, limits.max_model_len, least - left, "a step with its KV cache")
         return replace(shorter, notes=(note,))
     checkpoints = _checkpoints(groups, sizes, left, limits)

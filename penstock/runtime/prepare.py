@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from penstock.config.environment import pack_folder
+from penstock.config.errors import ConfigError
 from penstock.config.machine import Accelerator, Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, chosen_gpu, resolve
@@ -20,7 +21,9 @@ from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
+from penstock.runtime.gpu_memory import described, remedies, share
 from penstock.runtime.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
+from penstock.runtime.resident import packs_natively, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
@@ -85,22 +88,6 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     assert concrete.max_model_len and concrete.max_num_seqs and concrete.max_num_batched_tokens
     devices.use(concrete.torch_device)
     gpu = chosen_gpu(concrete, machine)
-    limits = MemoryLimits(
-        available_bytes=machine.memory_available
-        if gpu is None
-        else _share(concrete, gpu.memory_total, gpu.memory_free),
-        max_model_len=concrete.max_model_len,
-        max_model_len_fixed=options.max_model_len is not None,
-        max_num_seqs=concrete.max_num_seqs,
-        max_num_batched_tokens=concrete.max_num_batched_tokens,
-        block_size=concrete.block_size,
-        kv_cache_memory=concrete.kv_cache_memory,
-        kv_cache_memory_fixed=options.kv_cache_memory is not None,
-        kv_blocks=concrete.kv_blocks,
-        enable_prefix_caching=concrete.enable_prefix_caching,
-        attention_masks=gpu is None or bool(gpu.no_kernels),
-        where="" if gpu is None else f", {_of_gpu(concrete, gpu)}",
-    )
     context = KernelContext(
         concrete.device_kind,
         concrete.dtype,
@@ -116,9 +103,16 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
             return build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
 
     model = declare(concrete.max_model_len)
+    if model.runs and concrete.on_gpu:
+        return _on_cpu(options, machine, model.runs)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
-    plan = _plan(facts, kernels, concrete, model, groups, limits, types)
+    weights = resident_bytes(facts, kernels, concrete, checkpoint.tensors.values())
+    limits = _limits(options, concrete, machine, gpu)
+    if gpu is not None:
+        memory = gpu.memory_total, gpu.memory_free
+        limits = replace(limits, remedies=remedies(facts, kernels, concrete, limits, memory, weights))
+    plan = _plan(kernels, concrete, model, groups, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
@@ -128,13 +122,31 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
 
 
-def _share(options: EngineOptions, total: int, free: int) -> int:
-    """Bytes of a GPU that may be filled besides what is in use."""
-    return max(0, int(options.gpu_memory_utilization * total) - (total - free))
+def _on_cpu(options: EngineOptions, machine: Machine, runs: str) -> Prepared:
+    """As `prepare`, for a model that foreign code computes, which is not brought to GPUs."""
+    if options.device != "auto":
+        raise ConfigError(f"--device {options.device} is not possible: {runs}. Take --device cpu.")
+    prepared = prepare(replace(options, device="cpu"), machine)
+    return replace(prepared, settings=(Decision("device", "cpu", runs), *prepared.settings))
 
 
-def _of_gpu(options: EngineOptions, gpu: Accelerator) -> str:
-    return f"{options.gpu_memory_utilization:.0%} of {gpu.name}'s {format_bytes(gpu.memory_total)} less what is in use"
+def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu: Accelerator | None) -> MemoryLimits:
+    """What the plan must respect, for options as they were asked for and as they are resolved."""
+    assert options.max_model_len and options.max_num_seqs and options.max_num_batched_tokens
+    return MemoryLimits(
+        available_bytes=share(options, gpu.memory_total, gpu.memory_free) if gpu else machine.memory_available,
+        max_model_len=options.max_model_len,
+        max_model_len_fixed=asked.max_model_len is not None,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        block_size=options.block_size,
+        kv_cache_memory=options.kv_cache_memory,
+        kv_cache_memory_fixed=asked.kv_cache_memory is not None,
+        kv_blocks=options.kv_blocks,
+        enable_prefix_caching=options.enable_prefix_caching,
+        attention_masks=gpu is None or bool(gpu.no_kernels),
+        where="" if gpu is None else f", {described(options, gpu)}",
+    )
 
 
 def settle_compute(options: EngineOptions) -> None:
@@ -147,15 +159,6 @@ def settle_compute(options: EngineOptions) -> None:
 
 
 WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
-PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
-
-
-# Bits a weight, scales included, of the formats `--quantize` knows, by their first letters; an estimate.
-QUANTIZED_BITS = {
-    "q2_k": 2.8, "q3_k": 3.7, "q4_0": 4.7, "q4_1": 5.2, "q4_k": 4.8, "q5_0": 5.7, "q5_1": 6.2, "q5_k": 5.8, "q6_k": 6.8,
-    "q8_0": 8.7, "iq4_": 4.8, "tq1_": 2.1, "tq2_": 2.4, "mxfp": 4.5, "nvfp": 4.8, "int4": 4.5, "int8": 8.2, "fp8": 8.2,
-    "fp8_": 8.2,
-}  # fmt: skip
 
 
 def plan_again(prepared: Prepared, kv_types: Sequence[str]) -> MemoryPlan:
@@ -164,7 +167,8 @@ def plan_again(prepared: Prepared, kv_types: Sequence[str]) -> MemoryPlan:
     Raises:
         MemoryPlanError: it does not fit.
     """
-    return _plan_loaded(prepared, kv_types, replace(prepared.limits, max_model_len_fixed=True))
+    limits = replace(prepared.limits, max_model_len_fixed=True)
+    return _plan_loaded(prepared, kv_types, limits, prepared.plan.weights_bytes)
 
 
 def plan_measured(prepared: Prepared, kv_types: Sequence[str], measured: Measured) -> MemoryPlan:
@@ -173,32 +177,30 @@ def plan_measured(prepared: Prepared, kv_types: Sequence[str], measured: Measure
     Raises:
         MemoryPlanError: it does not fit.
     """
-    limits = replace(
-        prepared.limits,
-        available_bytes=_share(prepared.options, measured.total, measured.total - measured.others),
-        activation_bytes=measured.step,
-    )
+    device = measured.total, measured.total - measured.others
+    available = share(prepared.options, *device)
+    limits = replace(prepared.limits, available_bytes=available, activation_bytes=measured.step)
+    others = remedies(prepared.facts, prepared.kernels, prepared.options, limits, device, measured.weights)
+    limits = replace(limits, remedies=others)
     return _plan_loaded(prepared, kv_types, limits, measured.weights)
 
 
-def _plan_loaded(
-    prepared: Prepared, kv_types: Sequence[str], limits: MemoryLimits, weights: int | None = None
-) -> MemoryPlan:
+def _plan_loaded(prepared: Prepared, kv_types: Sequence[str], limits: MemoryLimits, weights: int) -> MemoryPlan:
     """A plan for the model as it was declared, which the length that was planned then is part of."""
     limits = replace(limits, max_model_len=prepared.plan.max_model_len)
-    of_model = prepared.facts, prepared.kernels, prepared.options, prepared.model, prepared.groups
-    return _plan(*of_model, limits, kv_types, weights)
+    of_model = prepared.kernels, prepared.options, prepared.model, prepared.groups
+    return _plan(*of_model, limits, kv_types, prepared.facts, weights)
 
 
 def _plan(
-    facts: ModelFacts,
     kernels: KernelSet,
     options: EngineOptions,
     model: Model,
     groups: Sequence[CacheGroup],
     limits: MemoryLimits,
     kv_types: Sequence[str],
-    weights: int | None = None,
+    facts: ModelFacts,
+    weights: int,
 ) -> MemoryPlan:
     sizes = [
         0
@@ -214,7 +216,7 @@ def _plan(
         dtype_bytes=DTYPE_BYTES[options.dtype],
         block_bytes=tuple(_group_bytes(model, group, sizes) for group in groups),
         limits=replace(limits, state_bytes=_state_bytes(model.cache_specs)),
-        weights_bytes=_resident_bytes(facts, kernels, options) if weights is None else weights,
+        weights_bytes=weights,
     )
 
 
@@ -228,11 +230,6 @@ def _group_bytes(model: Model, group: CacheGroup, sizes: Sequence[int]) -> int:
 def _state_bytes(specs: Sequence[CacheSpec]) -> int:
     """Bytes of one row's recurrent states."""
     return sum(4 * prod(shape) for spec in specs for shape in spec.state)
-
-
-def packs_natively(kernels: KernelSet) -> bool:
-    """Whether weights stay as they are stored, in the native library's packing."""
-    return next(choice for choice in kernels.choices if choice.op == "packable").chosen.name.startswith("native")
 
 
 def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
@@ -252,16 +249,6 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
     if not path.exists() and (room := free_bytes(folder)) < 2 * size:
         return None, f"only {format_bytes(room)} are free in {folder}"
     return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
-
-
-def _resident_bytes(facts: ModelFacts, kernels: KernelSet, options: EngineOptions) -> int:
-    """Bytes of the loaded weights: as stored where the kernels take them so, else in the compute type."""
-    if options.quantize is not None:
-        made = facts.float_values * QUANTIZED_BITS.get(options.quantize[:4], 16.5) / 8
-        return int(made + (facts.file_bytes - facts.float_bytes) * PACKING_SLACK)
-    if not facts.decoded and packs_natively(kernels):
-        return int(facts.file_bytes * PACKING_SLACK)
-    return facts.parameters * DTYPE_BYTES[options.dtype]
 
 
 def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:

@@ -1,0 +1,124 @@
+"""A GPU's memory: the share an engine may fill, other ways to start a model that does not fit, and what to do when
+
+memory runs out although the plan had room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from penstock.config.errors import MemoryPlanError
+from penstock.config.machine import Accelerator
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import ModelFacts
+from penstock.kernels.api import KernelSet
+from penstock.kernels.devices import MemoryMeter
+from penstock.runtime.memory_plan import NO_REMEDY, MemoryLimits, MemoryPlan, Remedy, format_bytes
+from penstock.runtime.resident import resident_bytes
+
+SMALL_STEP = 2048  # tokens of a step that is still worth its launches
+ALMOST_ALL = 0.97  # of a GPU's memory: what a plan may be told to fill at most
+SMALLER_FORMATS = ("fp8", "int4")  # that float weights may get while they load
+
+
+def share(options: EngineOptions, total: int, free: int) -> int:
+    """Bytes of a GPU that may be filled besides what is in use."""
+    return max(0, int(options.gpu_memory_utilization * total) - (total - free))
+
+
+def described(options: EngineOptions, gpu: Accelerator) -> str:
+    """The share, for people."""
+    return f"{options.gpu_memory_utilization:.0%} of {gpu.name}'s {format_bytes(gpu.memory_total)} less what is in use"
+
+
+def remedies(
+    facts: ModelFacts,
+    kernels: KernelSet,
+    options: EngineOptions,
+    limits: MemoryLimits,
+    device: tuple[int, int],
+    weights: int,
+) -> tuple[Remedy, ...]:
+    """Other ways to start, the least loss first.
+
+    Args:
+        facts, kernels, options: of the model.
+        limits: under which it does not fit.
+        device: total and free bytes of the GPU.
+        weights: bytes of the weights as they would be.
+    """
+    found: list[Remedy] = []
+    if limits.max_num_batched_tokens > SMALL_STEP and not facts.whole_prompts:
+        smaller = replace(limits, max_num_batched_tokens=SMALL_STEP, activation_bytes=None)
+        found.append(Remedy(f"--max-num-batched-tokens {SMALL_STEP}", smaller, weights))
+    if options.gpu_memory_utilization < ALMOST_ALL:
+        more = share(replace(options, gpu_memory_utilization=ALMOST_ALL), *device)
+        found.append(Remedy(f"--gpu-memory-utilization {ALMOST_ALL}", replace(limits, available_bytes=more), weights))
+    if options.quantize is None and facts.float_values:
+        for name in SMALLER_FORMATS:
+            size = resident_bytes(facts, kernels, replace(options, quantize=name))
+            found.append(Remedy(f"--quantize {name}", limits, size))
+    return tuple(found)
+
+
+@contextmanager
+def told(plan: MemoryPlan, doing: str, remedy: Callable[[], str]) -> Iterator[None]:
+    """Turns a GPU's refusal of memory into an error that shows the plan.
+
+    Args:
+        plan: of the engine.
+        doing: what is being done, "the weights are loaded" for example.
+        remedy: the flags that help, worked out where memory ran out; "" if none do.
+
+    Raises:
+        MemoryPlanError: in the place of torch.OutOfMemoryError.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first, flags = str(error).strip().partition("\n")[0], remedy()
+        rows = "\n".join(f"  {what:<12} {size:>10}  {remark}".rstrip() for what, size, remark in plan.table())
+        raise MemoryPlanError(
+            f"the GPU's memory ran out while {doing}, by this plan:\n{rows}\n"
+            f"{first.rstrip('.')}; {f'start with {flags}' if flags else NO_REMEDY}."
+        ) from error
+
+
+def smaller_share(options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None) -> str:
+    """--gpu-memory-utilization by which the caches fit beside the weights in what nobody else uses now."""
+    if meter is None:
+        return ""
+    meter.reset()
+    use = meter.read()
+    room = use.free + use.allocated - plan.weights_bytes
+    missing = plan.kv_bytes + plan.state_bytes + plan.activation_bytes - room
+    lower = math.floor(100 * (options.gpu_memory_utilization - max(0, missing) / use.total) - 1) / 100
+    given_up = (options.gpu_memory_utilization - lower) * use.total
+    return f"--gpu-memory-utilization {lower}" if lower > 0 and given_up < plan.kv_bytes else ""
+
+
+def smaller_weights(
+    facts: ModelFacts, kernels: KernelSet, options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None
+) -> str:
+    """--quantize by which weights fit, with a step and some caches, in what nobody else uses now."""
+    if meter is None or options.quantize is not None:
+        return ""
+    use = meter.read()
+    room = use.total - use.others - plan.activation_bytes
+    fits = (
+        name
+        for name in SMALLER_FORMATS
+        if 1.1 * resident_bytes(facts, kernels, replace(options, quantize=name)) < min(room, plan.weights_bytes)
+    )
+    name = next(fits, None)
+    return f"--quantize {name}" if name else ""
+
+
+def smaller_step(options: EngineOptions) -> str:
+    """--max-num-batched-tokens of half the tokens."""
+    return f"--max-num-batched-tokens {max(1, (options.max_num_batched_tokens or 2) // 2)}"

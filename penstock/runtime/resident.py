@@ -1,0 +1,70 @@
+"""What loaded weights take, estimated from a checkpoint's headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+import numpy as np
+
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import DTYPE_BYTES, ModelFacts
+from penstock.kernels.api import KernelSet
+from penstock.kernels.canonical import Blocks, Plain
+from penstock.quant.formats import FORMATS
+from penstock.quant.tensor import TensorInfo
+
+PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
+
+# Bits a weight, scales included, of the formats `--quantize` knows, by their first letters; an estimate.
+QUANTIZED_BITS = {
+    "q2_k": 2.8, "q3_k": 3.7, "q4_0": 4.7, "q4_1": 5.2, "q4_k": 4.8, "q5_0": 5.7, "q5_1": 6.2, "q5_k": 5.8, "q6_k": 6.8,
+    "q8_0": 8.7, "iq4_": 4.8, "tq1_": 2.1, "tq2_": 2.4, "mxfp": 4.5, "nvfp": 4.8, "int4": 4.5, "int8": 8.2, "fp8": 8.2,
+    "fp8_": 8.2,
+}  # fmt: skip
+
+
+def packing(kernels: KernelSet) -> str:
+    """Who packs weights: "native", "triton" or "reference", whose weights are plain."""
+    return next(choice for choice in kernels.choices if choice.op == "packable").chosen.name.split(" ")[0]
+
+
+def packs_natively(kernels: KernelSet) -> bool:
+    """Whether weights stay as they are stored, in the native library's packing."""
+    return packing(kernels) == "native"
+
+
+def resident_bytes(
+    facts: ModelFacts, kernels: KernelSet, options: EngineOptions, tensors: Iterable[TensorInfo] = ()
+) -> int:
+    """Bytes of the loaded weights: as stored where the kernels take them so, else in the compute type.
+
+    Args:
+        facts, kernels, options: of the model.
+        tensors: of the checkpoint; for kernels on a GPU, which take some formats only.
+    """
+    others = facts.file_bytes - facts.float_bytes
+    if options.quantize is not None:
+        made = facts.float_values * QUANTIZED_BITS.get(options.quantize[:4], 16.5) / 8
+        return int(made + others * PACKING_SLACK)
+    if not facts.decoded and packs_natively(kernels):
+        return int(facts.file_bytes * PACKING_SLACK)
+    size = DTYPE_BYTES[options.dtype]
+    if facts.decoded or packing(kernels) == "reference":
+        return facts.parameters * size
+    decoded = [info for info in tensors if _is_decoded(info, kernels)]
+    more = sum(prod(info.shape) * size - info.nbytes * PACKING_SLACK for info in decoded)
+    return int(facts.float_values * size + others * PACKING_SLACK + more)
+
+
+def _is_decoded(info: TensorInfo, kernels: KernelSet) -> bool:
+    """Whether a stored tensor is a quantised matrix that the kernels have no packing for."""
+    nothing = np.empty(0, np.uint8)
+    if len(info.shape) < 2 or info.format not in FORMATS:
+        return False
+    shape = prod(info.shape[:-1]), info.shape[-1]
+    if info.format.startswith("f8"):
+        return kernels.packable(Plain(info.format, shape, nothing)) is not None
+    if FORMATS[info.format].block_size == 1:
+        return False
+    return kernels.packable(Blocks(info.format, shape, nothing)) is not None

@@ -1,0 +1,152 @@
+"""A GPU that is too small: the plan is shown with one remedy, which works; refusals of memory become such errors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.config.errors import MemoryPlanError
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import ModelFacts
+from penstock.kernels.api import KernelSet, resolve_kernels
+from penstock.kernels.devices import MemoryUse
+from penstock.kernels.registry import KernelContext
+from penstock.quant.tensor import TensorInfo
+from penstock.runtime import assemble
+from penstock.runtime.gpu_memory import remedies, share, smaller_share, smaller_step, smaller_weights
+from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
+from penstock.runtime.resident import resident_bytes
+from tests.runtime.test_memory_plan import model, planned_groups
+from tests.runtime.test_peak import prepared_tiny
+from tests.tracking import Tracker
+
+MB = 10**6
+OPTIONS = EngineOptions(device="cuda", dtype="bfloat16", max_num_seqs=8, max_num_batched_tokens=8192)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> KernelSet:
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    return resolve_kernels(KernelContext("interpreter", "bfloat16"))
+
+
+def floats(values: int) -> ModelFacts:
+    """A model of that many bfloat16 values, all in matrices."""
+    return replace(model(values), float_values=values, float_bytes=2 * values)
+
+
+def planned(
+    facts: ModelFacts,
+    kernels: KernelSet,
+    options: EngineOptions,
+    total: int,
+    fixed: bool = False,
+    step: int | None = None,
+) -> MemoryPlan:
+    limits = MemoryLimits(
+        share(options, total, total),
+        max_model_len=4096,
+        max_num_seqs=8,
+        max_num_batched_tokens=options.max_num_batched_tokens or 1,
+        max_model_len_fixed=fixed,
+        activation_bytes=step,
+        attention_masks=False,
+        where=", 90% of a GPU",
+    )
+    weights = resident_bytes(facts, kernels, options)
+    limits = replace(limits, remedies=remedies(facts, kernels, options, limits, (total, total), weights))
+    return plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=2, limits=limits, weights_bytes=weights)
+
+
+@pytest.mark.parametrize(
+    ("values", "total", "step", "flag"),
+    [
+        (10 * MB, 32 * MB, 20 * MB, "--max-num-batched-tokens 2048"),
+        (27 * MB, 59 * MB, None, "--gpu-memory-utilization 0.97"),
+        (50 * MB, 75 * MB, None, "--quantize fp8"),
+        (50 * MB, 55 * MB, 12 * MB, "--quantize int4"),
+        (50 * MB, 20 * MB, None, ""),
+    ],
+)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_one_remedy_is_told_and_works(
+    values: int, total: int, step: int | None, flag: str, fixed: bool, kernels: KernelSet
+) -> None:
+    facts = floats(values)
+    small = OPTIONS if "batched" in flag else replace(OPTIONS, max_num_batched_tokens=2048)
+    with pytest.raises(MemoryPlanError) as caught:
+        planned(facts, kernels, small, total, fixed, step)
+    text = str(caught.value)
+    assert text.startswith("the model does not fit:\n  weights ")
+    assert re.search(r"\n  available +[\d.]+ MiB  90% of a GPU\n", text)
+    if not flag:
+        assert "take a smaller model" in text
+        return
+    told = dict(re.findall(r"--([a-z-]+) ([\w.]+)", text.rsplit("start with", 1)[1].rstrip(".")))
+    assert flag.removeprefix("--").split() == next([name, value] for name, value in told.items())
+    kinds = {"gpu-memory-utilization": float, "quantize": str}
+    changes = {name.replace("-", "_"): kinds.get(name, int)(value) for name, value in told.items()}
+    length = changes.pop("max_model_len", None)
+    step = None if "batched" in flag else step
+    found = planned(facts, kernels, replace(small, **changes), total, fixed and length is None, step)
+    assert found.total_bytes <= found.available_bytes
+    assert length is None or found.max_model_len >= length
+
+
+def test_what_kernels_keep_coded_stays_so(kernels: KernelSet) -> None:
+    facts = replace(model(3 * MB), parameters=3 * MB, file_bytes=3 * MB, float_values=MB, float_bytes=2 * MB)
+    coded, lattice = TensorInfo("a", (1000, 1024), "q4_k", 576_000), TensorInfo("b", (1000, 1024), "iq2_xxs", 264_000)
+    few = resident_bytes(facts, kernels, OPTIONS, [coded])
+    assert few == int(2 * MB + 1.05 * MB)
+    more = resident_bytes(facts, kernels, OPTIONS, [coded, lattice])
+    assert more == pytest.approx(few + 2 * 1_024_000 - 1.05 * 264_000, abs=2)
+    reference = resolve_kernels(KernelContext("interpreter", "bfloat16", prefer_reference=True))
+    assert resident_bytes(facts, reference, OPTIONS, [coded]) == 6 * MB
+
+
+class Full:
+    """A meter of a GPU of 100 MB, of which others have come to use more than the plan thought."""
+
+    def __init__(self, free: int, allocated: int) -> None:
+        self.use = MemoryUse(allocated, allocated, allocated, free, 100 * MB)
+
+    def reset(self) -> None:
+        pass
+
+    def read(self) -> MemoryUse:
+        return self.use
+
+
+def test_a_smaller_share_gives_up_what_is_missing() -> None:
+    made = MemoryPlan(30 * MB, 30 * MB, 50 * MB, (10,), (5 * MB,), 10 * MB, 4096, 2.0, 90 * MB)
+    assert smaller_share(OPTIONS, made, Full(free=30 * MB, allocated=50 * MB)) == "--gpu-memory-utilization 0.79"
+    assert smaller_share(OPTIONS, made, Full(free=5 * MB, allocated=36 * MB)) == ""
+    assert smaller_share(OPTIONS, made, None) == ""
+    assert smaller_step(OPTIONS) == "--max-num-batched-tokens 4096"
+
+
+@pytest.mark.parametrize(
+    ("where", "remedy"),
+    [("load_weights", "start with --quantize fp8"), ("measure", "start with --max-num-batched-tokens 3")],
+)
+def test_a_refusal_of_memory_shows_the_plan(
+    where: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nA hint of many words")
+
+    prepared = prepared_tiny(tmp_path)
+    monkeypatch.setattr(assemble, where, refuse)
+    with pytest.raises(MemoryPlanError) as caught:
+        assemble.load(prepared, meter=Tracker())
+    text = str(caught.value)
+    assert text.startswith("the GPU's memory ran out while ")
+    assert all(f"\n  {what} " in text for what in ("weights", "KV cache", "activations", "total"))
+    assert text.endswith(f"CUDA out of memory. Tried to allocate 2.00 MiB; {remedy}.")
+    assert smaller_weights(prepared.facts, prepared.kernels, prepared.options, prepared.plan, Full(0, 10)) == ""
