@@ -246,9 +246,9 @@ def _depth(options: EngineOptions, model: ModelFacts, machine: Machine) -> Deriv
 
 
 def _enforce_eager(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
-    if options.device == "cuda":
+    if options.device_kind == "cuda":
         return False, "recorded steps cost the host little"
-    return True, "only a GPU's steps are recorded as graphs"
+    return True, "only steps of NVIDIA's GPUs are recorded as graphs"
 
 
 def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:

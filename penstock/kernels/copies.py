@@ -16,7 +16,7 @@ from torch import Tensor
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """The array on the device, behind what was queued there before; on a CPU the array's own memory."""
     tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Download:
@@ -30,8 +30,8 @@ class Download:
 
     def __init__(self, *tensors: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        if tensors[0].device.type == "cpu":
-            self._here = tuple(tensor.clone() for tensor in tensors)
+        if tensors[0].device.type != "cuda":
+            self._here = tuple(tensor.to("cpu", copy=True) for tensor in tensors)
             return
         self._here = tuple(
             torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
