@@ -66,7 +66,7 @@ def coded(
 
 
 @triton.jit
-def _halves(words, like, plane: tl.constexpr, zero, KIND: tl.constexpr):
+def _halves(words, like, plane: tl.constexpr, zero: tl.constexpr, KIND: tl.constexpr):
     """A plane of four-bit codes in a type of 16 bits, two at a time: their bits beside those of a power of two.
 
     The power is subtracted again with the zero point. Kim et al. 2022 (arXiv:2211.10017), section 3.
@@ -78,14 +78,14 @@ def _halves(words, like, plane: tl.constexpr, zero, KIND: tl.constexpr):
         asm: tl.constexpr = _E2M1_BF16 if bf16 else _E2M1_FP16
         return tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r", [words, selector, shift], like.dtype, True, 2)
     power: tl.constexpr = 128.0 if bf16 else 1024.0
-    minus = (tl.zeros((1, 1), tl.float32) - power - zero).to(like.dtype)
+    minus = tl.full((1, 1), -power - zero, like.dtype)  # a constant, so that codes stay in registers
     code: tl.constexpr = _AFFINE_BF16 if bf16 else _AFFINE_FP16
     return tl.inline_asm_elementwise(code, "=r,r,r,r,r,r,r,r", [words, selector, shift, minus], like.dtype, True, 2)
 
 
 @triton.jit
 def _operand(
-    lower, upper, table, like, plane: tl.constexpr, zero,
+    lower, upper, table, like, plane: tl.constexpr, zero: tl.constexpr,
     KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
     """The numbers of a plane without their scales, in the type of the activations they are multiplied with."""
@@ -102,9 +102,9 @@ def _operand(
 
 @triton.jit
 def _codes_block(
-    acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
-    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr,
+    acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows,
+    zero: tl.constexpr, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """acc += the block of 8 · SPAN inputs. Scales are applied to the products of RUN planes, which share them."""
     column = tl.arange(0, SPAN)
@@ -171,10 +171,10 @@ def _tile(tiles_n, tiles_m, NEAR: tl.constexpr):
 
 @inlined
 def _segment(
-    x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, begin, end, inputs, words, rows, zero,
-    x_groups, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, BN: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr,
+    x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, begin, end, inputs, words, rows,
+    zero: tl.constexpr, x_groups, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """The sum [BN, BM] of blocks [begin, end)."""
     acc = tl.zeros((BN, BM), tl.int32 if KIND == "int8" else tl.float32)
@@ -200,11 +200,11 @@ def _segment(
 @triton.jit(do_not_specialize=["count", "blocks", "segment", "segments"])
 def _multiply(
     x, x_scales, low, high, scales, offsets, table, out, partial, bias, residual, sorted_rows, experts,
-    count, outputs, inputs, words, rows, zero, x_stride, out_stride, residual_stride, blocks, x_groups, segment,
-    segments, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr, ONE: tl.constexpr,
-    SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
+    count, outputs, inputs, words, rows, zero: tl.constexpr, x_stride, out_stride, residual_stride, blocks, x_groups,
+    segment, segments, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+    SPAN: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr,
+    ONE: tl.constexpr, SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr,
+    ADDS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """One tile; see `products.multiply` for what is what.
 
