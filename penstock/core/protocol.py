@@ -213,7 +213,8 @@ class StepResult:
 class Runner(Protocol):
     """Executes plans in order. `submit` may return before the work is done; `sample` waits for it.
 
-    At most `depth` + 1 plans are outstanding between submit and sample.
+    At most `depth` + 1 plans are outstanding between submit and sample. What is raised fails the outstanding steps;
+    EngineDeadError says that there can be no others.
     """
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:

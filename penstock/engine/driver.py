@@ -68,7 +68,7 @@ class EngineDriver:
         """Reports admissions, then runs one step, or prepares for later ones. Whatever is raised is the engine's end.
 
         Raises:
-            EngineDeadError: MAX_FAILED_STEPS steps in a row failed as a whole.
+            EngineDeadError: the runner can compute nothing more, or MAX_FAILED_STEPS steps in a row failed as a whole.
         """
         for request, error in self._engine.constraints.ready():
             if error is not None:
@@ -89,6 +89,8 @@ class EngineDriver:
 
     def _check_health(self) -> None:
         """After errors: a step that failed as a whole, unlike one with a failed row, was not counted as done."""
+        if self._engine.dead is not None:
+            raise self._engine.dead
         steps = self._engine.stats().steps
         self._failed_steps = self._failed_steps + 1 if steps == self._steps_at_error else 1
         self._steps_at_error = steps

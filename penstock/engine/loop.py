@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from penstock.config.errors import EngineDeadError
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
@@ -19,7 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests step by step. Up to `depth` plans are made ahead of the oldest unanswered one."""
+    """Runs requests step by step. Up to `depth` plans are made ahead of the oldest unanswered one.
+
+    Attributes:
+        dead: why no step can be computed any more, once the runner said so; whoever steps the engine ends it.
+    """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, constraints: Constraints | None = None) -> None:
         self.scheduler = scheduler
@@ -29,7 +34,7 @@ class Engine:
         self._submitted: deque[int] = deque()
         self._steps = 0
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._result = StepResult(-1)
+        self.dead: EngineDeadError | None = None
 
     @property
     def has_work(self) -> bool:
@@ -65,9 +70,9 @@ class Engine:
             self._submitted.append(plan.step)
             if not self._guarded(self.runner.submit, plan, self.constraints.begin(plan)):
                 return self._outputs()
-        if self._submitted and self._guarded(self._sample, self._submitted[0]):
+        if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0])):
             self._submitted.popleft()
-            self._commit(self._result)
+            self._commit(result)
         elif not self.scheduler.has_work:
             self.constraints.wait(_WAIT_S)
         return self._outputs()
@@ -83,21 +88,18 @@ class Engine:
         self._seconds["plan"] += perf_counter() - started
         return plan
 
-    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> bool:
-        """Calls into the runner; if it raises, everything outstanding fails and the engine can go on."""
+    def _guarded(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call into the runner gives, or True; if it raises, everything outstanding fails, and None."""
         try:
-            call(*arguments)
-            return True
-        except Exception:
+            return call(*arguments) or True
+        except Exception as error:
             log.exception("a step failed")
+            self.dead = error if isinstance(error, EngineDeadError) else None
             self.runner.abort()
             self.constraints.abort()
             self._submitted.clear()
             self.scheduler.fail_outstanding("the engine failed while computing this request; send it again.")
-            return False
-
-    def _sample(self, step: int) -> None:
-        self._result = self.runner.sample(step)
+            return None
 
     def _commit(self, result: StepResult) -> None:
         started = perf_counter()

@@ -6,11 +6,17 @@ use it are over, so that none is overwritten under way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from penstock.config.errors import EngineDeadError
+
+_OF_DEVICES = ("CUDA error", "HIP error", "Triton Error")
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
@@ -46,3 +52,18 @@ class Download:
             self._event.synchronize()
             self._event = None
         return self._here
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Raises EngineDeadError for errors of a device, after which nothing can be computed there by this process.
+
+    They come late: what is raised names where they were noticed, not what caused them. A lack of memory is none.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _OF_DEVICES):
+            raise EngineDeadError(f"The device failed: {text.partition(chr(10))[0]}") from error
+        raise

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings
-from penstock.kernels.copies import Download
+from penstock.kernels.copies import Download, device_errors
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
@@ -100,18 +100,20 @@ class ModelRunner:
     @torch.inference_mode()
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         if self._sampler.on_device:
-            self._flights.append(self._launch(plan, masks))
+            with device_errors():
+                self._flights.append(self._launch(plan, masks))
         else:
             self._queue.append((plan, masks))
 
     @torch.inference_mode()
     def sample(self, step: int) -> StepResult:
-        flight = self._flights.popleft() if self._flights else self._launch(*self._queue.popleft())
-        if flight.step != step:
-            raise ValueError(f"step {step} was asked for while step {flight.step} is the oldest outstanding")
-        result = self._collect(flight)
-        if self._graphs is not None:
-            self._graphs.record_asked()
+        with device_errors():
+            flight = self._flights.popleft() if self._flights else self._launch(*self._queue.popleft())
+            if flight.step != step:
+                raise ValueError(f"step {step} was asked for while step {flight.step} is the oldest outstanding")
+            result = self._collect(flight)
+            if self._graphs is not None:
+                self._graphs.record_asked()
         return result
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.config.errors import EngineDeadError
 from penstock.config.options import SchedulerOptions
 from penstock.core.cache_spec import CacheGroup, CacheKind
 from penstock.core.protocol import Runner, StepPlan, StepResult
@@ -93,12 +94,25 @@ class Slow(Wrapped):
         return super().sample(step)
 
 
+class Lost(Wrapped):
+    """A runner whose device fails for good in a step."""
+
+    def __init__(self, runner: Runner, step: int) -> None:
+        super().__init__(runner)
+        self._step = step
+
+    def sample(self, step: int) -> StepResult:
+        if step >= self._step:
+            raise EngineDeadError("The device failed: CUDA error: an illegal memory access was encountered")
+        return super().sample(step)
+
+
 PROCESS = """#!{python}
 import os, sys, time, types
 sys.path.insert(0, {root!r})
 from penstock.config.errors import CheckpointError
 from penstock.engine import process
-from tests.engine.support import Slow, null_engine
+from tests.engine.support import Lost, Slow, null_engine
 
 def build_engine(options, progress):
     progress(1, 2)
@@ -114,6 +128,8 @@ def build_engine(options, progress):
     if options.model == "stuck":
         process.STEP_TIMEOUT_S = 0.2
         return null_engine(wrap=lambda runner: Slow(runner, 60))
+    if options.model == "lost":
+        return null_engine(wrap=lambda runner: Lost(runner, 5))
     return null_engine(options.max_model_len or 2048, wrap=lambda runner: Slow(runner, 0.002))
 
 build = types.ModuleType("penstock.engine.build")

@@ -122,6 +122,18 @@ async def test_kill_ends_every_stream_and_restarts(client: ProcessClient) -> Non
     assert len(tokens_of(await read(client.submit(request())))) == 8
 
 
+async def test_a_device_that_fails_ends_its_requests_and_the_process(folder: Path) -> None:
+    client = ProcessClient(EngineOptions(model="lost"))
+    await client.start()
+    lost = client.pid
+    ends = await asyncio.gather(*(read(client.submit(request(max_tokens=50))) for _ in range(3)))
+    assert {outputs[-1].error for outputs in ends} == {"the engine failed while computing this request; send it again."}
+    assert all(len(tokens_of(outputs)) < 8 for outputs in ends)
+    await until(lambda: client.state is EngineState.READY and client.pid != lost)
+    assert len(tokens_of(await read(client.submit(request(max_tokens=3))))) == 3
+    await client.close()
+
+
 async def test_silence_flips_the_state(client: ProcessClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 1.0)
     os.kill(client.pid, signal.SIGSTOP)

@@ -151,6 +151,31 @@ def test_a_row_of_numbers_that_are_none_fails_alone(
     assert len(answers["a"][0].tokens) <= 2 and answers["b"][0].tokens == whole
 
 
+@pytest.mark.parametrize(
+    ("text", "final"),
+    [("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA", True), ("no", False)],
+)
+def test_errors_of_the_device_are_final(
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, text: str, final: bool
+) -> None:
+    """They show while a step is waited for."""
+
+    def fails(_: Download) -> None:
+        raise RuntimeError(text)
+
+    engine = engines["ahead"]
+    engine.add(ask("it", PROMPT, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Download, "wait", fails)
+        outputs = engine.step()
+    assert [output.error for output in outputs] == ["the engine failed while computing this request; send it again."]
+    assert not engine.has_work
+    if final:
+        assert str(engine.dead) == "The device failed: CUDA error: an illegal memory access was encountered"
+    else:
+        assert engine.dead is None
+
+
 def test_pooled_states_are_those_of_their_step(engines: dict[str, Engine]) -> None:
     asked = [
         replace(ask(str(n), tuple(tiny.prompt(20 - n, n)), 1), pooling=PoolingParams(normalize=True)) for n in range(3)
