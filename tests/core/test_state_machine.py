@@ -1,5 +1,7 @@
 """Random lives of the engine: requests, cancellations, preemptions, failures, steps in any order, on any cache shape.
 
+After each operation no block of a plan in flight is free, and none was handed out while the plan was.
+
 An operation is one that hypothesis drew and that had something to act on; what ends a life afterwards is not counted.
 The draws are the same in every run; `pytest tests/core/test_state_machine.py --hypothesis-seed=$RANDOM` makes others.
 """
@@ -20,6 +22,7 @@ from penstock.core.constraint import Thinking
 from penstock.core.protocol import StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from tests.core.harness import Collector, expected_tokens, null_engine, request
+from tests.core.ownership import Ownership
 
 LIVES, RULES = 500, 50
 STEMS = tuple(tuple((stem * 7 + i * i) % 3 for i in range(40)) for stem in range(3))
@@ -63,12 +66,14 @@ def operations(draw: st.DrawFn) -> Operation:
 class FailingRunner:
     """A runner whose next submit or sample raises when told so: before anything was computed, or after all was."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, ownership: Ownership) -> None:
         self._runner = runner
+        self._ownership = ownership
         self.fails = ""
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         self._fail("submit")
+        self._ownership.note(plan)
         self._runner.submit(plan, masks)
 
     def sample(self, step: int) -> StepResult:
@@ -114,7 +119,8 @@ class EngineLife(RuleBasedStateMachine):
             vocab_size=3, caching=caching, policy=policy, depth=depth, checkpoints=checkpoints,
         )  # fmt: skip
         self.recurrent = checkpoints is not None
-        self.engine.runner = self.runner = FailingRunner(self.engine.runner)
+        self.ownership = Ownership(self.engine.scheduler)
+        self.engine.runner = self.runner = FailingRunner(self.engine.runner, self.ownership)
         self.requests: dict[str, EngineRequest] = {}
         self.cancelled: set[str] = set()
         self.collector = Collector()
@@ -124,6 +130,7 @@ class EngineLife(RuleBasedStateMachine):
         for operation in drawn:
             acted = getattr(self, f"_{operation.kind}")(*operation.values)
             self.engine.scheduler.check_integrity()
+            self.ownership.check()
             self.counts[operation.kind if acted else "idle"] += 1
 
     def _add(
@@ -195,6 +202,7 @@ class EngineLife(RuleBasedStateMachine):
         for name, asked in self.requests.items():
             for branch in range(asked.sampling.n):
                 self._compare(name, asked, branch)
+        self.counts["plans beside one in flight"] += self.ownership.overlapped
         stats = self.engine.stats()
         self.counts["preemptions for memory"] += stats.preemptions
         self.counts["hits after checkpoints" if self.recurrent else "hits"] += stats.prefix_hits
@@ -230,5 +238,6 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
     assert all(counts[kind] >= 500 for kind in KINDS), counts
     assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
+    assert counts["plans beside one in flight"] >= 5_000, counts
     assert counts["hits after checkpoints"] >= 2_000, counts
     assert counts["hits"] >= 5_000 and counts["whole answers"] >= 5_000, counts

@@ -194,6 +194,42 @@ async def test_failed_step_ends_its_requests_only() -> None:
     await client.close()
 
 
+class Prepares(Wrapped):
+    """A runner that prepares in three pieces, and notes before which steps."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.steps, self.pieces = 0, list[int]()
+
+    def sample(self, step: int) -> StepResult:
+        self.steps += 1
+        return super().sample(step)
+
+    def prepare(self) -> bool:
+        self.pieces.append(self.steps)
+        return len(self.pieces) < 3
+
+
+async def test_a_runner_prepares_while_nothing_runs() -> None:
+    made: list[Prepares] = []
+
+    def wrap(runner: Runner) -> Runner:
+        made.append(Prepares(runner))
+        return made[0]
+
+    client = ThreadClient(lambda: null_engine(wrap=wrap))
+    await client.start()
+    assert not made[0].pieces
+    await read(client.submit(request(max_tokens=9)))
+    async with asyncio.timeout(5):
+        while len(made[0].pieces) < 3:
+            await asyncio.sleep(0.001)
+    await client.stats()
+    await client.stats()
+    assert made[0].pieces == [9, 9, 9]
+    await client.close()
+
+
 async def test_runner_that_always_fails_is_the_end() -> None:
     client = ThreadClient(lambda: null_engine(wrap=lambda runner: Faulty(runner, frozenset(range(2, 1000)))))
     await client.start()

@@ -1,0 +1,67 @@
+"""Which blocks the plans in flight may read or write, and that nobody else gets them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.core.protocol import NULL_BLOCK, RowSpan, StepPlan
+from penstock.core.scheduler import Scheduler
+
+Block = tuple[int, int]
+"""A cache group and a block in it."""
+
+
+class Ownership:
+    """Follows the plans of one scheduler. A plan is in flight from `note` until it is committed or given up."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._tables: dict[int, list[list[int]]] = {}
+        self._touched: dict[int, set[Block]] = {}
+        self.overlapped = 0  # plans that were made while another was in flight
+
+    def note(self, plan: StepPlan) -> None:
+        """Takes a plan that is submitted; what it takes into use must not be touched by one in flight."""
+        self._forget()
+        fresh = set(self._fresh(plan))
+        for step, touched in self._touched.items():
+            assert not fresh & touched, f"step {plan.step} takes {fresh & touched}, which step {step} still uses"
+        self.overlapped += bool(self._touched)
+        self._touched[plan.step] = {block for span in plan.spans for block in self._seen(span)} | fresh
+        groups = len(self._scheduler.cache.pools)
+        self._touched[plan.step] |= {(op.group, op.source) for op in plan.cache_ops if op.group < groups}
+
+    def check(self) -> None:
+        """No block that a plan in flight uses is free."""
+        self._forget()
+        pools = self._scheduler.cache.pools
+        for step, touched in self._touched.items():
+            free = {(g, block) for g, block in touched if not pools[g].refs[block]}
+            assert not free, f"step {step} uses {free}, which are free"
+
+    def _forget(self) -> None:
+        outstanding = self._scheduler._outstanding
+        self._touched = {step: touched for step, touched in self._touched.items() if step in outstanding}
+
+    def _fresh(self, plan: StepPlan) -> Iterator[Block]:
+        """Blocks that rows get to write to: those appended, and of new rows those behind what is computed."""
+        size, groups = self._scheduler.cache.block_size, len(self._scheduler.cache.pools)
+        for new in plan.new_rows:
+            self._tables[new.row] = [list(table) for table in new.blocks]
+            for g, table in enumerate(new.blocks):
+                yield from ((g, block) for block in table[-(-new.computed // size) :])
+        for span in plan.spans:
+            for g, blocks in enumerate(span.new_blocks):
+                self._tables[span.row][g] += blocks
+                yield from ((g, block) for block in blocks)
+        yield from ((op.group, op.target) for op in plan.cache_ops if op.group < groups)
+
+    def _seen(self, span: RowSpan) -> Iterator[Block]:
+        """Blocks with positions that a span's queries see, its own among them."""
+        cache = self._scheduler.cache
+        end = span.start + len(span.tokens)
+        for g, (table, window) in enumerate(zip(self._tables[span.row], cache.windows, strict=True)):
+            first = 0 if window is None else max(0, span.start - window + 1)
+            blocks = table[first // cache.block_size : -(-end // cache.block_size)]
+            assert NULL_BLOCK not in blocks
+            yield from ((g, block) for block in blocks)
