@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Implementation, KernelContext
-from penstock.kernels.triton import FIXED_ORDER, packing
+from penstock.kernels.triton import FIXED_ORDER, packing, scaled
 from penstock.kernels.triton.activations import check, gate
-from penstock.kernels.triton.packing import Packed, packable
+from penstock.kernels.triton.packing import Eights, Packed, packable
 from penstock.kernels.triton.products import multiply
 from penstock.kernels.triton.tables import embedding
 
@@ -36,9 +36,23 @@ def pack_table(parts: Sequence[Canonical | Tensor]) -> Packed:
 
 
 def linear(
-    x: Tensor, weight: Packed, bias: Tensor | None = None, residual: Tensor | None = None, *, fixed: bool = False
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    fixed: bool = False,
+    by_torch: bool = False,
 ) -> Tensor:
-    """As kernels.api.Linear; plain weights by a kernel whose order of sums is fixed if `fixed`."""
+    """As kernels.api.Linear.
+
+    Plain weights are multiplied by a kernel whose order of sums is fixed if `fixed`, FP8 ones `by_torch` where there
+    are many rows.
+    """
+    if by_torch and len(weight.parts) == 1 and isinstance(part := weight.parts[0], Eights) and scaled.serves(x, part):
+        out = scaled.multiply(x, part)
+        out = out if bias is None else out.add_(bias)
+        return out if residual is None else out.add_(residual)
     if not fixed and len(weight.parts) == 1 and isinstance(plain := weight.parts[0], Tensor):
         if residual is None:
             return functional.linear(x, plain, bias)
@@ -65,11 +79,13 @@ def gated_linear(
     limit: float = 7.0,
     *,
     fixed: bool = False,
+    by_torch: bool = False,
 ) -> Tensor:
     """As kernels.api.GatedLinear."""
     part = weight.parts[0]
-    if len(weight.parts) > 1 or (isinstance(part, Tensor) and not fixed):
-        return gate(linear(x, weight, bias, fixed=fixed), activation, alpha, limit)
+    apart = scaled.serves(x, part) if by_torch else isinstance(part, Tensor) and not fixed
+    if len(weight.parts) > 1 or apart or (by_torch and isinstance(part, Tensor)):
+        return gate(linear(x, weight, bias, fixed=fixed, by_torch=by_torch), activation, alpha, limit)
     check(activation)
     out = torch.empty(len(x), weight.rows // 2, dtype=x.dtype, device=x.device)
     multiply(x if x.stride(1) == 1 else x.contiguous(), part, out, bias, gating=(activation, alpha, limit))
@@ -82,12 +98,14 @@ def variants(name: str) -> tuple[Implementation, ...]:
         Implementation("embedding", name, partial(embedding, dtype=getattr(torch, dtype)), partial(_only, dtype))
         for dtype in ("float32", "bfloat16", "float16")
     )
-    fixed: dict[str, Callable[..., Any]] = {"linear": linear, "gated_linear": gated_linear}
+    products: dict[str, Callable[..., Any]] = {"linear": linear, "gated_linear": gated_linear}
+    many = f"{name}, FP8 of {scaled.MANY} rows and more by torch"
     return (
         *lookups,
+        *(Implementation(op, many, partial(run, by_torch=True), scaled.refuse) for op, run in products.items()),
         *(
             Implementation(op, f"{name}, {FIXED_ORDER}", partial(run, fixed=True), _unless_fixed)
-            for op, run in fixed.items()
+            for op, run in products.items()
         ),
     )
 

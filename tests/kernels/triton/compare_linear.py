@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from unittest.mock import patch
+
 import torch
 from torch import Tensor
 
@@ -58,6 +61,25 @@ def compare_linear(device: str, dtype: torch.dtype, name: str, rows: int, adds: 
     for part in (bias, residual):
         expected = expected if part is None else expected + part.float()
     near(both, both.ours.linear(both.here(x), weight, *here), expected, SPREAD[dtype])
+
+
+def compare_by_torch(device: str, rows: int) -> None:
+    """FP8 with a scale a row by torch's product, if there are many rows, and by the kernel."""
+    both = sides(device, torch.bfloat16, "pack_linear")
+    linear, scaled = (import_module(f"penstock.kernels.triton.{name}") for name in ("linear", "scaled"))
+    matrix = matrices.fp8((1, matrices.INPUTS), rows=64)
+    weight = both.ours.pack_linear([matrix])
+    torch.manual_seed(rows)
+    x, bias = torch.randn(rows, matrices.INPUTS).bfloat16(), torch.randn(64).bfloat16()
+    residual = torch.randn(rows, 64).bfloat16()
+    exact = rounded(x, matrix, "fp8, channel") @ decoded(matrix).t() + bias.float()
+    with patch.object(torch, "_scaled_mm", wraps=torch._scaled_mm) as torch_calls:
+        added = both.here(bias), both.here(residual)
+        near(both, linear.linear(both.here(x), weight, *added, by_torch=True), exact + residual.float(), 2e-2)
+        gated = linear.gated_linear(both.here(x / 30), weight, "silu", by_torch=True)
+        assert torch_calls.call_count == (2 if rows >= scaled.MANY else 0)
+    small = rounded(x / 30, matrix, "fp8, channel")
+    near(both, gated, both.reference.gated_linear(small, decoded(matrix), "silu"), 5e-2)
 
 
 def compare_gated(device: str, dtype: torch.dtype, activation: str, mixed: bool) -> None:

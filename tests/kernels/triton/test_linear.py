@@ -14,6 +14,7 @@ from tests.kernels.triton import matrices
 from tests.kernels.triton.compare import sides
 from tests.kernels.triton.compare_linear import (
     compare_activate,
+    compare_by_torch,
     compare_gated,
     compare_gated_rows,
     compare_linear,
@@ -34,6 +35,11 @@ def test_linear(device, name):
 @pytest.mark.parametrize("name", ["q4_0", "4 bits, zeros", "fp4", "fp8, channel", "fp8, blocks", "int8"])
 def test_linear_adds_bias_and_residual(device, dtype, name):
     compare_linear(device, dtype, name, 18, adds=True)
+
+
+@pytest.mark.parametrize("rows", [3, 260])
+def test_many_rows_of_fp8_by_torch(device, rows):
+    compare_by_torch(device, rows)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
