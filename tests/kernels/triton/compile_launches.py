@@ -1,12 +1,16 @@
 """Compiles for a Hopper card, without one, every kernel that ops launch: run as a program, prints what would not run.
 
 What the interpreter takes is not always what the compiler takes, nor does it know limits of shared memory. Launches are
-recorded on CPU tensors instead of run, so that shapes, stages and warps are those of real ones.
+recorded on CPU tensors instead of run, so that shapes, stages and warps are those of real ones. Prints a line of JSON:
+every launch's kernel, its bytes of shared memory and the units it multiplies in; and problems. With the word "all"
+behind it more sizes and types, which takes a minute longer.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cache import StateRows
+from penstock.kernels.registry import KernelContext
 from penstock.kernels.sampling import RowSettings
 from penstock.kernels.triton import adapters, experts, linear, norms, packing, recurrent, sampling, streams
 from tests.kernels.triton import matrices
@@ -35,6 +41,7 @@ class Launches:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.made: list[tuple[str, int, str]] = []
         self.seen: set[str] = set()
 
     def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **more: Any) -> None:
@@ -44,8 +51,9 @@ class Launches:
         signature, constants, hints = {}, {}, {}
         for at, parameter in enumerate(kernel.params):
             value = given[parameter.name]
-            signature[parameter.name] = "constexpr" if parameter.is_constexpr else _type_of(value)
-            if parameter.is_constexpr:
+            constant = parameter.is_constexpr or value is None
+            signature[parameter.name] = "constexpr" if constant else _type_of(value)
+            if constant:
                 constants[(at,)] = value
             elif isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
                 hints[(at,)] = [["tt.divisibility", 16]]
@@ -58,6 +66,9 @@ class Launches:
         except Exception as error:
             self.problems.append(f"{key}: {error}")
             return
+        code = made.asm["ptx"]
+        units = "wgmma" if "wgmma" in code else "mma" if "mma.sync" in code else ""
+        self.made.append((kernel.__name__, made.metadata.shared, units))
         if made.metadata.shared > SHARED_MEMORY:
             self.problems.append(f"{key}: {made.metadata.shared} bytes of shared memory")
 
@@ -70,18 +81,20 @@ def _type_of(value: Any) -> str:
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
-def products(dtype: torch.dtype) -> None:
-    """Steps of one row and of many over every kind of packing."""
+def products() -> None:
+    """Steps of one row and of many over every kind of packing; little of float32, which nobody serves on a card."""
     found = matrices.coded() | matrices.eights()
-    for name in ("q4_0", "q4_k", "q6_k", "mxfp4", "nf4", "fp8, channel", "fp8, blocks", "int8"):
+    rows_of = dict.fromkeys(("q4_k", "q6_k", "mxfp4", "nf4", "fp8, channel", "int8"), (1,))
+    for name, counts in (rows_of | dict.fromkeys(("q4_0", "fp8, blocks"), (1, 300))).items():
         weight = linear.pack_linear([found[name]])
-        for rows in (1, 300) if name in ("q4_0", "fp8, blocks") else (1,):
-            linear.linear(torch.zeros(rows, found[name].shape[1], dtype=dtype), weight)
-    plain = linear.pack_linear([torch.zeros(4096, 4096, dtype=dtype)])
-    for rows in (1, 300, 4096):
-        linear.gated_linear(torch.zeros(rows, 4096, dtype=dtype), plain, "silu", fixed=True)
-    numbers = torch.zeros(3, dtype=torch.int64)
-    linear.embedding(numbers, linear.pack_table([found["q6_k"]]), dtype=dtype)
+        for rows in counts:
+            linear.linear(bf16(rows, found[name].shape[1]), weight)
+    linear.linear(torch.zeros(1, found["q4_0"].shape[1]), linear.pack_linear([found["q4_0"]]))
+    for dtype, counts in ((torch.bfloat16, (1, 300, 4096)), (torch.float32, (1,))):
+        plain = linear.pack_linear([torch.zeros(4096, 4096, dtype=dtype)])
+        for rows in counts:
+            linear.gated_linear(torch.zeros(rows, 4096, dtype=dtype), plain, "silu", fixed=True)
+    linear.embedding(torch.zeros(3, dtype=torch.int64), linear.pack_table([found["q6_k"]]), dtype=torch.bfloat16)
 
 
 def mixtures(dtype: torch.dtype) -> None:
@@ -137,20 +150,77 @@ def recurrences(dtype: torch.dtype) -> None:
     recurrent.gated_delta_rule(q, k, v, small, small, rates[0], torch.zeros(2, 32, 128, 128), rows, rates[0])
 
 
-def main() -> None:
+def ops_for(kv_type: str = "bfloat16") -> KernelSet:
+    return resolve_kernels(KernelContext("cuda", "bfloat16", kv_type=kv_type))
+
+
+def attention(ops: KernelSet, kv_type: str, heads: tuple[int, int], dims: tuple[int, int], **changes: Any) -> None:
+    """A step with a decoding row of several parts and a prompt; a latent cache where there is one KV head."""
+    rows, block, (key_dim, value_dim) = ((1, 900), (100, 100)), changes.pop("block_size", 64), dims
+    window, latent = changes.pop("window", None), key_dim == 576
+    cache = ops.make_cache(kv_type, 4, block, heads[1], key_dim, value_dim, "cpu", latent)
+    lens, contexts = zip(*rows, strict=True)
+    starts = torch.tensor([0, 1, 101], dtype=torch.int32)
+    tables = starts, torch.tensor(contexts, dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
+    plan = ops.plan_attention(cache, *tables, lens, contexts, window)
+    ops.paged_attention(bf16(101, heads[0] * key_dim), cache, plan, 0.1, **changes)
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16)
+
+
+def rotation(ops: KernelSet, kv_type: str) -> None:
+    cache = ops.make_cache(kv_type, 4, 64, 8, 128, 128, "cpu")
+    slot, norm = torch.zeros(4, dtype=torch.int64), torch.zeros(40, 128)
+    tables = ops.rope_tables(slot, torch.zeros(64))
+    ops.rope_and_cache_write(bf16(4, 56 * 128), *tables, slot, cache, norm, 1e-6)
+    ops.rotate_heads(bf16(4, 4096), *tables, 32)
+    latent = ops.make_cache(kv_type, 4, 64, 1, 576, 512, "cpu", True)
+    ops.latent_cache_write(bf16(4, 576), torch.zeros(512), 1e-6, *ops.rope_tables(slot, torch.zeros(32)), slot, latent)
+
+
+def small(ops: KernelSet) -> None:
+    x, weight = bf16(4, 4096), torch.zeros(4096)
+    ops.rms_norm(x, weight, 1e-6, x)
+    ops.layer_norm(x, weight, weight, 1e-6)
+    for op in (ops.add, ops.multiply, ops.sigmoid_gate):
+        op(x, x)
+    ops.soft_cap(x.float(), 30.0)
+    ops.scale_rows(x, torch.zeros(4, 1))
+    ops.take_rows(x, torch.zeros(3, dtype=torch.int64))
+
+
+def other_sizes(brain: KernelSet, eight: KernelSet) -> None:
+    rotation(eight, "fp8")
+    attention(eight, "fp8", (32, 8), (128, 128))
+    attention(brain, "bfloat16", (16, 1), (576, 512))
+    attention(brain, "bfloat16", (32, 32), (96, 96), block_size=16)
+    attention(brain, "bfloat16", (8, 4), (256, 256), window=512, soft_cap=50.0)
+    attention(brain, "bfloat16", (64, 8), (64, 64), window=128, sinks=torch.zeros(64))
+
+
+def main(more: bool) -> None:
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
     launches = Launches()
     triton.runtime.jit.JITFunction.run = lambda kernel, *args, **more: launches.run(kernel, *args, **more)
     for module in (packing, sampling, adapters):
         module.HOME = "cpu"
-    products(torch.bfloat16)
-    products(torch.float32)
+    brain, eight = ops_for(), ops_for("fp8")
+    rotation(brain, "bfloat16")
+    attention(brain, "bfloat16", (32, 8), (128, 128))
+    attention(eight, "fp8", (16, 1), (576, 512))
+    small(brain)
+    products()
     mixtures(torch.bfloat16)
     drawing()
     adapting(torch.bfloat16)
     on_rows(torch.bfloat16)
     recurrences(torch.bfloat16)
-    print(f"{len(launches.seen)} compiled", *launches.problems, sep="\n")
+    if more:
+        other_sizes(brain, eight)
+    print(json.dumps({"made": launches.made, "problems": launches.problems}))
 
 
 if __name__ == "__main__":
-    main()
+    main("all" in sys.argv[1:])
