@@ -36,7 +36,7 @@ def _failure() -> str | None:
     try:
         product = multiply(one.to(torch.bfloat16), Eights(32, 32, one.to(torch.float8_e4m3fn), one[:1] * 2.0))
         right = bool((product == 64.0).all())
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, ValueError) as error:  # what is not implemented is a RuntimeError too
         return f"torch cannot multiply FP8 here ({str(error).splitlines()[0]})"
     return None if right else "torch's product of FP8 is wrong here"
 
