@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    "_adapt", "_attend", "_gated_rms_norm", "_join", "_latent_write", "_layer_norm", "_mix", "_multiply", "_pointwise",
-    "_quantize", "_rms_norm", "_rope", "_rope_tables", "_route", "_short_conv", "choose",
+    "_attend", "_convolve", "_delta", "_gated_rms_norm", "_join", "_latent_write", "_layer_norm", "_look_up", "_mix",
+    "_multiply", "_pointwise", "_quantize", "_rms_norm", "_rope", "_rope_tables", "_route", "_scan", "choose",
 }  # fmt: skip
 
 
