@@ -108,7 +108,8 @@ def spelled(names: Mapping[str, str]) -> Iterator[None]:
         message, ours = str(error), error.param
         if ours is not None and ours in names:
             error.param = theirs = names[ours]
-            error.args = (theirs + message.removeprefix(ours) if message.startswith(f"{ours} ") else message,)
+            told = message.startswith((f"{ours} ", f"{ours}:"))
+            error.args = (theirs + message.removeprefix(ours) if told else message,)
         raise
 
 

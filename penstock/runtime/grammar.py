@@ -139,6 +139,7 @@ class Compilation:
         asked, began: when it was asked for, and when its compiling began (monotonic seconds).
         matcher: at the beginning of the grammar; never advanced itself, only copied.
         error: why it cannot be met.
+        about: the field that is the cause.
         learnt: tokens its lexer has seen, up to the states it may have.
         counted: bytes it is counted with.
     """
@@ -148,6 +149,7 @@ class Compilation:
     began: float | None = None
     matcher: LLMatcher | None = None
     error: str | None = None
+    about: str = "grammar"
     learnt: int = 0
     counted: int = 0
     done: threading.Event = field(default_factory=threading.Event)
@@ -244,7 +246,8 @@ class GrammarCompiler:
         if job.matcher is not None:
             return job.matcher
         if job.error is not None:
-            return RequestError(job.error, param="grammar", code="invalid_grammar")
+            code = "invalid_grammar" if job.about == "grammar" else "invalid_function_parameters"
+            return RequestError(job.error, param=job.about, code=code)
         now = monotonic()
         if job.began is not None and now - job.began > limits.GRAMMAR_TIMEOUT_S:
             job.error = (
@@ -300,7 +303,7 @@ class GrammarCompiler:
                 job.began = monotonic()
                 job.matcher = compile_grammar(tokenizer, job.source)  # even if too late for those who asked
             except RequestError as error:
-                job.error = str(error)
+                job.error, job.about = str(error), error.param or job.about
             except BaseException:  # a matcher reports the client's errors itself; a native panic is no Exception
                 _log.exception("a grammar could not be compiled")
                 job.error = _UNCOMPILED
@@ -343,7 +346,10 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
             break
         probe.consume_token(int(np.flatnonzero(row)[0]) * 32 + _lowest_bit(int(row[row != 0][0])))
     if probe.is_error():
-        raise RequestError(explained(probe.get_error()), param="grammar")
+        error, about = probe.get_error(), "grammar"
+        if (place := _PLACE.match(error)) is not None and (field := _field_at(source, int(place[1]))) is not None:
+            error, about = error[place.end() :], field
+        raise RequestError(explained(error, "the grammar" if about == "grammar" else about), param=about)
     if not (probe.is_accepting() or allows_more(row, tokenizer.eos_tokens)):
         raise RequestError("the grammar cannot be met: no text fits it.", param="grammar")
     return matcher
@@ -371,6 +377,8 @@ def compute_mask(matcher: LLMatcher, row: npt.NDArray[np.uint32]) -> npt.NDArray
 _KEYWORDS: Final = (("regex parse error", "pattern"), ("Resource ", "$ref"), ("Unknown format", "format"))
 _NO_TEXT: Final = "NoExtension"  # what the library says where nothing can follow
 _EXCERPT: Final = re.compile(r"\s*(\d+ \| |\^\s*$)")  # of the rules, which mostly were written here, not by the client
+_PLACE: Final = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+_FIELD: Final = re.compile(r"tools(\[\d+\][a-z_.]+)?")
 _BROKEN: Final = re.compile(r"^\s*panic:|panicked at|stack backtrace:|RUST_BACKTRACE|\w\.rs:\d+", re.MULTILINE)
 _UNCOMPILED: Final = (
     "the grammar could not be compiled, mostly for its size or its nesting; write it with fewer rules and smaller "
@@ -378,7 +386,14 @@ _UNCOMPILED: Final = (
 )
 
 
-def explained(error: str) -> str:
+def _field_at(source: str, line: int) -> str | None:
+    """The field a rule was made of, where comments before the rules say so; None for what the client wrote itself."""
+    notes = (text[3:] for text in reversed(source.split("\n", line)[:line]) if text.startswith("// "))
+    note = next(notes, "")
+    return note if _FIELD.fullmatch(note) else None
+
+
+def explained(error: str, what: str = "the grammar") -> str:
     """A library's message as a sentence for the client, the keyword named; what it says of itself is kept back."""
     if _BROKEN.search(error):
         _log.warning("a grammar broke its compiler: %s", error[:400])
@@ -388,4 +403,4 @@ def explained(error: str) -> str:
     for begin, keyword in _KEYWORDS:
         if text.startswith(begin):
             text = f"{keyword}: {text}"
-    return f"the grammar cannot be met: {'no text fits it.' if text.startswith(_NO_TEXT) else text}"
+    return f"{what} cannot be met: {'no text fits it.' if text.startswith(_NO_TEXT) else text}"

@@ -20,8 +20,9 @@ from penstock.config.errors import RequestError, shown
 from penstock.server.errors import HttpError
 from penstock.server.shapes import PATTERNS
 
-_INLINE_BYTES = 256 * 2**10  # larger bodies are parsed in a thread, so that running streams go on
+_INLINE_BYTES = 64 * 2**10  # larger bodies are read and translated in a thread, so that running streams go on
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_Made = TypeVar("_Made")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -69,6 +70,11 @@ async def read_json(request: Request, *, any_type: bool = False) -> dict[str, An
     _check_type(request, any_type)
     raw = await request.body()
     return parse_json(raw) if len(raw) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, raw)
+
+
+async def translated(request: Request, work: Callable[..., _Made], *args: Any) -> _Made:
+    """What `work` makes of these and a request's body; beside the event loop if that is large."""
+    return work(*args) if len(await request.body()) <= _INLINE_BYTES else await asyncio.to_thread(work, *args)
 
 
 def _check_type(request: Request, any_type: bool) -> None:

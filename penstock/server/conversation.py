@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.config.errors import RequestError
+from penstock.config.errors import RequestError, shown
 from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.body import parse_json
 from penstock.server.errors import bad_value
+from penstock.text.grammar.wellformed import first_fault
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
@@ -38,7 +39,7 @@ def checked_tools(
         function = function if isinstance(function, dict) else {}
         if tool.get("type") != "function" or not isinstance(function.get("name"), str):
             raise bad_value(f"{where}[{index}]", tool, 'an object of type "function" with function.name')
-        declared(f"{where}[{index}].function", function)
+        declared(f"{where}[{index}]" if where == "functions" else f"{where}[{index}].function", function)
     return tuple(tools) if tools else None
 
 
@@ -49,7 +50,7 @@ def declared(where: str, given: Mapping[str, Any], schema: str = "parameters") -
         RequestError: a field of another kind, or a name that could not be told from the marks around it in what a
             model writes.
     """
-    function = {"name": given.get("name")}
+    function: dict[str, Any] = {"name": given.get("name")}
     if not isinstance(function["name"], str) or not _FUNCTION_NAME.fullmatch(function["name"]):
         raise bad_value(f"{where}.name", function["name"], "1 to 128 letters, digits and any of _ - . : /")
     for name, kind, allowed in _FUNCTION_FIELDS:
@@ -57,7 +58,25 @@ def declared(where: str, given: Mapping[str, Any], schema: str = "parameters") -
         check_kind(f"{where}.{sent}", given.get(sent), kind, allowed)
         if given.get(sent) is not None:
             function[name] = given[sent]
+    _check_parameters(f"{where}.{schema}", function.get("parameters", {}))
     return function
+
+
+def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:
+    """Refuses, as OpenAI and Anthropic do, a schema that is none, whether or not the arguments are held to it."""
+    fault = first_fault(schema)
+    kinds = schema.get("type", "object")
+    if fault is None and "object" not in ([kinds] if isinstance(kinds, str) else kinds):
+        fault = ".type", schema["type"], '"object", as arguments have names'
+    if fault is not None:
+        at, value, allowed = fault
+        message = f"{where}{at} is {shown(value)}; allowed: {allowed}."
+        raise RequestError(message, param=where, code="invalid_function_parameters")
+
+
+def function_fields(tools: Sequence[object] | None, sent: str) -> dict[str, str]:
+    """Where a dialect has the schemas of functions that `GenerationRequest.tools` has elsewhere; see `spelled`."""
+    return {f"tools[{index}].function.parameters": sent.format(index) for index in range(len(tools or ()))}
 
 
 def chosen_tools(

@@ -57,14 +57,18 @@ Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 _NAME = rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$"
 _TOKEN_KEY = r"^[0-9]{1,10}$"
+_DURATION = r"^[-+]?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$"
 PATTERNS: Mapping[str, str] = MappingProxyType(
     {
         _NAME: f"1 to {limits.MAX_REQUEST_ID_CHARS} letters, digits and the characters . _ : -",
         _TOKEN_KEY: "token ids, in digits",
+        _DURATION: "a duration with its unit, as in 30s, 5m, 1h30m",
     }
 )
 """Every pattern a body is held to, in plain words."""
 Name = Annotated[str, Field(pattern=_NAME)]
+Duration = Annotated[str, Field(pattern=_DURATION, max_length=100)]
+"""As Go writes them."""
 TokenKey = Annotated[str, Field(pattern=_TOKEN_KEY)]
 
 

@@ -119,6 +119,12 @@ def test_stop_strings(api: ollama.Client) -> None:
     assert (answer.response, answer.done_reason) == (ANSWER.split(" for")[0], "stop")
 
 
+@pytest.mark.parametrize("given", [0, -1, 1.5, "0", "5m", "-1m", "1h30m", "1.5h", ".5s", "100µs", None])
+def test_keep_alive_is_a_duration_as_go_writes_them(server: Running, given: object) -> None:
+    body = {"model": "scripted", "keep_alive": given}
+    assert httpx.post(f"{server.url}/api/generate", json=body).json()["done_reason"] == "load"
+
+
 def test_more_tokens_than_fit_end_with_the_context(api: ollama.Client, server: Running) -> None:
     end = server.runner.script[-1:]
     server.runner.script = server.runner.script[:-1]  # never ends by itself
@@ -207,6 +213,10 @@ def test_the_library_is_not_there_yet(server: Running, method: str, name: str) -
         ("chat", {"options": {"top_k": 1.5}}, "options.top_k is 1.5; allowed: an integer"),
         ("chat", {"think": "a lot"}, 'think is "a lot"'),
         ("chat", {"top_logprobs": 21, "logprobs": True}, "top_logprobs is 21; allowed: at most 20"),
+        ("chat", {"keep_alive": "forever"}, 'keep_alive is "forever"; allowed: a number or a duration with its unit'),
+        ("generate", {"keep_alive": "-1"}, 'keep_alive is "-1"'),
+        ("embed", {"keep_alive": "5 m"}, 'keep_alive is "5 m"'),
+        ("generate", {"keep_alive": True}, "keep_alive is true"),
         ("generate", {"images": ["AA"]}, "images is"),
         ("generate", {"suffix": "x"}, 'suffix is "x"'),
         ("generate", {"template": "{{ .Prompt }}"}, "template is not one of the model's own"),

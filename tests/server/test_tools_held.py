@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import jsonschema
 import openai
 import pytest
@@ -17,7 +19,9 @@ from penstock.engine.api import EngineState
 from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
+from penstock.server import structured
 from penstock.server.answer import GenerationError
+from penstock.server.dialects.openai import translate
 from penstock.text.parsers.reading import Reading
 from tests.server.support import serving, until
 
@@ -37,6 +41,7 @@ SCHEMAS: dict[str, Any] = {
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
 ]
+UNMET = {"type": "object", "properties": {"a": {"type": "string", "pattern": "((("}}, "additionalProperties": False}
 ASKED: dict[str, Any] = {
     "model": "scripted",
     "messages": [{"role": "user", "content": "A table for two at Nopa, please."}],
@@ -131,10 +136,34 @@ def test_an_answer_cannot_both_call_and_fit_another_form(api: openai.OpenAI, cho
 
 
 def test_a_schema_that_cannot_be_met_is_about_the_tools(api: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "wave"}}}}}
-    with pytest.raises(openai.BadRequestError) as refused:
-        api.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
-    assert refused.value.param == "tools"
+    tools: list[Any] = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": UNMET}}]
+    field = "tools[2].function.parameters"
+    with pytest.raises(openai.BadRequestError, match=rf"{re.escape(field)} cannot be met: pattern: ") as refused:
+        api.chat.completions.create(**ASKED, tools=tools, tool_choice="required")
+    assert (refused.value.param, refused.value.code) == (field, "invalid_function_parameters")
+
+
+def test_its_field_is_the_one_of_the_dialect(api: openai.OpenAI) -> None:
+    functions = [*(tool["function"] for tool in TOOLS), {"name": "f", "parameters": UNMET}]
+    with pytest.raises(openai.BadRequestError, match=r"functions\[2\]\.parameters cannot be met") as refused:
+        api.chat.completions.create(**ASKED, functions=functions, function_call={"name": "f"})
+    assert refused.value.param == "functions[2].parameters"
+    flat: list[Any] = [{"type": "function", **function} for function in functions]
+    with pytest.raises(openai.BadRequestError, match=r"tools\[2\]\.parameters cannot be met") as refused:
+        api.responses.create(model="scripted", input="Hi", tools=flat, tool_choice="required")
+    assert refused.value.param == "tools[2].parameters"
+    tools: list[Any] = [{"name": tool["name"], "input_schema": tool["parameters"]} for tool in functions]
+    with (
+        anthropic.Anthropic(base_url=str(api.base_url).removesuffix("/v1/"), api_key="none", max_retries=0) as other,
+        pytest.raises(anthropic.BadRequestError, match=r"tools\[2\]\.input_schema cannot be met"),
+    ):
+        other.messages.create(
+            model="scripted",
+            max_tokens=9,
+            messages=[{"role": "user", "content": "Hi"}],
+            tools=tools,
+            tool_choice={"type": "any"},
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,6 +212,28 @@ def test_grammars_of_many_functions_are_written_beside_the_event_loop(
     assert written == [True]
 
 
+@pytest.mark.parametrize("size", [10, 6000])
+def test_large_bodies_are_translated_beside_the_event_loop(
+    api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    beside: list[bool] = []
+
+    def seen(fields: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+            beside.append(False)
+        except RuntimeError:
+            beside.append(True)
+        return structured.asked(fields)
+
+    monkeypatch.setattr(translate, "asked", seen)
+    schema = {"anyOf": [{"const": f"value {i}"} for i in range(size)]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    content = api.chat.completions.create(**ASKED, response_format=form).choices[0].message.content
+    assert json.loads(content or "").startswith("value ")
+    assert beside == [size > 1000]
+
+
 @pytest.mark.parametrize("choice", ["required", named("g")], ids=["required", "named"])
 def test_a_schema_that_is_refused_is_told_with_its_tool(api: openai.OpenAI, choice: Any) -> None:
     counted = {"type": "object", "properties": {"a": {"type": "object", "minProperties": 5}}, "required": ["a"]}
@@ -195,7 +246,7 @@ def test_a_schema_that_is_refused_is_told_with_its_tool(api: openai.OpenAI, choi
 
 
 def test_refusals_do_not_show_the_rules_written_for_tools(api: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "wave"}}}}}
-    with pytest.raises(openai.BadRequestError, match="Invalid type: wave") as refused:
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": UNMET}}
+    with pytest.raises(openai.BadRequestError, match="unclosed group") as refused:
         api.chat.completions.create(**ASKED, tools=[tool], tool_choice="required")
     assert not any(word in str(refused.value) for word in ("%json", "x-guidance", "r2"))

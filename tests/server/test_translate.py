@@ -15,6 +15,7 @@ from penstock.server.dialects.openai.translate import Call, chat_call, completio
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"seats": 2}'}}
+PARAMETERS = "tools[1].function.parameters"
 TOOL = {"type": "function", "function": {"name": "book", "parameters": {"type": "object"}}}
 
 
@@ -108,6 +109,25 @@ def test_messages_become_what_templates_know() -> None:
     assert seen[2]["tool_calls"][0]["function"]["arguments"] == {"seats": 2}
     assert messages[2]["tool_calls"][0]["function"]["arguments"] == '{"seats": 2}'  # type: ignore[index]
     assert seen[3] == messages[3]
+
+
+def test_schemas_of_functions_may_say_what_schemas_may() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {
+            "type": {"type": ["string", "null"], "enum": ["a", None]},
+            "properties": {"type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": 1.0},
+            "any": True,
+            "old": {"type": "number", "minimum": 0, "exclusiveMinimum": True, "nullable": True, "example": 5},
+        },
+        "required": ["type"],
+        "additionalProperties": {"anyOf": [{"const": None}, {}]},
+        "$defs": {"x": {"multipleOf": 0.5}},
+    }
+    for given in (schema, {}, {"type": ["object", "null"]}, {"properties": {}}):
+        tool = {"type": "function", "function": {"name": "f", "parameters": given}}
+        assert chat(tools=[tool]).requests[0].tools == (tool,)
 
 
 def test_names_of_functions_are_those_that_clients_use() -> None:
@@ -232,7 +252,23 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
             "messages[0].tool_calls[0].function.arguments",
             "a string or an object",
         ),
-        ({"tools": [{**TOOL, "function": {"name": "f", "parameters": "x"}}]}, "tools[0].function.parameters", "object"),
+        *(
+            ({"tools": [TOOL, {**TOOL, "function": {"name": "f", "parameters": given}}]}, PARAMETERS, said)
+            for given, said in (
+                ("x", "an object"),
+                ({"type": "string"}, f'{PARAMETERS}.type is "string"; allowed: "object"'),
+                ({"properties": []}, f"{PARAMETERS}.properties is []; allowed: an object of JSON schemas"),
+                (
+                    {"properties": {"a": {"items": {"type": "wave"}}}},
+                    '.properties.a.items.type is "wave"; allowed: one',
+                ),
+                ({"properties": {"a": "string"}}, '.properties.a is "string"; allowed: a JSON schema'),
+                ({"properties": {"a": {"required": True}}}, ".properties.a.required is true; allowed: a list of names"),
+                ({"properties": {"a": {"anyOf": []}}}, ".properties.a.anyOf is []; allowed: a list of JSON schemas"),
+                ({"$defs": {"a": {"allOf": [True, 5]}}}, ".$defs.a.allOf[1] is 5; allowed: a JSON schema"),
+                ({"properties": {"a": {"minLength": -1}}}, ".properties.a.minLength is -1; allowed: an integer of at"),
+            )
+        ),
         ({"logit_bias": {"five": 1}}, "logit_bias", 'has the key "five"; allowed: token ids, in digits'),
         ({"logit_bias": {"5": 1, "77": 101}}, 'logit_bias["77"]', "is 101; allowed: at most 100"),
         ({"logit_bias": {"5": "x"}}, 'logit_bias["5"]', "allowed: a number"),
@@ -254,7 +290,12 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"tools": [TOOL] * 129}, "tools", "128"),
         ({"tools": [function("")]}, "tools[0].function.name", "1 to 128 letters"),
         ({"tools": [function("a</tool_call>")]}, "tools[0].function.name", "1 to 128 letters"),
-        ({"functions": [{"name": 'say "x"'}]}, "functions[0].function.name", "1 to 128 letters"),
+        (
+            {"functions": [{"name": "f", "parameters": {"type": "x"}}]},
+            "functions[0].parameters",
+            "allowed: one of",
+        ),
+        ({"functions": [{"name": 'say "x"'}]}, "functions[0].name", "1 to 128 letters"),
         ({"tool_choice": "required"}, "tool_choice", '"auto" or "none" without tools'),
         ({"tool_choice": "always", "tools": [TOOL]}, "tool_choice", '"required"'),
         ({"tool_choice": {"type": "function"}, "tools": [TOOL]}, "tool_choice", "function.name"),

@@ -13,7 +13,7 @@ from penstock.config.errors import spelled
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.auth import ApiKeys
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_json, translated, validate
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
 from penstock.server.dialects.responses.running import Responses
@@ -35,7 +35,7 @@ def render_router(responses: Responses, keys: ApiKeys) -> APIRouter:
         service.check_template(body.chat_template)
         service.require_ready()
         with spelled(sent_names(body)):
-            call = chat_call(body, frontend.text.defaults)
+            call = await translated(request, chat_call, body, frontend.text.defaults)
             prompt = await asyncio.to_thread(frontend.render, call.requests[0])
             return call, prompt, await frontend.tokenize(call.requests[0])
 
@@ -63,7 +63,7 @@ def render_router(responses: Responses, keys: ApiKeys) -> APIRouter:
         service.check_model(body.model)
         service.require_ready()
         with spelled(sent_names(body)):
-            call = completion_call(body, frontend.text.defaults)
+            call = await translated(request, completion_call, body, frontend.text.defaults)
             result = []
             for item in call.requests:
                 ids = await frontend.tokenize(item)
@@ -92,6 +92,6 @@ def _count_responses(router: APIRouter, responses: Responses, keys: ApiKeys) -> 
         service.check_model(body.model)
         service.require_ready()
         with spelled(response_names(body)):
-            _, prompt = await responses.prompt(body, keys.owner(request.headers), SamplingParams())
+            _, prompt = await responses.prompt(request, body, keys.owner(request.headers), SamplingParams())
             ids = await service.frontend.tokenize(prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

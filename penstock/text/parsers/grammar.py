@@ -113,6 +113,7 @@ class _Writer:
     def grammar(self, functions: Sequence[Function], must: bool, parallel: bool, instead: str = "") -> str:
         form, turn = self.calls, self.format.channels.turn if self.format.channels else ""
         self._calls = [self._call(function) for function in functions]
+        self._rules.append("// calls")
         opening = form.begin + ("[" if form.list else "")
         if turn:
             start = f"{self._choice('')} | {self._choice(turn)}"
@@ -176,6 +177,7 @@ class _Writer:
 
     def _call(self, function: Function) -> _Parts:
         """One call of a function."""
+        self._rules.append(f"// {function.field}")  # by which a matcher's refusal is known to be about it
         with _about(function):
             return self._written(function)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -10,7 +11,8 @@ from starlette.responses import Response
 from penstock.config.errors import spelled
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import EventStream, Service, complete, event, open_within_context, while_connected
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_json, translated, validate
+from penstock.server.conversation import function_fields
 from penstock.server.dialects.anthropic.reply import PING, Reply
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.dialects.anthropic.translate import messages_call, prompt_request
@@ -19,6 +21,10 @@ from penstock.server.errors import describe, json_response
 
 _Body = TypeVar("_Body", bound=CountTokensBody)
 _SENT = {"stop": "stop_sequences", "grammar": "output_config.format.schema", "thinking_budget": "thinking"}
+
+
+def _sent_names(body: CountTokensBody) -> Mapping[str, str]:
+    return _SENT | function_fields(body.tools, "tools[{}].input_schema")
 
 
 async def _read(request: Request, model: type[_Body]) -> _Body:
@@ -37,8 +43,8 @@ def anthropic_router(service: Service) -> APIRouter:
     async def messages(request: Request) -> Response:
         body = await _read(request, MessagesBody)
         service.check_model(body.model)
-        with spelled(_SENT):
-            call = messages_call(body, frontend.text.defaults)
+        with spelled(_sent_names(body)):
+            call = await translated(request, messages_call, body, frontend.text.defaults)
             service.require_ready()
             opening = open_within_context(service, call.request)
             answer = await while_connected(opening, request.receive, service.lifecycle)
@@ -57,8 +63,8 @@ def anthropic_router(service: Service) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         body = await _read(request, CountTokensBody)
         service.check_model(body.model)
-        with spelled(_SENT):
-            asked = prompt_request(body, SamplingParams(max_tokens=1))
+        with spelled(_sent_names(body)):
+            asked = await translated(request, prompt_request, body, SamplingParams(max_tokens=1))
             service.require_ready()
             return json_response({"input_tokens": len(await frontend.tokenize(asked))})
 

@@ -16,7 +16,7 @@ from penstock.core.pooling import PoolingParams
 from penstock.engine.api import EngineState
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.answer import EventStream, Service, complete, open_within_context, while_connected
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_json, translated, validate
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.dialects.ollama.about import described, kept, listed, served
 from penstock.server.dialects.ollama.reply import Reply, line, loaded
@@ -87,7 +87,8 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         service.check_model(served(service, body.model))
         with spelled(SENT):
             service.check_template(body.template or None)
-            call = generate_call(body, frontend.text.defaults, templated=frontend.text.template is not None)
+            templated = frontend.text.template is not None
+            call = await translated(request, generate_call, body, frontend.text.defaults, templated)
         with spelled({**SENT, "messages": "prompt", "prompt": "context" if call.context else "prompt"}):
             return await run(request, call)
 
@@ -96,7 +97,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         body = await _read(request, OllamaChatBody)
         service.check_model(served(service, body.model))
         with spelled(SENT):
-            return await run(request, chat_call(body, frontend.text.defaults))
+            return await run(request, await translated(request, chat_call, body, frontend.text.defaults))
 
 
 def _add_embeddings(router: APIRouter, service: Service) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import FUNCTION_NAME, STRING, StopString, TokenId, an_object
+from penstock.server.shapes import FUNCTION_NAME, STRING, Duration, StopString, TokenId, an_object
 
 
 def _whole(value: Any) -> Any:
@@ -54,7 +54,7 @@ class NamedBody(Loose):
     """A model, which stays loaded whatever `keep_alive` says."""
 
     model: str
-    keep_alive: float | str | None = None
+    keep_alive: float | Duration | None = None
     options: Options | None = None
 
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from penstock.config.errors import spelled
 from penstock.server.answer import EventStream, Service, complete, opened
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_json, translated, validate
 from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
@@ -19,7 +19,8 @@ def openai_router(service: Service) -> APIRouter:
     router, frontend = APIRouter(), service.frontend
 
     async def run(request: Request, call: Call) -> Response:
-        answer = await opened(request, service, call.requests, call.search)
+        with spelled({"grammar": call.form}):
+            answer = await opened(request, service, call.requests, call.search)
         reply = Reply(call, answer, frontend)
         if call.stream:
             return EventStream(reply.events(), answer.aclose, service.lifecycle)
@@ -31,7 +32,7 @@ def openai_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         service.check_template(body.chat_template)
         with spelled(sent_names(body)):
-            call = chat_call(body, frontend.text.defaults)
+            call = await translated(request, chat_call, body, frontend.text.defaults)
             service.require_ready()
             return await run(request, call)
 
@@ -40,7 +41,7 @@ def openai_router(service: Service) -> APIRouter:
         body = validate(CompletionBody, await read_json(request))
         service.check_model(body.model)
         with spelled(sent_names(body)):
-            call = completion_call(body, frontend.text.defaults)
+            call = await translated(request, completion_call, body, frontend.text.defaults)
             service.require_ready()
             return await run(request, call)
 

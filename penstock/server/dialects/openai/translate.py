@@ -9,11 +9,18 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, RequestError, shown
-from penstock.core.constraint import Grammar, ToolChoice
+from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.search.beam import BeamParams
-from penstock.server.conversation import checked_messages, checked_tools, chosen_tools, prompted, template_kwargs
+from penstock.server.conversation import (
+    checked_messages,
+    checked_tools,
+    chosen_tools,
+    function_fields,
+    prompted,
+    template_kwargs,
+)
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.sampling import sampling_params
@@ -44,6 +51,7 @@ class Call:
         search: by beams, or for the best of so many branches; None generates.
         legacy_functions: calls are told as OpenAI did before there were tools.
         include_reasoning: the reasoning is told.
+        form: the field that says what form the answer has.
     """
 
     id: str
@@ -61,15 +69,16 @@ class Call:
     search: BeamParams | int | None = None
     legacy_functions: bool = False
     include_reasoning: bool = True
+    form: str = "grammar"
 
 
 def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
     """What the client sent for fields of the internal request that have another name; see `spelled`."""
     names = {"beam_width": "n" if body.best_of is None else "best_of"}
-    if (form := _asked(body)) is not None:
-        names["grammar"] = form.field
     if body.prompt_logprobs is None:
         names["prompt_logprobs"] = "echo"
+    if isinstance(body, ChatBody):
+        names |= {} if body.tools else function_fields(body.functions, "functions[{}].parameters")
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     elif body.max_tokens is None:
@@ -91,6 +100,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         raise ParameterError("continue_final_message", True, "only with add_generation_prompt: false")
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    form = _asked(body)
     request = GenerationRequest(
         request_id=uuid.uuid4().hex,
         sampling=_sampling(body, defaults, max_tokens=max_tokens, logprobs=logprobs),
@@ -111,11 +121,11 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
         add_special_tokens=bool(body.add_special_tokens),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        grammar=_grammar(body),
+        grammar=form.grammar if form else None,
     )
     told = {"legacy_functions": bool(body.functions), "include_reasoning": body.include_reasoning is not False}
-    search = _search(body, max_tokens)
-    return _call(body, "chatcmpl-", (request,), chat=True, logprobs=logprobs, search=search, **told)
+    rest = {"chat": True, "logprobs": logprobs, "search": _search(body, max_tokens), **told}
+    return _call(body, "chatcmpl-", (request,), form, **rest)
 
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
@@ -132,14 +142,17 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     if echo and body.logprobs is not None:
         extra["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     sampling = _sampling(body, defaults, **extra)
-    grammar = _grammar(body)
+    form = _asked(body)
+    grammar = form.grammar if form else None
     requests = tuple(replace(text_request(body, prompt, sampling), grammar=grammar) for prompt in prompts)
     search = _search(body, max(max_tokens, 1))
     rest = {"echo": echo, "no_output": body.max_tokens == 0, "search": search}
-    return _call(body, "cmpl-", requests, chat=False, logprobs=body.logprobs, **rest)
+    return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, **rest)
 
 
-def _call(body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], **rest: Any) -> Call:
+def _call(
+    body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], form: Asked | None, **rest: Any
+) -> Call:
     options = body.stream_options
     if options is not None and not body.stream:
         raise ParameterError("stream_options", options.model_dump(exclude_none=True), "only together with stream: true")
@@ -152,6 +165,7 @@ def _call(body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], 
         continuous_usage=bool(options and options.continuous_usage_stats),
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
+        form=form.field if form else "grammar",
         **rest,
     )
 
@@ -164,18 +178,15 @@ def _sampling(body: Sampling, defaults: Mapping[str, Any], **extra: Any) -> Samp
 def _asked(body: Sampling) -> Asked | None:
     form = body.response_format
     fields = {name: getattr(body, name) for name in FIELDS}
-    return asked(fields | {"response_format": None if form is None else form.model_dump()})
-
-
-def _grammar(body: Sampling) -> Grammar | None:
-    form = _asked(body)
-    if form is not None and body.use_beam_search:
+    sent = None if form is None else {"type": form.type, **(form.model_extra or {})}
+    wish = asked(fields | {"response_format": sent})
+    if wish is not None and body.use_beam_search:
         raise RequestError(
-            f"use_beam_search cannot follow {form.field}; leave one of them out.",
+            f"use_beam_search cannot follow {wish.field}; leave one of them out.",
             param="use_beam_search",
             code="unsupported_parameter",
         )
-    return None if form is None else form.grammar
+    return wish
 
 
 def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:

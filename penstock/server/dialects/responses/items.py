@@ -111,8 +111,7 @@ def _parts(where: str, content: object, kind: str) -> list[Item]:
 def _part(where: str, part: object, kind: str) -> Item:
     given = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or given not in (*_TEXTS, "refusal"):
-        allowed = f"{shown(kind)} (media and files are not available)"
-        raise bad_value(f"{where}.type", given, allowed, "unsupported_content")
+        raise bad_value(f"{where}.type", given, f"{shown(kind)} (no media, no files)", "unsupported_content")
     text = string_of(where, part, "refusal" if given == "refusal" else "text")
     return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})
 

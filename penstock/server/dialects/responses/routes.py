@@ -30,7 +30,7 @@ def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
         body = validate(ResponsesBody, await read_json(request))
         service.check_model(body.model)
         with spelled(sent_names(body)):
-            call = await responses.call(body, keys.owner(request.headers))
+            call = await responses.call(request, body, keys.owner(request.headers))
             service.require_ready()
             if body.background:
                 job = await responses.background(call)

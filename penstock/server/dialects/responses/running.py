@@ -8,11 +8,14 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from starlette.requests import Request
+
 from penstock.config.errors import PenstockError, RequestError, shown
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Answer, Service, typed_event
 from penstock.server.background import Job, Jobs
+from penstock.server.body import translated
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
@@ -20,6 +23,8 @@ from penstock.server.dialects.responses.translate import Call, check_combination
 from penstock.server.errors import HttpError, not_ready
 from penstock.server.fitting import shortened
 from penstock.server.responses_store import Record, ResponseStore
+
+Prompt = tuple[list[Item], GenerationRequest]
 
 
 class Responses:
@@ -53,9 +58,7 @@ class Responses:
             await job.cancel()
         return await self.record(owner, response_id)
 
-    async def prompt(
-        self, body: InputTokensBody, owner: str, sampling: SamplingParams
-    ) -> tuple[list[Item], GenerationRequest]:
+    async def prompt(self, sent: Request, body: InputTokensBody, owner: str, sampling: SamplingParams) -> Prompt:
         """All items the model is shown, those of earlier responses first, and the request they make."""
         earlier: list[Item] = []
         if body.previous_response_id is not None:
@@ -71,16 +74,16 @@ class Responses:
             known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
         request_id = uuid.uuid4().hex
         items = earlier + checked_items(body.input, earlier, known, request_id)
-        return items, prompt_request(body, items, request_id, sampling)
+        return items, await translated(sent, prompt_request, body, items, request_id, sampling)
 
-    async def call(self, body: ResponsesBody, owner: str) -> Call:
+    async def call(self, sent: Request, body: ResponsesBody, owner: str) -> Call:
         """Translates a body.
 
         Raises:
             RequestError: it is not acceptable.
         """
         check_combinations(body)
-        items, request = await self.prompt(body, owner, sampling_of(body, self.service.frontend.text.defaults))
+        items, request = await self.prompt(sent, body, owner, sampling_of(body, self.service.frontend.text.defaults))
         if body.truncation == "auto":
             self.service.require_ready()
             request = await shortened(self.service.frontend, request)

@@ -10,7 +10,7 @@ from penstock.config.errors import RequestError
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.conversation import checked_messages, chosen_tools, declared, template_kwargs
+from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
 from penstock.server.errors import bad_value
@@ -99,6 +99,7 @@ def sent_names(body: InputTokensBody) -> Mapping[str, str]:
         "response_format.type": "text.format.type",
         "response_format.json_schema": "text.format.schema",
         "response_format.schema": "text.format.schema",
+        **function_fields(body.tools, "tools[{}].parameters"),
     }
 
 
