@@ -53,6 +53,7 @@ def running(setting: Setting, model: str, rows: int, length: int, **more: Any) -
         served = {decision.name: decision for decision in info.kernels}
         setting.note_chosen({name: (decision.value, decision.reason) for name, decision in served.items()})
         try:
+            record(setting, engine)
             yield engine
         finally:
             engine.close()
@@ -124,12 +125,13 @@ def stop_all(engine: Engine, names: list[str]) -> None:
         engine.step()
 
 
-def decode_seconds(
+@contextmanager
+def decoding(
     setting: Setting, engine: Engine, batch: int, vocabulary: int, prompt: int = 128, warm: float = 1.0
-) -> float:
-    """Seconds of a step in which each of `batch` rows gets a token, after `warm` seconds of such steps."""
-    prompt, steps = (5, 1) if setting.tiny else (prompt, 4 if setting.compiling else 96)
-    warm = 0.0 if setting.tiny or setting.compiling else warm
+) -> Iterator[int]:
+    """Rows that decode, as many as asked for, or two if tiny, after `warm` seconds of such steps; then ends them."""
+    small = setting.tiny or setting.compiling
+    prompt = 5 if setting.tiny else prompt
     names = [f"row {number}" for number in range(min(batch, 2) if setting.tiny else batch)]
     for name in names:
         engine.add(ask(name, prompt, engine.scheduler.options.max_model_len - prompt, vocabulary))
@@ -138,15 +140,37 @@ def decode_seconds(
     while engine.has_work and (until is None or time.monotonic() < until):
         seen |= {output.request_id for output in engine.step() if output.tokens}
         if until is None and len(seen) == len(names):
-            until = time.monotonic() + warm
+            until = time.monotonic() + (0.0 if small else warm)
+    yield len(names)
+    stop_all(engine, names)
+
+
+def decode_seconds(setting: Setting, engine: Engine, batch: int, vocabulary: int, prompt: int = 128) -> float:
+    """Seconds of a step in which each of `batch` rows gets a token."""
+    with decoding(setting, engine, batch, vocabulary, prompt) as rows:
+        return timed_steps(setting, engine, rows, 1 if setting.tiny else 4 if setting.compiling else 96)
+
+
+def timed_steps(setting: Setting, engine: Engine, rows: int, steps: int) -> float:
+    """Seconds of one of so many steps."""
     setting.synchronize()
     started, tokens = time.perf_counter(), 0
-    while engine.has_work and tokens < steps * len(names):
+    while engine.has_work and tokens < steps * rows:
         tokens += sum(len(output.tokens) for output in engine.step())
     setting.synchronize()
-    seconds = (time.perf_counter() - started) * len(names) / tokens
-    stop_all(engine, names)
-    return seconds
+    return (time.perf_counter() - started) * rows / max(1, tokens)
+
+
+def record(setting: Setting, engine: Engine, seconds: float = 15.0) -> None:
+    """Has an engine record its steps as graphs, which it does between requests once one is over."""
+    if not setting.on_gpu or setting.compiling:
+        return
+    engine.add(ask("first", 8, 1, 100))
+    while engine.has_work:
+        engine.step()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and engine.runner.prepare():
+        pass
 
 
 def prompt_seconds(setting: Setting, engine: Engine, length: int, vocabulary: int) -> float:

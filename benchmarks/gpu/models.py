@@ -30,7 +30,7 @@ def llama_8b_fp8(setting: Setting) -> Iterator[Figure]:
 
 def llama_8b_int4(setting: Setting) -> Iterator[Figure]:
     with running(setting, LLAMA, 16, 2048, quantize="int4") as engine:
-        yield from _decode(setting, engine, LLAMA, (1, 16), 0.70)
+        yield from _decode(setting, engine, LLAMA, (1, 16), 0.70, "int4")
 
 
 def qwen3_0_6b(setting: Setting) -> Iterator[Figure]:
@@ -48,13 +48,14 @@ def deepseek_v2_lite(setting: Setting) -> Iterator[Figure]:
 def _small(setting: Setting, model: str, quantize: str | None) -> Iterator[Figure]:
     with running(setting, model, 64, 4352, quantize=quantize) as engine:
         yield from _decode(setting, engine, model, (1, 64), None)
-        yield from _prompt(setting, engine, model, None)
+        if not setting.tiny:
+            yield from _prompt(setting, engine, model, None)
 
 
 def _large(setting: Setting, quantize: str | None, share: float, tokens: float) -> Iterator[Figure]:
     with running(setting, LLAMA, ROWS, 4352, quantize=quantize, kv_blocks=_blocks(setting)) as engine:
-        yield from _decode(setting, engine, LLAMA, (1, 64), share)
-        yield from _prompt(setting, engine, LLAMA, 0.60 if quantize is None else None)
+        yield from _decode(setting, engine, LLAMA, (1, 64), share, quantize)
+        yield from _prompt(setting, engine, LLAMA, 0.60 if quantize is None else None, quantize)
         yield from _throughput(setting, engine, quantize, tokens)
 
 
@@ -64,12 +65,18 @@ def _blocks(setting: Setting) -> int:
 
 
 def _decode(
-    setting: Setting, engine: Engine, model: str, batches: tuple[int, ...], least: float | None
+    setting: Setting,
+    engine: Engine,
+    model: str,
+    batches: tuple[int, ...],
+    least: float | None,
+    quantize: str | None = None,
 ) -> Iterator[Figure]:
     settings = config(model, setting.tiny)
     work = work_of(engine, settings)
-    for batch in batches[: 1 if setting.tiny and least is None else 2]:
+    for batch in batches[: 1 if setting.tiny else None]:
         seconds = decode_seconds(setting, engine, batch, settings["vocab_size"])
+        setting.kept[f"{model} decode {batch} {quantize}"] = seconds
         if batch == 1:
             share = setting.share(work.step_bytes / seconds, "read")
             note = f"{1 / seconds:.0f} tokens/s, {work.step_bytes / 2**30:.2f} GiB"
@@ -79,10 +86,13 @@ def _decode(
             yield Figure(f"decode, {batch} rows", seconds * 1e3, "ms", note=f"{batch / seconds:,.0f} tokens/s")
 
 
-def _prompt(setting: Setting, engine: Engine, model: str, least: float | None) -> Iterator[Figure]:
+def _prompt(
+    setting: Setting, engine: Engine, model: str, least: float | None, quantize: str | None = None
+) -> Iterator[Figure]:
     settings = config(model, setting.tiny)
     length = 7 if setting.tiny else PROMPT
     seconds = prompt_seconds(setting, engine, length, settings["vocab_size"])
+    setting.kept[f"{model} prompt {quantize}"] = seconds
     pairs = settings["num_hidden_layers"] * length**2 / 2
     attended = 4 * pairs * settings["num_attention_heads"] * settings.get("head_dim", settings.get("v_head_dim", 0))
     rate = (work_of(engine, settings).products * length + attended) / seconds

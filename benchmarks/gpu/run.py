@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import gc
 import importlib
 import json
@@ -29,67 +30,91 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
-SECTIONS: dict[str, tuple[str, float]] = {  # name → its module, and its share of the time in seconds
+SECTIONS: dict[str, tuple[str, float]] = {  # name → its module, and the seconds it may take
     "card": ("card", 20),
-    "kernels.linear": ("linear", 60),
-    "kernels.head": ("linear", 10),
-    "kernels.attention": ("attention", 45),
-    "kernels.experts": ("experts", 40),
-    "kernels.rows": ("rows", 15),
-    "kernels.sampling": ("rows", 15),
-    "model.llama_8b": ("models", 90),
-    "model.llama_8b_fp8": ("models", 90),
-    "model.llama_8b_int4": ("models", 30),
-    "model.qwen3_0_6b": ("models", 20),
-    "model.qwen3_30b_a3b": ("models", 30),
-    "model.deepseek_v2_lite": ("models", 25),
+    "kernels.linear": ("linear", 45),
+    "kernels.head": ("linear", 8),
+    "kernels.attention": ("attention", 40),
+    "kernels.experts": ("experts", 30),
+    "kernels.rows": ("rows", 10),
+    "kernels.sampling": ("rows", 10),
+    "model.llama_8b": ("models", 70),
+    "model.llama_8b_fp8": ("models", 70),
+    "model.llama_8b_int4": ("models", 20),
+    "model.overlap": ("steps", 25),
+    "model.invariance": ("steps", 35),
+    "model.start": ("start", 50),
+    "model.peer": ("peer", 25),
+    "model.qwen3_0_6b": ("models", 15),
+    "model.qwen3_30b_a3b": ("models", 25),
+    "model.deepseek_v2_lite": ("models", 20),
 }
 ALWAYS = "card"  # others compare with it
-COMPILERS = 6  # processes that compile kernels ahead
+COMPILERS = (  # sections whose kernels a process of their own compiles ahead
+    "kernels.linear,kernels.head",
+    "kernels.attention,kernels.rows",
+    "kernels.experts,kernels.sampling",
+    "model.llama_8b,model.llama_8b_int4",
+    "model.llama_8b_fp8,model.invariance",
+    "model.overlap,model.qwen3_0_6b",
+    "model.qwen3_30b_a3b,model.deepseek_v2_lite",
+)
+GRACE = 25.0  # seconds after the last section's end, then a process that hangs is ended
 
 
 def arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="sections, or beginnings of their names, separated by commas")
+    parser.add_argument("--only", default="", help="sections, or kernels, or model; separated by commas")
     parser.add_argument("--device", default="cuda", choices=("cuda", "interpreter"))
     parser.add_argument("--tiny", action="store_true", help="shapes that say nothing but that it works")
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results.json and the plots")
-    parser.add_argument("--seconds", type=float, default=500, help="for all sections; the last ones may be left out")
+    parser.add_argument("--seconds", type=float, default=505, help="in all; the last sections may be left out")
     parser.add_argument("--compile-only", action="store_true", help="run everything once, so that kernels are compiled")
     parser.add_argument("--no-compilers", action="store_true", help="do not compile ahead in other processes")
     return parser.parse_args(given)
 
 
-def chosen(only: str) -> list[str]:
-    """Sections asked for, in order, with what they compare with.
+def chosen(only: str, with_card: bool = True) -> list[str]:
+    """Sections asked for, in order, with what they compare with. A name stands for all below it too.
 
     Raises:
         SystemExit: a name fits none.
     """
     wanted = [name for name in only.split(",") if name]
-    unknown = [name for name in wanted if not any(section.startswith(name) for section in SECTIONS)]
+    unknown = [name for name in wanted if not any(_below(section, name) for section in SECTIONS)]
     if unknown:
         raise SystemExit(f"--only names {', '.join(unknown)}; sections are {', '.join(SECTIONS)}.")
-    return [s for s in SECTIONS if not wanted or s == ALWAYS or any(s.startswith(name) for name in wanted)]
+    kept = {ALWAYS} if with_card else set()
+    return [s for s in SECTIONS if not wanted or s in kept or any(_below(s, name) for name in wanted)]
+
+
+def _below(section: str, name: str) -> bool:
+    return section == name or section.startswith(name + ".")
 
 
 def compile_ahead(options: argparse.Namespace, sections: list[str]) -> None:
     """Fills Triton's cache of compiled kernels from several processes, as compiling is what takes long."""
-    heavy = [name for name in sections if name.startswith("kernels.")]
     started = time.monotonic()
     running: list[subprocess.Popen[bytes]] = []
-    for name in heavy[:COMPILERS]:
-        command = [sys.executable, "-m", "benchmarks.gpu", "--only", name, "--compile-only", "--out", str(options.out)]
-        command += ["--quick"] if options.quick else []
-        running.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    for names in COMPILERS:
+        wanted = ",".join(name for name in names.split(",") if name in sections)
+        command = [sys.executable, "-m", "benchmarks.gpu", "--only", wanted, "--compile-only"]
+        command += ["--out", str(options.out / "compiling"), *(["--quick"] if options.quick else [])]
+        if wanted:
+            running.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    late = 0
     for process in running:
         try:
-            process.wait(timeout=max(1.0, 0.3 * options.seconds - (time.monotonic() - started)))
+            process.wait(timeout=max(1.0, 0.25 * options.seconds - (time.monotonic() - started)))
         except subprocess.TimeoutExpired:
+            late += 1
             process.kill()
             process.wait()
-    print(f"kernels compiled ahead in {time.monotonic() - started:.0f} s", flush=True)
+    failed = sum(process.returncode != 0 for process in running) - late
+    print(
+        f"kernels compiled ahead in {time.monotonic() - started:.0f} s; {late} cut short, {failed} failed", flush=True
+    )
 
 
 def figures_of(setting: Any, name: str, limit: float) -> Iterator[Any]:
@@ -130,14 +155,15 @@ def about(setting: Any) -> dict[str, Any]:
     return found | ({"tiny": True} if setting.tiny else {})
 
 
-def run(options: argparse.Namespace, setting: Any, sections: list[str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
-    """All figures by section, and failures; the file is written after each figure."""
+def run(
+    options: argparse.Namespace, setting: Any, sections: list[str], end: float
+) -> tuple[dict[str, list[Any]], dict[str, str]]:
+    """All figures by section until `end`, and failures; the file is written after each figure."""
     found: dict[str, list[Any]] = {}
     failures: dict[str, str] = {}
     machine = about(setting)
-    end = time.monotonic() + options.seconds
     for name in sections:
-        limit = min(SECTIONS[name][1], end - time.monotonic())
+        limit = end - time.monotonic() if setting.compiling else min(SECTIONS[name][1], end - time.monotonic())
         if limit <= 0:
             failures[name] = "left out: the time is over"
             continue
@@ -170,7 +196,8 @@ def write(out: Path, machine: Any, found: dict[str, list[Any]], failures: Any, r
 
 def main(given: list[str] | None = None) -> int:
     options = arguments(given)
-    sections = chosen(options.only)
+    end = time.monotonic() + options.seconds
+    sections = chosen(options.only, with_card=not options.compile_only)
     if options.device == "interpreter":
         from penstock.config.environment import interpret_triton
 
@@ -185,7 +212,9 @@ def main(given: list[str] | None = None) -> int:
     setting = Setting(options.device, options.tiny, options.quick, options.compile_only)
     if setting.on_gpu and not options.compile_only and not options.no_compilers:
         compile_ahead(options, sections)
-    found, failures = run(options, setting, sections)
+        faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
+    found, failures = run(options, setting, sections, end)
+    faulthandler.cancel_dump_traceback_later()
     for name, figures in found.items():
         bars(name, figures, options.out / f"{name}.svg")
     missed = [figure.name for figures in found.values() for figure in figures if figure.met is False]
