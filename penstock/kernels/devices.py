@@ -119,6 +119,17 @@ def lacks_fp8(kind: str, index: int | None = None) -> str | None:
     return _older("FP8", torch.cuda.get_device_capability(index), FP8_SINCE) or None
 
 
+@functools.cache
+def shared_memory(kind: str) -> int:
+    """Bytes that the threads of a program share at most, on the GPU in use; 0 where that is not known, or unlimited."""
+    if kind not in ("cuda", "rocm") or not torch.cuda.is_available():
+        return 0
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    per_processor = int(getattr(facts, "shared_memory_per_multiprocessor", 0))
+    reserved = 1024 if kind == "cuda" and facts.major >= 8 else 0  # by the driver, for each program (CUDA C++ guide)
+    return max(0, per_processor - reserved)
+
+
 def home() -> str:
     """Where kernels that are not interpreted run, for torch: the GPU in use, "cuda" where there is none."""
     found = kind()

@@ -21,6 +21,9 @@ class KernelContext:
         kv_type: type of the KV cache, as in `kernels.cache.KV_TYPES`.
         batch_invariant: a row's results must not depend on how many rows there are, not even in their last bits.
         prefer_reference: take the plain reference everywhere (oracle runs).
+        heads: elements of keys and of values of the model's heads, as far as they are known; 0 for values that are part
+            of the keys.
+        shared_memory: bytes a program on the GPU may share; 0 where there is no such limit.
     """
 
     device: str
@@ -29,6 +32,8 @@ class KernelContext:
     kv_type: str = "float32"
     prefer_reference: bool = False
     batch_invariant: bool = False
+    heads: tuple[tuple[int, int], ...] = ()
+    shared_memory: int = 0
 
 
 @dataclass(frozen=True, slots=True)

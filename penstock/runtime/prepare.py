@@ -103,6 +103,9 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
             return build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
 
     model = declare(concrete.max_model_len)
+    if (of_heads := _of_heads(context, model)) is not None:
+        kernels = resolve_kernels(of_heads)
+        model = declare(concrete.max_model_len)
     if model.runs and concrete.on_gpu:
         return _on_cpu(options, machine, model.runs)
     groups = group_layers(model.cache_specs)
@@ -120,6 +123,13 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     if model.runs:
         settings.append(Decision("layers", *model.runs.split(": ", 1)))
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
+
+
+def _of_heads(context: KernelContext, model: Model) -> KernelContext | None:
+    """The context with the model's heads, on a GPU whose programs can have too large ones; else None."""
+    limit = devices.shared_memory(context.device)
+    sizes = {(spec.key_dim, 0 if spec.latent else spec.value_dim) for spec in model.cache_specs if not spec.state}
+    return replace(context, heads=tuple(sorted(sizes)), shared_memory=limit) if limit and sizes else None
 
 
 def _on_cpu(options: EngineOptions, machine: Machine, runs: str) -> Prepared:

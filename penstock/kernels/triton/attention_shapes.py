@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from penstock.kernels.triton.cache import Layout
+from penstock.kernels.devices import shared_memory
+from penstock.kernels.triton.numbers import INTERPRETED
+
+if TYPE_CHECKING:
+    from penstock.kernels.triton.cache import Layout
 
 LONG = 0  # stands for the number of queries of rows that have many
+LEAST = 16  # rows and keys of a tile
 SHORT_QUERIES = 8  # rows with at most this many have their contexts split
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -67,19 +74,68 @@ def part_size(heads: int, value_dim: int) -> int:
     return 256 if heads * value_dim <= 2048 else 512
 
 
-def _tile(long: bool, elements: int, wide: bool) -> tuple[int, int, int, int]:
-    """(most rows, keys, warps, stages) for so many elements of a padded key and value; `wide`: of four bytes."""
+class Tile(NamedTuple):
+    """Most rows, keys, warps and stages of a program."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def _usual(long: bool, elements: int, wide: bool) -> Tile:
+    """For so many elements of a padded key and value; `wide`: of four bytes."""
     if long:
         if wide:
-            return 64, 32, 4, 1
+            return Tile(64, 32, 4, 1)
         if elements <= 256:
-            return 128, 64, 8, 3
-        return (128, 64, 8, 2) if elements <= 512 else (64, 32, 8, 2)
+            return Tile(128, 64, 8, 3)
+        return Tile(128, 64, 8, 2) if elements <= 512 else Tile(64, 32, 8, 2)
     if wide:
-        return 64, 32, 4, 1
+        return Tile(64, 32, 4, 1)
     if elements <= 256:
-        return 64, 64, 4, 3
-    return (64, 64, 4, 2) if elements <= 512 else (64, 32, 8, 2)
+        return Tile(64, 64, 4, 3)
+    return Tile(64, 64, 4, 2) if elements <= 512 else Tile(64, 32, 8, 2)
+
+
+def needed(tile: Tile, key: int, value: int, size: int) -> int:
+    """Bytes of shared memory a program takes at most, as compiled for Hopper.
+
+    Args:
+        tile: of the program.
+        key, value: padded elements; value 0 where it is part of the key.
+        size: bytes of an element as it is multiplied.
+    """
+    queries = tile.rows * key
+    if tile.stages > 1:  # two tiles of keys and values are on their way at once, whatever more is allowed
+        return size * (queries + 2 * tile.keys * (key + value)) + 256
+    return size * (queries + tile.keys * max(key, value) + tile.rows * tile.keys) + 256
+
+
+@functools.cache
+def fitted(long: bool, key: int, value: int, size: int, limit: int) -> Tile | None:
+    """The usual tile, made smaller where it needs more than `limit` bytes (0 for none); None if the smallest does."""
+    tile = _usual(long, key + value, size == 4)
+    while limit and needed(tile, key, value, size) > limit:
+        if tile.stages > 1:
+            tile = tile._replace(stages=1)
+        elif tile.rows > LEAST and tile.rows >= tile.keys:
+            tile = tile._replace(rows=tile.rows // 2)
+        elif tile.keys > LEAST:
+            tile = tile._replace(keys=tile.keys // 2)
+        else:
+            return None
+    return tile
+
+
+def refuse_heads(key_dim: int, value_dim: int, size: int, limit: int) -> str | None:
+    """Why heads of so many elements (value_dim 0 where values are part of the keys) have no tile, or None."""
+    value = sum(pieces(value_dim)[1:]) if value_dim else 0
+    key = sum(pieces(key_dim)[1:])
+    if all(fitted(long, key, value, size, limit) for long in (True, False)):
+        return None
+    least = needed(Tile(LEAST, LEAST, 4, 1), key, value, size)
+    return f"heads of {key_dim} elements take {least} bytes of shared memory, and this GPU has {limit}"
 
 
 def shape_of(
@@ -99,7 +155,9 @@ def shape_of(
         value_cut, v0, v1 = layout.value_dim, max(16, triton.next_power_of_2(layout.value_dim)), 0
     key_cut, k0, k1 = pieces(layout.key_dim, layout.value_dim if latent else None)
     elements = k0 + k1 + (0 if latent else v0 + v1)
-    rows, keys, warps, stages = _tile(queries == LONG, elements, dtype == torch.float32)
+    limit = shared_memory("interpreter" if INTERPRETED.value else "cuda")
+    tile = fitted(queries == LONG, k0 + k1, elements - k0 - k1, dtype.itemsize, limit)
+    rows, keys, warps, stages = tile or _usual(queries == LONG, elements, dtype == torch.float32)
     tile_heads = min(group, rows)
     of_tile = rows // tile_heads if queries == LONG else max(1, min(queries, rows // tile_heads))
     block = rows if queries == LONG else max(16, triton.next_power_of_2(of_tile * tile_heads))

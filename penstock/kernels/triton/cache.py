@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.kernels.cache import KvCache
 from penstock.kernels.devices import lacks_fp8
 from penstock.kernels.registry import KernelContext
+from penstock.kernels.triton.attention_shapes import refuse_heads
 from penstock.kernels.triton.numbers import inlined, narrow
 
 TYPES = {
@@ -60,7 +61,11 @@ def refuse(context: KernelContext) -> str | None:
     """Shared by all ops that read or write caches: they are chosen together."""
     if context.kv_type not in TYPES:
         return f"keeps keys and values in {', '.join(TYPES)}, not {context.kv_type}"
-    return lacks_fp8(context.device) if context.kv_type == "fp8" else None
+    if context.kv_type == "fp8" and (lacking := lacks_fp8(context.device)):
+        return lacking
+    size = getattr(torch, context.dtype).itemsize
+    refused = (refuse_heads(*dims, size, context.shared_memory) for dims in context.heads)
+    return next(filter(None, refused), None)
 
 
 def _head_bytes(kv_type: str, block_size: int, dim: int) -> int:
