@@ -25,6 +25,12 @@ def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def refill(target: Tensor, array: npt.NDArray[Any]) -> None:
+    """As `upload`, into a tensor that is there, of the array's type and shape."""
+    tensor = torch.from_numpy(array)
+    target.copy_(tensor if target.device.type == "cpu" else tensor.pin_memory(), non_blocking=True)
+
+
 class Download:
     """Tensors as they are when what was queued before has run, on their way to the host.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.protocol import RowSpan
-from penstock.kernels.copies import upload
+from penstock.kernels.copies import refill, upload
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
@@ -157,14 +157,9 @@ class DecodeGraphs:
         self.failed: set[int] = set()
         self._asked = self._answered = 0
         self._next = 0.0
-        device = builder.samples.device
-        rows, width = builder.tables[0].shape
-        self._free_row = rows  # its tables are empty: rows that are left over have it
-        self._tables = [torch.zeros(rows + 1, width, dtype=torch.int32, device=device) for _ in builder.tables]
-        self._taken = [torch.zeros(sizes[-1], width, dtype=torch.int32, device=device) for _ in builder.tables]
-        self._logits = torch.empty(sizes[-1] * queries, model.vocab_size, device=device)
-        self._all = torch.arange(sizes[-1] * queries, device=device)
-        self._starts = torch.arange(sizes[-1] + 1, dtype=torch.int32, device=device) * queries
+        self._device = builder.samples.device
+        self._free_row, self._width = builder.tables[0].shape  # the row behind the last has tables of null blocks
+        self._tables: list[Tensor] = []
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -183,7 +178,7 @@ class DecodeGraphs:
         memory = np.zeros(graph.fields.size, np.uint8)
         if not self._fill(graph, graph.fields.arrays(memory), spans, size):
             return None
-        graph.inputs.copy_(upload(memory, graph.inputs.device), non_blocking=True)
+        refill(graph.inputs, memory)
         graph.replay()
         return graph.logits[: len(spans) * queries]
 
@@ -219,7 +214,7 @@ class DecodeGraphs:
         self, out: dict[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> None:
         """Writes the slots of positions [R, queries], and what has changed in the tables of the rows."""
-        builder, device = self._builder, self._logits.device
+        builder, device = self._builder, self._device
         logical, offset = np.divmod(positions, builder.block_size)
         for g, table in enumerate(builder.tables):
             slots = table[rows[:, None], logical].astype(np.int64) * builder.block_size + offset
@@ -263,7 +258,19 @@ class DecodeGraphs:
                 log.warning("steps of %d rows cannot be recorded; they run layer by layer", size, exc_info=True)
             self.failed.add(size)
 
+    def _allocate(self) -> None:
+        """What recordings share: block tables, those of a step's rows, logits. Not before there is one to be made."""
+        rows, tokens = self._sizes[-1], self._sizes[-1] * self._queries
+        kind: dict[str, Any] = {"dtype": torch.int32, "device": self._device}
+        self._logits = torch.empty(tokens, self._model.vocab_size, device=self._device)
+        self._all = torch.arange(tokens, device=self._device)
+        self._starts = torch.arange(rows + 1, **kind) * self._queries
+        self._taken = [torch.zeros(rows, self._width, **kind) for _ in self._capacity]
+        self._tables = [torch.zeros(self._free_row + 1, self._width, **kind) for _ in self._capacity]
+
     def _make(self, size: int) -> _Graph:
+        if not self._tables:
+            self._allocate()
         plans = self._fixed_plans(size)
         tokens, groups = size * self._queries, range(len(self._tables))
         changes = size * (1 + -(-self._queries // self._builder.block_size))
@@ -277,8 +284,7 @@ class DecodeGraphs:
             **dict.fromkeys(("context_len", "prompt_tokens", "draft_tokens"), (size, np.int32)),
             **{f"plan{g}": (plan.size, np.int32) for g, plan in plans.items()},
         )
-        device = self._logits.device
-        inputs = torch.zeros(fields.size, dtype=torch.uint8, device=device)
+        inputs = torch.zeros(fields.size, dtype=torch.uint8, device=self._device)
         given = fields.tensors(inputs)
         batch = self._batch(size, given, plans)
         for g, plan in plans.items():
@@ -297,7 +303,7 @@ class DecodeGraphs:
         memory = np.zeros(fields.size, np.uint8)
         graph = _Graph(fields, inputs, plans, run, logits)
         assert self._fill_free(graph, fields.arrays(memory), size)
-        inputs.copy_(upload(memory, device))
+        refill(inputs, memory)
         return replace(graph, replay=self._recorder.record(run))
 
     def _fill_free(self, graph: _Graph, out: dict[str, npt.NDArray[Any]], size: int) -> bool:
@@ -329,7 +335,7 @@ class DecodeGraphs:
 
     def _fixed_plans(self, size: int) -> dict[int, Any]:
         """Attention plans of the size: a step of free rows, run by the layers, tells what they ask of them."""
-        device, tokens = self._logits.device, size * self._queries
+        device, tokens = self._device, size * self._queries
         names = ("token_ids", "positions", *(f"slot{g}" for g in range(len(self._tables))))
         given = {name: torch.zeros(tokens, dtype=torch.int64, device=device) for name in names}
         given |= {
@@ -341,5 +347,5 @@ class DecodeGraphs:
         for taken in self._taken:
             taken[:size] = 0
         self._model.forward(self._batch(size, given, found), self._caches)
-        width = self._taken[0].shape[1] * self._builder.block_size
+        width = self._width * self._builder.block_size
         return {g: plan.fixed(min(self._capacity[g], size * width)) for g, plan in found.items()}

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.core.protocol import NewRow, RowSpan
 from penstock.engine.loop import Engine
+from penstock.runtime.executor import EagerExecutor
 from penstock.runtime.graphs import DecodeGraphs, InterpretedRecorder, padded_sizes
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_equality import GREEDY, SAMPLED, ask, finish, make_engine
@@ -122,6 +124,26 @@ def test_what_a_recording_cannot_do_runs_layer_by_layer(
     recorded.add(ask("long", prompt, 3))
     assert len(finish(recorded)["long"].tokens) == 3
     assert replays.sizes == [1, 1]
+
+
+def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
+    """As where drafts are verified: the logits of all tokens."""
+    runner = engines[1].runner
+    assert isinstance(runner, ModelRunner) and isinstance(runner._executor, EagerExecutor)
+    ours, builder, executor = graphs_of(engines[1]), runner._builder, runner._executor
+    graphs = DecodeGraphs(ours._model, ours._caches, builder, InterpretedRecorder(), (3,), ours._capacity, queries=2)
+    spans = []
+    for row in range(2):
+        blocks = (tuple(range(5 * row + 1, 5 * row + 4)),) * len(builder.tables)
+        builder.add_row(NewRow(row, str(row), 0, (1,), (), 0, blocks, GREEDY))
+        spans.append(RowSpan(row, 7 * row, (5 + row, 9), 0, 1, True, ((),) * len(builder.tables)))
+    with torch.inference_mode():
+        graphs.note_answer()
+        assert not graphs.record_next() and not graphs.failed
+        replayed = graphs.run(spans)
+        executor.forward(builder.build(spans, range(4)))
+        assert replayed is not None and torch.equal(replayed, executor.logits())
+        assert graphs.run([spans[0], replace(spans[1], tokens=(5,))]) is None
 
 
 def test_recordings_are_made_after_the_first_answer_and_between_steps(
