@@ -63,6 +63,8 @@ class Branch:
         reported: whether its first output, which carries cached_tokens, was sent.
         scored: prompt positions whose log-probabilities were reported.
         awaits: the branch that is computing its prefix, and how many committed tokens it waits for.
+        num_prompt: tokens of its prompt.
+        longest: tokens it may have in the end.
     """
 
     request: EngineRequest
@@ -85,10 +87,12 @@ class Branch:
     reported: bool = False
     scored: int = 0
     awaits: tuple[Branch, int] | None = None
+    num_prompt: int = field(init=False)
+    longest: int = field(init=False)
 
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_ids)
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.request.prompt_ids)
+        self.longest = self.num_prompt + (self.request.sampling.max_tokens or 1)
 
     @property
     def reusable(self) -> int:
@@ -109,12 +113,7 @@ class Branch:
         return self.known - self.num_prompt
 
     @property
-    def max_tokens(self) -> int:
-        limit = self.request.sampling.max_tokens
-        return 1 if limit is None else limit  # requests reach the scheduler with the limit resolved
-
-    @property
     def remaining(self) -> int:
         """Tokens to compute now; 0 while the last token allowed is in flight, or one that may force others."""
-        waits = self.generated >= self.max_tokens or (self.in_flight and self.request.constrained)
-        return 0 if waits else self.known - self.computed
+        known = len(self.tokens) + self.in_flight
+        return 0 if known >= self.longest or (self.in_flight and self.request.constrained) else known - self.computed

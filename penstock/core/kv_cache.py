@@ -39,6 +39,7 @@ class KVCache:
         self.pools = tuple(BlockPool(count) for count in num_blocks)
         self.tree = RadixTree(self.pools, self.windows, block_size, states.drop if states else None)
         self.ops: list[CacheOp] = []
+        self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(groups)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
         self.committed_step = -1
         self.releases = 0
@@ -159,7 +160,7 @@ class KVCache:
     def cut(self, branch: Branch, start: int, length: int) -> int:
         """How many of the tokens may be computed now: spans end where a state is to be kept, and wait for that."""
         assert branch.hold is not None
-        return min((length, *(count - start for count in branch.hold.marks)))
+        return min(length, *(count - start for count in branch.hold.marks)) if branch.hold.marks else length
 
     def _keep_state(self, branch: Branch, node: Node) -> None:
         """Has the state of the branch's row copied for the node where it ends, unless a step in flight goes beyond."""
@@ -186,6 +187,8 @@ class KVCache:
         hold = branch.hold
         assert hold is not None
         needs = [max(0, -(-tokens // self.block_size) - len(table)) for table in hold.tables]
+        if not any(needs):
+            return self._nothing
         if any(need > self.available(g) for g, need in enumerate(needs)):
             return None
         added = tuple(tuple(self._allocate(g) for _ in range(need)) for g, need in enumerate(needs))

@@ -162,19 +162,19 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
         draft = _Draft(self._next_step, self.options.max_num_batched_tokens)
-        for branch in [b for b in self.running if b.remaining == 1]:  # decoding rows are never starved by prompts
-            self._continue(branch, draft)
-        for branch in [b for b in self.running if b.remaining > 1]:
-            self._continue(branch, draft)
+        remaining = [(branch, branch.remaining) for branch in self.running]
+        decoding = [pair for pair in remaining if pair[1] == 1]  # which are never starved by prompts
+        for branch, length in (*decoding, *(pair for pair in remaining if pair[1] > 1)):
+            self._continue(branch, length, draft)
         if not draft.preempted:
             self._admit(draft)
         if not draft.spans:
             return None
         return self._seal(draft)
 
-    def _continue(self, branch: Branch, draft: _Draft) -> None:
-        """Gives a running branch its tokens, preempting later ones if blocks run out."""
-        length = min(branch.remaining, draft.budget, self._chunk)
+    def _continue(self, branch: Branch, length: int, draft: _Draft) -> None:
+        """Gives a running branch up to so many tokens, preempting later ones if blocks run out."""
+        length = min(length, draft.budget, self._chunk)
         if branch.state is not BranchState.RUNNING or (length := self.cache.cut(branch, branch.computed, length)) <= 0:
             return
         target = branch.computed + length
@@ -428,7 +428,7 @@ class Scheduler:
             count += 1
             if token in branch.request.stop_ids:
                 reason = FinishReason.STOP
-            elif len(branch.tokens) - branch.num_prompt >= branch.max_tokens:
+            elif len(branch.tokens) >= branch.longest:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 break
