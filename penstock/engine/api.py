@@ -113,7 +113,7 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of one branch's answer, in text.
+    """A piece of one branch's answer, in text: of its reasoning, then of its content, then of its calls.
 
     Attributes:
         index: the branch (OpenAI's choice index).

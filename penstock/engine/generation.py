@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, Outputs
+from penstock.text.parsers.events import Parsed
 from penstock.text.parsers.reading import AnswerReader
 
 
@@ -42,59 +45,55 @@ class TextGeneration:
         self._outputs = outputs
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._branches = readers
+        self._ready: deque[Delta] = deque()
 
     def __aiter__(self) -> TextGeneration:
         return self
 
     async def __anext__(self) -> Delta:
-        while self._branches:
+        while self._branches or self._ready:
+            if self._ready:
+                return self._ready.popleft()
             if self._first is not None:
                 output, self._first = self._first, None
             else:
                 output = await anext(self._outputs)
-            delta = self._absorb(output)
-            if delta is not None:
-                if not self._branches:
-                    await self._outputs.aclose()
-                return delta
+            self._absorb(output)
+            if not self._branches:
+                await self._outputs.aclose()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Cancels what still runs; safe to call twice and after the end."""
         self._branches.clear()
+        self._ready.clear()
         await self._outputs.aclose()
 
-    def _absorb(self, output: EngineOutput) -> Delta | None:
+    def _absorb(self, output: EngineOutput) -> None:
+        """Makes its deltas: more than one where what it brings has another order than a delta is told in."""
         if output.cached_tokens is not None and output.branch == 0:  # the others share what the first computes
             self.cached_tokens, self.queue_seconds = output.cached_tokens, output.queue_seconds
         self._prompt_logprobs.extend(output.prompt_logprobs)
         reader = self._branches.get(output.branch)
         if reader is None or not (output.tokens or output.finish_reason):
-            return None
-        finish, stop_reason = output.finish_reason, None
+            return
+        finish, error = output.finish_reason, output.error
+        stop_reason: str | int | None = None
         shown = used = len(output.tokens)
         if finish is FinishReason.STOP and output.tokens:
             shown -= not self._sampling.include_stop_str_in_output
             stop_reason = None if output.tokens[-1] in self._eos_ids else output.tokens[-1]
         part = reader.push(output.tokens[:shown], finish is not None)
-        stopped = part.stopped
-        if stopped is not None:
-            used = part.tokens_used
-        if finish is not None or stopped is not None:
+        if part.stopped is not None:
+            used, finish, stop_reason, error = part.tokens_used, FinishReason.STOP, part.stopped, None
+        if finish is not None:
             del self._branches[output.branch]
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         if output.branch == 0:
             prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
-        return Delta(
-            output.branch,
-            part.text,
-            output.tokens[:used],
-            output.logprobs[:used],
-            prompt_logprobs,
-            finish if stopped is None else FinishReason.STOP,
-            stop_reason if stopped is None else stopped,
-            output.error if stopped is None else None,
-            part.reasoning,
-            part.tool_calls,
-            part.reasoning_tokens,
-        )
+        *before, last = part.told or (Parsed(part.text),)
+        for news in before:
+            self._ready.append(Delta(output.branch, news.text, reasoning=news.reasoning, tool_calls=news.tool_calls))
+        tokens, logprobs = output.tokens[:used], output.logprobs[:used]
+        ending = (finish, stop_reason, error, last.reasoning, last.tool_calls, part.reasoning_tokens)
+        self._ready.append(Delta(output.branch, last.text, tokens, logprobs, prompt_logprobs, *ending))

@@ -16,14 +16,19 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from penstock.core.request import FinishReason, GenerationRequest
+from penstock.core.constraint import ToolChoice
+from penstock.core.request import EngineOutput, FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import Delta, ToolCallDelta
+from penstock.engine.generation import TextGeneration
+from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.dialects.anthropic import reply as anthropic_reply
 from penstock.server.dialects.anthropic.translate import Call as AnthropicCall
 from penstock.server.dialects.ollama import reply as ollama_reply
 from penstock.server.dialects.ollama.translate import Call as OllamaCall
 from penstock.server.errors import encode_json
+from penstock.text.parsers.format import AnswerFormat, formats
+from penstock.text.parsers.reading import Reading, answer_readers
 
 REQUEST = GenerationRequest("id", SamplingParams(max_tokens=99), messages=({"role": "user", "content": "Hi"},))
 ANTHROPIC = AnthropicCall(REQUEST, "m", stream=True, max_tokens=99, hide_thinking=False)
@@ -188,6 +193,59 @@ def test_hostile_arguments(arguments: str, expected: dict[str, Any]) -> None:
     assert json.loads(encode_json(whole["content"][2]["input"])) == expected
     said = asyncio.run(ollama_reply.Reply(OLLAMA, told, SimpleNamespace()).whole())  # type: ignore[arg-type]
     assert json.loads(encode_json(said["message"]["tool_calls"][0]["function"]["arguments"])) == expected
+
+
+SPOKEN = (
+    "<think>\nThey want two.\n</think>\n\nFirst.\n"
+    '<tool_call>\n{"name": "book", "arguments": {"seats": 2}}\n</tool_call>\nThen '
+    '<tool_call>\n{"name": "ring", "arguments": {}}\n</tool_call>\n \n'
+    '<tool_call>\n{"name": "book", "arguments": {"seats": 3}}\n</tool_call>\nDone.'
+)
+
+
+def generated(text: TextPipeline, steps: Sequence[int]) -> TextGeneration:
+    """An answer whose tokens come so many at a time, the last number again and again."""
+    ids = text.tokenizer.encode(SPOKEN, add_special_tokens=False)
+    found = formats()
+    form = AnswerFormat(found["hermes"].calls, found["think"].reasoning, None)
+    tools = [{"type": "function", "function": {"name": name}} for name in ("book", "ring")]
+    messages = [{"role": "user", "content": "Hi"}]
+    reading = Reading.of(form, text.tokenizer, (), messages, tools, ToolChoice(), False, "key")
+    sampling = SamplingParams(max_tokens=999)
+
+    async def outputs() -> AsyncIterator[EngineOutput]:
+        sizes, place = iter(steps), 0
+        while place < len(ids):
+            size = next(sizes, steps[-1])
+            end = FinishReason.LENGTH if place + size >= len(ids) else None
+            yield EngineOutput("id", 0, tuple(ids[place : place + size]), finish_reason=end)
+            place += size
+
+    readers = answer_readers(text.tokenizer, sampling, False, reading, text.mark_ids)
+    return TextGeneration((1, 2), sampling, (), EngineOutput("id", 0, cached_tokens=0), outputs(), readers)  # type: ignore[arg-type]
+
+
+def test_how_tokens_come_does_not_change_the_blocks(text: TextPipeline) -> None:
+    """Nor the items of a response: a client that reads slowly is told the same, in fewer pieces."""
+
+    async def deltas(steps: Sequence[int]) -> list[Delta]:
+        return [delta async for delta in generated(text, steps)]
+
+    cut, blocks = random.Random(0), list[Any]()
+    for steps in ([1], [2], [7], [10**6], *([cut.randrange(1, 40) for _ in range(99)] for _ in range(20))):
+        given = asyncio.run(deltas(steps))
+        assert [delta.finish_reason for delta in given] == [None] * (len(given) - 1) + [FinishReason.LENGTH]
+        blocks.append(gathered(events_of(Told(given)))["content"])
+    assert [block["type"] for block in blocks[0]] == [
+        "thinking",
+        "text",
+        "tool_use",
+        "text",
+        "tool_use",
+        "tool_use",
+        "text",
+    ]
+    assert all(other == blocks[0] for other in blocks)
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -59,8 +59,8 @@ def whole(name: str) -> AnswerFormat:
 def read(format: AnswerFormat, pieces: Iterable[str], tools: Mapping[str, Any] | None = SCHEMAS, **given: Any) -> Read:
     """What is told of an answer that comes in pieces."""
     parser = AnswerParser(format, tools=tools, **given)
-    news = [parser.push(piece) for piece in pieces]
-    news.append(parser.finish())
+    news = [part for piece in pieces for part in parser.push(piece)]
+    news += parser.finish()
     calls: dict[int, list[str]] = {}
     for part in news:
         for piece in part.tool_calls:

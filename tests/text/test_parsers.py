@@ -166,8 +166,8 @@ def test_a_megabyte_of_hostility_takes_linear_time_and_little_memory(kind: str) 
         began = time.process_time()
         told = 0
         for place in range(0, len(answer), 64):
-            news = parser.push(answer[place : place + 64])
-            told += len(news.text) + len(news.reasoning) + sum(len(call.arguments) for call in news.tool_calls)
+            for news in parser.push(answer[place : place + 64]):
+                told += len(news.text) + len(news.reasoning) + sum(len(call.arguments) for call in news.tool_calls)
         parser.finish()
         assert time.process_time() - began < 5
         held = len(parser._stream.text) + sum(map(len, parser._stream.log or ()))

@@ -31,7 +31,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """News of an answer: what was added to its content, its reasoning and its calls."""
+    """News of an answer: what was added to its reasoning, then to its content, then to its calls."""
 
     text: str = ""
     reasoning: str = ""

@@ -13,6 +13,8 @@ from penstock.text.parsers.format import AnswerFormat, ChannelsFormat
 from penstock.text.parsers.stream import Finder, Reader, Stream, finding
 from penstock.text.parsers.values import MalformedError
 
+_REASONING, _TEXT, _CALL = range(3)  # in the order in which a Parsed is told
+
 
 class AnswerParser:
     """Reads one branch's text; what it tells in all does not depend on how the text is cut into pieces.
@@ -47,13 +49,11 @@ class AnswerParser:
         self.thinking = bool(opened) or (opened is False and format.reasoning is not None and format.reasoning.assumed)
         self._call_id = call_id
         self._single, self._hidden = single, hidden
-        self._text: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[ToolCallDelta] = []
+        self._told: list[tuple[int, str | ToolCallDelta]] = []  # in order, each after the place its kind has in Parsed
         self._count = 0
         self._stream = Stream()
-        self._content = Trimmed(self._text.append)
-        self._thinking = Trimmed(self._thoughts.append, strip=True)
+        self._content = Trimmed(lambda text: self._told.append((_TEXT, text)))
+        self._thinking = Trimmed(lambda text: self._told.append((_REASONING, text)), strip=True)
         self._shape = Shape(format.calls) if format.calls is not None and tools is not None else None
         self._reader = (
             CallReader(self._stream, self._shape, tools or {}, self._announce, self._argue) if self._shape else None
@@ -66,23 +66,27 @@ class AnswerParser:
             self._stream.feed(text)
             next(self._machine, None)
 
-    def push(self, text: str) -> Parsed:
-        """Takes further text; returns what is sure by now."""
+    def push(self, text: str) -> tuple[Parsed, ...]:
+        """Takes further text; returns what is sure by now, in its order."""
         self.feed(text)
         return self._news()
 
-    def finish(self) -> Parsed:
-        """Takes the end of the text. Call once."""
+    def finish(self) -> tuple[Parsed, ...]:
+        """Takes the end of the text; as `push`. Call once."""
         self._stream.ended = True
         next(self._machine, None)
         return self._news()
 
-    def _news(self) -> Parsed:
-        news = Parsed("".join(self._text), "".join(self._thoughts), tuple(_merged(self._calls)))
-        self._text.clear()
-        self._thoughts.clear()
-        self._calls.clear()
-        return news
+    def _news(self) -> tuple[Parsed, ...]:
+        news: list[tuple[list[str], list[str], list[ToolCallDelta]]] = []
+        last = _CALL + 1
+        for kind, piece in self._told:
+            if kind < last:
+                news.append(([], [], []))
+            news[-1][kind].append(piece)  # type: ignore[arg-type]
+            last = kind
+        self._told.clear()
+        return tuple(Parsed("".join(text), "".join(thoughts), tuple(_merged(calls))) for thoughts, text, calls in news)
 
     def _run(self) -> Reader[None]:
         thinks, shape = self._reasoning_format, self._shape
@@ -197,11 +201,11 @@ class AnswerParser:
         self._count += 1
         self._content.drop()
         if not (self._single and index):
-            self._calls.append(ToolCallDelta(index, self._call_id(index, name), name))
+            self._told.append((_CALL, ToolCallDelta(index, self._call_id(index, name), name)))
 
     def _argue(self, text: str) -> None:
         if not (self._single and self._count > 1):
-            self._calls.append(ToolCallDelta(self._count - 1, arguments=text))
+            self._told.append((_CALL, ToolCallDelta(self._count - 1, arguments=text)))
 
 
 def _word_after(mark: str, text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, Self
 
 from penstock.config.errors import RequestError
 from penstock.text.detokenizer import IncrementalDetokenizer
-from penstock.text.parsers.events import ToolCallDelta, call_id
+from penstock.text.parsers.events import Parsed, call_id
 from penstock.text.parsers.format import AnswerFormat, CallIds, formats
 from penstock.text.parsers.grammar import Function, calls_grammar
 from penstock.text.parsers.parser import AnswerParser
@@ -24,15 +24,15 @@ class Part:
     """What tokens have brought.
 
     Attributes:
-        text, reasoning, tool_calls: see Parsed.
+        told: of an answer that is told apart, in its order.
+        text: of any other.
         stopped: the stop string that ended the output, else None.
         tokens_used: how many of the tokens were consumed; all of them unless a stop string was found.
         reasoning_tokens: of those, how many belong to the reasoning.
     """
 
     text: str
-    reasoning: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
+    told: tuple[Parsed, ...] = ()
     stopped: str | None = None
     tokens_used: int = 0
     reasoning_tokens: int = 0
@@ -181,7 +181,7 @@ class AnswerReader:
             parser.feed(rest.text)
             stopped = rest.stopped
         news = parser.finish() if ended or stopped is not None else parser.push("")
-        return Part(news.text, news.reasoning, news.tool_calls, stopped, used, reasoning)
+        return Part("", news, stopped, used, reasoning)
 
 
 def _document(kind: str, source: str) -> Any:
