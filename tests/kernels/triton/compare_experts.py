@@ -44,18 +44,18 @@ def compare_routing(
     assert torch.equal(one[0], weights[4:5]) and torch.equal(one[1], ids[4:5])
 
 
-def weight(kind: str) -> Canonical | torch.Tensor:
-    """[EXPERTS · SIZE, SIZE] of a kind of matrices, or plain."""
-    rows = EXPERTS * SIZE
+def weight(kind: str, count: int, size: int) -> Canonical | torch.Tensor:
+    """[count · size, size] of a kind of matrices, or plain."""
+    rows = count * size
     found: dict[str, Callable[[], Canonical | torch.Tensor]] = {
-        "plain": lambda: torch.randn(rows, SIZE) / 10,
-        "q4_0": lambda: matrices.blocks("q4_0", rows, SIZE),
-        "zeros": lambda: matrices.affine(4, 64, "zeros", rows, SIZE),
-        "order": lambda: matrices.affine(4, 64, "order", rows, SIZE),
-        "fp4": lambda: matrices.codebook(matrices.E2M1, 32, rows, SIZE),
-        "fp8": lambda: matrices.fp8((1, SIZE), rows, SIZE),
-        "blocks": lambda: matrices.fp8((128, 128), rows, SIZE),
-        "int8": lambda: matrices.affine(8, SIZE, rows=rows, inputs=SIZE),
+        "plain": lambda: torch.randn(rows, size) / 10,
+        "q4_0": lambda: matrices.blocks("q4_0", rows, size),
+        "zeros": lambda: matrices.affine(4, 64, "zeros", rows, size),
+        "order": lambda: matrices.affine(4, 64, "order", rows, size),
+        "fp4": lambda: matrices.codebook(matrices.E2M1, 32, rows, size),
+        "fp8": lambda: matrices.fp8((1, size), rows, size),
+        "blocks": lambda: matrices.fp8((128, 128), rows, size),
+        "int8": lambda: matrices.affine(8, size, rows=rows, inputs=size),
     }
     return found[kind]()
 
@@ -68,25 +68,27 @@ def compare_experts(
     activation: str = "silu",
     gated: bool = True,
     biased: bool = False,
+    count: int = EXPERTS,
+    size: int = SIZE,
 ) -> None:
     """Gates and ups of the same kind; the reference gets decoded matrices."""
     both = sides(device, dtype, *OPS)
     torch.manual_seed(tokens)
-    parts = [weight(kind) for _ in range(2 if gated else 1)]
-    last = weight(kind)
+    parts = [weight(kind, count, size) for _ in range(2 if gated else 1)]
+    last = weight(kind, count, size)
     plain = [part.to(dtype).float() if isinstance(part, torch.Tensor) else decoded(part) for part in (*parts, last)]
     given = [part.to(dtype) if isinstance(part, torch.Tensor) else part for part in (*parts, last)]
-    gate_up, down = both.ours.pack_experts(given[:-1], EXPERTS), both.ours.pack_experts(given[-1:], EXPERTS)
-    x = (torch.randn(tokens, SIZE) / 40).to(dtype)
-    biases = [torch.randn(EXPERTS, n) for n in (len(parts) * SIZE, SIZE)] if biased else [None, None]
-    residual = torch.randn(tokens, SIZE).to(dtype) if biased else None
-    logits = torch.randn(tokens, EXPERTS)
+    gate_up, down = both.ours.pack_experts(given[:-1], count), both.ours.pack_experts(given[-1:], count)
+    x = (torch.randn(tokens, size) / 40).to(dtype)
+    biases = [torch.randn(count, n) for n in (len(parts) * size, size)] if biased else [None, None]
+    residual = torch.randn(tokens, size).to(dtype) if biased else None
+    logits = torch.randn(tokens, count)
     weights, ids = both.reference.route_experts(logits, 2, "softmax_topk", True)
     here = [None if part is None else both.here(part) for part in (*biases, residual)]
     ours = both.ours.grouped_experts(
         both.here(x), both.here(weights), both.here(ids), gate_up, down, activation, *here[:2], 1.7, 7.0, here[2], gated
     )
-    packed = [both.reference.pack_experts(plain[:-1], EXPERTS), both.reference.pack_experts(plain[-1:], EXPERTS)]
+    packed = [both.reference.pack_experts(plain[:-1], count), both.reference.pack_experts(plain[-1:], count)]
     added = None if residual is None else residual.float()
     expected = both.reference.grouped_experts(
         x.float(), weights, ids, *packed, activation, *biases, 1.7, 7.0, added, gated

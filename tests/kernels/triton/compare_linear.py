@@ -48,8 +48,12 @@ def near(both: Sides, ours: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def compare_linear(device: str, dtype: torch.dtype, name: str, rows: int, adds: bool) -> None:
+    compare_matrix(device, dtype, (matrices.coded() | matrices.eights())[name], name, rows, adds)
+
+
+def compare_matrix(device: str, dtype: torch.dtype, matrix: Canonical, name: str, rows: int, adds: bool) -> None:
+    """Of any size; the name tells how activations are rounded."""
     both = sides(device, dtype, *OPS)
-    matrix = (matrices.coded() | matrices.eights())[name]
     assert both.ours.packable(matrix) is None
     weight = both.ours.pack_linear([matrix])
     torch.manual_seed(rows)

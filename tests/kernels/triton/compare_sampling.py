@@ -33,8 +33,8 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def logits_of(rng: np.random.Generator, kind: str) -> np.ndarray:
-    logits = (rng.normal(size=(len(SETTINGS), VOCAB)) * 3).astype(np.float32)
+def logits_of(rng: np.random.Generator, kind: str, vocab: int) -> np.ndarray:
+    logits = (rng.normal(size=(len(SETTINGS), vocab)) * 3).astype(np.float32)
     if kind == "ties":
         logits = np.round(logits)
     if kind == "flat":
@@ -43,16 +43,16 @@ def logits_of(rng: np.random.Generator, kind: str) -> np.ndarray:
     return logits
 
 
-def compare_sampling(device: str, kind: str, steps: int) -> None:
+def compare_sampling(device: str, kind: str, steps: int, vocab: int = VOCAB) -> None:
     """Rows of all settings for some steps, under random masks at every second one."""
     both = sides(device, torch.float32, "sampling")
     ours, reference, rng = both.ours.sampling(), ReferenceSampling(), np.random.default_rng(steps)
-    settings = [RowSettings(VOCAB, 2**63 + at, at % 3, **given) for at, given in enumerate(SETTINGS)]
+    settings = [RowSettings(vocab, 2**63 + at, at % 3, **given) for at, given in enumerate(SETTINGS)]
     rows, others = [ours.row(one) for one in settings], [reference.row(one) for one in settings]
     for step in range(steps):
-        logits = logits_of(rng, kind)
+        logits = logits_of(rng, kind, vocab)
         positions = np.arange(len(rows), dtype=np.int64) + step + 2**33
-        masks = rng.integers(0, 2**32, (len(rows), -(-VOCAB // 32)), dtype=np.uint32) if step % 2 else None
+        masks = rng.integers(0, 2**32, (len(rows), -(-vocab // 32)), dtype=np.uint32) if step % 2 else None
         tokens, errors = ours.sample(both.here(torch.from_numpy(logits)), rows, positions, masks)
         expected, codes = reference.sample(logits, others, positions, masks)
         assert (tokens.tolist(), errors.tolist()) == (expected.tolist(), codes.tolist())
@@ -72,11 +72,11 @@ def compare_errors(device: str) -> None:
     assert found[0] == found[1] and found[0][1] == [1, 1, 1, 0, 2]
 
 
-def compare_logprobs(device: str, ties: bool) -> None:
+def compare_logprobs(device: str, ties: bool, vocab: int = VOCAB) -> None:
     both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(3)
-    logits = (rng.normal(size=(7, VOCAB)) * 4).astype(np.float32)
+    logits = (rng.normal(size=(7, vocab)) * 4).astype(np.float32)
     logits = np.round(logits) if ties else logits
-    targets = rng.integers(0, VOCAB, 7)
+    targets = rng.integers(0, vocab, 7)
     for top in (0, 9):
         ours = both.ours.sampling().logprobs(both.here(torch.from_numpy(logits)), targets, top)
         expected = ReferenceSampling().logprobs(logits, targets, top)
