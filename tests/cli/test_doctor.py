@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.doctor import _huge_kilobytes, examine, huge_pages, pack_cache_state
 from penstock.cli.main import app
+from penstock.config.machine import Accelerator
 from penstock.kernels.cpu import native
 
 native_only = pytest.mark.skipif(not native.available(), reason="the native library is not built")
@@ -79,3 +80,18 @@ def test_kernels_of_another_device_are_told() -> None:
     else:
         assert found["triton"]["version"] and chosen["paged_attention"] == "triton (interpreted)"
     assert CliRunner().invoke(app, ["doctor", "--device", "abacus"]).exit_code != 0
+
+
+def test_gpus_are_shown_and_the_one_that_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    first = Accelerator("cuda", 0, "H", 80 * gib, 79 * gib, (9, 0), 132)
+    second = Accelerator("cuda", 1, "T", 16 * gib, 16 * gib, (7, 5), no_bfloat16="it has no bfloat16")
+    monkeypatch.setattr("penstock.kernels.devices.accelerators", lambda *_: (first, second))
+    told = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "300"}).stdout
+    assert "H, 79.0 GiB free of 80.0 GiB, compute capability 9.0, 132 multiprocessors" in told
+    assert "T, 16.0 GiB, compute capability 7.5; not: it has no bfloat16" in told
+    assert "Kernels for float32 on cuda" in told
+    assert examine(device="cuda:1")["kernels"]["device"] == "cuda:1"
+    found = examine(device="cpu")
+    assert (found["kernels"]["device"], [gpu["name"] for gpu in found["gpus"]]) == ("cpu", ["H", "T"])
+    assert examine(device="interpreter")["gpus"] == []
