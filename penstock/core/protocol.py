@@ -184,7 +184,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class StepTimings:
-    """Seconds spent in the parts of one step."""
+    """Seconds the host spent in the parts of one step; waiting for a device counts to `sample`."""
 
     build: float = 0.0
     forward: float = 0.0

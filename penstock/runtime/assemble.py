@@ -20,11 +20,13 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.memory_plan import MemoryPlan, format_bytes
 from penstock.runtime.peak import measure
+from penstock.runtime.pooling import Head
 from penstock.runtime.prepare import Prepared, packed_file, plan_again, plan_measured
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.weights.loader import load_weights
 
+SHARED = 4  # times that a cache's blocks may be in rows' contexts on average before a step is not replayed
 _READ_BACK = ("plan_attention", "paged_attention", "grouped_experts")  # ops whose reference does
 
 
@@ -127,7 +129,16 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
         if why is None:
             graphs = _graphs(prepared, memory, builder, rows)
         executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
-    return ModelRunner(executor, memory, sampler, builder, model.classifier, model.projection, graphs), executor
+    heads = _beside_weights(model.classifier, prepared), _beside_weights(model.projection, prepared)
+    return ModelRunner(executor, memory, sampler, builder, *heads, graphs), executor
+
+
+def _beside_weights(head: Head | None, prepared: Prepared) -> Head | None:
+    """A head of pooled states, which lie on the host, whose weights may lie elsewhere."""
+    device, dtype = prepared.options.torch_device, prepared.model.dtype
+    if head is None or device == "cpu":
+        return head
+    return lambda state: head(state.to(device, dtype)).to("cpu", torch.float32)
 
 
 def _unrecordable(prepared: Prepared) -> str | None:
@@ -148,7 +159,7 @@ def _unrecordable(prepared: Prepared) -> str | None:
 def _graphs(prepared: Prepared, memory: KVMemory, builder: BatchBuilder, rows: int) -> DecodeGraphs:
     options, blocks = prepared.options, prepared.plan.kv_blocks
     recorder = CudaRecorder() if options.torch_device.startswith("cuda") else InterpretedRecorder()
-    tokens = [count * options.block_size for count in blocks]
+    tokens = [SHARED * count * options.block_size for count in blocks]
     return DecodeGraphs(prepared.model, memory.caches, builder, recorder, padded_sizes(rows), tokens)
 
 

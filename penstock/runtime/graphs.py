@@ -148,7 +148,7 @@ class DecodeGraphs:
             model, caches, builder: of the steps.
             recorder: how to record.
             sizes: numbers of rows to record for, ascending.
-            tokens: positions that each cache group holds.
+            tokens: positions that rows may have in each cache group in all; those that rows share count for each.
             queries: tokens of every row; more than one where drafts are verified.
         """
         self._model, self._caches, self._builder, self._recorder = model, caches, builder, recorder

@@ -69,6 +69,8 @@ class DeviceRow:
     def bans(self) -> Words | None:
         """Words of what is allowed at this step, the grammar apart; None where all is."""
         s = self.settings
+        if not s.bad_words and self.drawn >= s.min_tokens:
+            return self.static
         if self.before is not None and any(len(word) > 1 for word in s.bad_words):
             self.before.take()  # what may follow depends on what was said
         words = [

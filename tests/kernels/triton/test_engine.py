@@ -37,7 +37,7 @@ def test_greedy_tokens(device: str, family: str, tmp_path: Path) -> None:
     dice = random.Random(family)
     chunk, block = dice.choice((7, 16, 64)), dice.choice((4, 8, 16))
     about = {"block_size": block, "kv_cache_dtype": "float32"}
-    ours, info = make_engine(tmp_path, chunk, 0, device=device, **about)
+    ours, info = make_engine(tmp_path, chunk, 1, device=device, **about)
     served = {decision.name: decision.value for decision in info.kernels}
     assert {name for name, value in served.items() if not value.startswith("triton")} == {"dequantize (at load)"}
     theirs, _ = make_engine(tmp_path, chunk, 0, device="cpu", **about)
