@@ -118,7 +118,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self) -> bool:
-        return self._graphs is not None and self._graphs.record_next()
+        if self._graphs is None:
+            return False
+        if self._new:  # there were rows, and nothing runs: their requests are over
+            self._graphs.note_answer()
+        return self._graphs.record_next()
 
     def _launch(self, plan: StepPlan, masks: Any) -> _Flight:
         started = perf_counter()

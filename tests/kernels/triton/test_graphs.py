@@ -174,6 +174,11 @@ def test_recordings_are_made_after_the_first_answer_and_between_steps(
     while engine.runner.prepare():
         pass
     assert made == [1, 3, 2]  # the others while nothing runs, the largest first
+    again, _ = make_engine(tmp_path, 16, 1, device=device, enforce_eager=False, **{**ABOUT, "max_num_seqs": 1})
+    again.add(ask("only", prompt, 1))
+    finish(again)
+    assert not again.runner.prepare() and set(graphs_of(again)._graphs) == {1}  # one answer is enough
+    again.close()
     assert graphs.failed == {2} and sum("cannot be recorded" in line for line in caplog.messages) == 1
     engine.scheduler.cache.tree.clear()
     engine.add(ask("again", prompt, 2))
