@@ -13,10 +13,12 @@ from penstock.server.shapes import RequestBody, StopString, TokenId, TokenKey
 
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+TopP = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)]
 Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
 Label = Annotated[str, Field(max_length=limits.MAX_USER_CHARS)]
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
+_LEAST_TOP_P = 1e-9
 _FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 
 
@@ -24,7 +26,7 @@ class SamplingBody(RequestBody):
     """A field left out takes the model's own default, else OpenAI's."""
 
     temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
-    top_p: Fraction | None = None
+    top_p: TopP | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -56,6 +58,11 @@ class HintedBody(SamplingBody):
     prompt_cache_retention: Label | None = None
 
 
+def least(top_p: float) -> float:
+    """A share as the sampler takes it: 0 keeps the likeliest token alone, as with the services whose APIs these are."""
+    return max(top_p, _LEAST_TOP_P)
+
+
 def sampling_params(body: SamplingBody, defaults: Mapping[str, Any], **extra: Any) -> SamplingParams:
     """What a body asks for; `defaults` are the model's own, `extra` counts for more than either.
 
@@ -65,6 +72,8 @@ def sampling_params(body: SamplingBody, defaults: Mapping[str, Any], **extra: An
     chosen: dict[str, Any] = {name: defaults[name] for name in _FROM_MODEL if defaults.get(name) is not None}
     given = {name: getattr(body, name) for name in SamplingBody.model_fields.keys() - RequestBody.model_fields.keys()}
     chosen |= {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if v is not None}
+    if body.top_p is not None:
+        chosen["top_p"] = least(body.top_p)
     if isinstance(body.stop, str):
         chosen["stop"] = (body.stop,)
     if body.logit_bias is not None:

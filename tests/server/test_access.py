@@ -177,6 +177,11 @@ def test_tokenize_and_back(server: Running, text: TextPipeline, prefix: str) -> 
     assert back == {"prompt": said}
 
 
+def test_an_empty_text_has_no_tokens(server: Running) -> None:
+    answer = httpx.post(f"{server.url}/tokenize", json={"prompt": ""}).json()
+    assert (answer["count"], answer["tokens"]) == (0, [])
+
+
 def test_tokenize_a_chat(server: Running) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     answer = httpx.post(f"{server.url}/tokenize", json={"messages": messages, "model": "scripted"}).json()

@@ -59,6 +59,15 @@ def test_every_sampling_field_arrives() -> None:
     assert sampling.max_tokens == 9
 
 
+def test_the_likeliest_token_alone() -> None:
+    assert 0 < chat(top_p=0).requests[0].sampling.top_p < 1e-6
+
+
+def test_calls_of_functions_without_parameters_need_not_say_so() -> None:
+    message = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f"}}]}
+    assert chat(messages=[*HELLO, message]).requests[0].messages[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
 def test_defaults_come_from_the_model_unless_the_client_says_otherwise() -> None:
     model = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
     left_out = chat(model).requests[0].sampling
@@ -224,7 +233,8 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"temperature": "hot"}, "temperature", '"hot"'),
         ({"temperature": True}, "temperature", "is true"),
         ({"temperature": -0.1}, "temperature", "allowed: at least 0."),
-        ({"top_p": 0}, "top_p", "allowed: more than 0."),
+        ({"top_p": -0.1}, "top_p", "allowed: at least 0."),
+        ({"typical_p": 0}, "typical_p", "allowed: more than 0."),
         ({"n": 10**9}, "n", f"at most {limits.MAX_N}"),
         ({"n": 1.0}, "n", "integer"),
         ({"n": "1"}, "n", "integer"),

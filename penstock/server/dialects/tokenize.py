@@ -70,7 +70,12 @@ def tokenize_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         service.check_template(body.chat_template)
         service.require_ready()
-        ids = await frontend.tokenize(_request(body))
+        try:
+            ids = await frontend.tokenize(_request(body))
+        except RequestError:
+            if body.prompt != "":  # which cannot be continued, but can be counted
+                raise
+            ids = ()
         pieces = [frontend.piece(token) for token in ids] if body.return_token_strs else None
         counts = {"count": len(ids), "max_model_len": service.max_model_len()}
         return json_response({**counts, "tokens": list(ids), "token_strs": pieces})

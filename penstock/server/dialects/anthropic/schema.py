@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.server.sampling import TopP
 from penstock.server.shapes import FUNCTION_NAME, STRING, TEXT_PART, Body, StopString, an_object
 
 _CONTENT: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": TEXT_PART, "minItems": 1}]}
@@ -94,7 +95,7 @@ class MessagesBody(CountTokensBody):
     stop_sequences: Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
     metadata: Metadata | None = None
     service_tier: str | None = None

@@ -15,6 +15,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import declared, string_of, thinking_variables
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.errors import bad_value
+from penstock.server.sampling import least
 from penstock.server.structured import schema_grammar
 from penstock.server.turns import Turns
 
@@ -60,7 +61,8 @@ def messages_call(body: MessagesBody, defaults: Mapping[str, Any]) -> Call:
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    given = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+    top_p = None if body.top_p is None else least(body.top_p)
+    given = {"temperature": body.temperature, "top_p": top_p, "top_k": body.top_k}
     sampling = SamplingParams(
         **{**defaults, **{name: value for name, value in given.items() if value is not None}},
         max_tokens=max(body.max_tokens, 1),

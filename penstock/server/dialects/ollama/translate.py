@@ -14,12 +14,12 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, checked_tools, thinking_variables
 from penstock.server.dialects.ollama.schema import AnswerBody, GenerateBody, OllamaChatBody, Options
 from penstock.server.errors import bad_value
+from penstock.server.sampling import least
 from penstock.server.structured import object_grammar, schema_grammar
 
 _DEFAULTS: Mapping[str, Any] = MappingProxyType({"temperature": 0.8, "top_k": 40, "top_p": 0.9})  # Ollama's
 _OURS: Mapping[str, str] = MappingProxyType({"repeat_penalty": "repetition_penalty"})
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
-_LEAST_TOP_P = 1e-9  # keeps one token, as 0 does in Ollama
 SENT: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"options.{name}" for name in (*_SAME, "stop")},
@@ -94,7 +94,7 @@ def generate_call(body: GenerateBody, defaults: Mapping[str, Any], templated: bo
     if body.suffix:
         raise bad_value("suffix", body.suffix, "nothing (filling in the middle is not available)", "unsupported")
     if body.images:
-        raise bad_value("images", f"{len(body.images)} images", "none (this model takes text)", "unsupported_content")
+        raise bad_value("images", body.images, "none (this model takes text)", "unsupported_content")
     if not body.prompt:
         return _call(body, None, chat=False)
     if body.raw and (body.system or body.template or body.context):
@@ -151,7 +151,7 @@ def _sampling(body: AnswerBody, defaults: Mapping[str, Any]) -> SamplingParams:
         del chosen["seed"]
     predicted = options.num_predict or 0
     return SamplingParams(
-        **chosen | {"top_p": max(chosen["top_p"], _LEAST_TOP_P)},
+        **chosen | {"top_p": least(chosen["top_p"])},
         max_tokens=predicted if predicted > 0 else None,
         stop=tuple([options.stop] if isinstance(options.stop, str) else options.stop or ()),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
