@@ -25,7 +25,7 @@ def overlap(setting: Setting) -> Iterator[Figure]:
     vocabulary = config(SMALL, setting.tiny)["vocab_size"]
     seconds: dict[int, float] = {}
     for depth in (1, 0):
-        with running(setting, SMALL, BATCH, 1024, depth=depth) as engine:
+        with running(setting, SMALL, BATCH, 2048, depth=depth) as engine:
             seconds[depth] = decode_seconds(setting, engine, BATCH, vocabulary, 256)
             yield Figure(f"step of {BATCH} rows, depth {depth}", seconds[depth] * 1e3, "ms")
             if depth and setting.on_gpu and not setting.compiling:

@@ -305,7 +305,7 @@ def paged_attention(
     for queries in plan.classes:
         shape = shape_of(queries, heads, layout, query.dtype, cache.latent, plan.kind, changes)
         programs = shape.KV_HEADS * shape.HEAD_TILES
-        tiles = plan.tiles(queries, shape.QUERIES, shape.PART, programs)
+        tiles = plan.tiles(queries, shape.QUERIES, shape.PART, programs, shape.waves)
         _run(query, out, layout, plan, tiles, shape, programs, (scale, soft_cap or 1.0), sinks, slopes)
     return out
 

@@ -16,9 +16,9 @@ from penstock.kernels.reference.attention import visible
 from penstock.kernels.triton.attention_shapes import LONG, SHORT_QUERIES
 
 Numbers = npt.NDArray[np.int64]
+Key = tuple[int, int, int, int, int]  # arguments of `AttentionPlan.tiles`
 FIELDS = 5  # of a unit: row, first query, first part, parts, place of its sums (-1: there is one part, which is all)
 NO_QUERY = 1 << 30  # first query of a tile that has none
-WAVES = 4  # programs a multiprocessor, so that none waits long for the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,14 @@ class AttentionPlan:
     contexts: Numbers
     _of_class: Numbers
     _bounds: Numbers | None
-    _made: dict[tuple[int, int, int, int], Tiles] = field(default_factory=dict)
+    _made: dict[Key, Tiles] = field(default_factory=dict)
 
-    def tiles(self, kind: int, queries: int, part: int, programs: int) -> Tiles:
-        """Tiles of rows of a class: of so many queries, in parts of so many positions, each for so many programs."""
-        key = kind, queries, part, programs
+    def tiles(self, kind: int, queries: int, part: int, programs: int, waves: int) -> Tiles:
+        """Tiles of rows of a class: of so many queries, in parts of so many positions, each for so many programs.
+
+        A multiprocessor should get about `waves` programs.
+        """
+        key = kind, queries, part, programs, waves
         found = self._made.get(key)
         if found is None:
             units, split, slots = self.cut(*key)
@@ -73,7 +76,7 @@ class AttentionPlan:
             found = self._made[key] = Tiles(here[: len(units)], here[len(units) :] if slots else None, slots)
         return found
 
-    def cut(self, kind: int, queries: int, part: int, programs: int) -> tuple[Numbers, Numbers | None, int]:
+    def cut(self, kind: int, queries: int, part: int, programs: int, waves: int) -> tuple[Numbers, Numbers | None, int]:
         """`Tiles` on the host, [n, FIELDS] int64 each; arguments as of `tiles`."""
         rows = np.flatnonzero(self._of_class == kind)
         lens = self.lens[rows]
@@ -90,14 +93,15 @@ class AttentionPlan:
         kept = np.where(parts > 1, parts, 0)
         slot = np.where(parts > 1, kept.cumsum() - kept, -1)
         whole = np.stack((row, first, first_part, parts, slot), axis=1)
-        each = -(-int(parts.sum()) * programs // (WAVES * _multiprocessors(self.block_table.device)))
-        times = -(-parts // each)
-        skipped = (np.arange(times.sum()) - (times.cumsum() - times).repeat(times)) * each
-        units = whole.repeat(times, axis=0)
-        units[:, 2] += skipped
-        units[:, 3] = np.minimum(units[:, 3] - skipped, each)
-        units[:, 4] += np.where(units[:, 4] < 0, 0, skipped)
-        return units, whole[parts > 1], int(kept.sum())
+        usual = int(parts.sum()) * programs / (waves * _multiprocessors(self.block_table.device))
+        times = np.minimum(parts, np.maximum(1, np.rint(parts / usual))).astype(np.int64)
+        units, of, parts = whole.repeat(times, axis=0), times.repeat(times), parts.repeat(times)
+        number = np.arange(len(units)) - (times.cumsum() - times).repeat(times)
+        begin = number * parts // of
+        units[:, 2] += begin
+        units[:, 3] = (number + 1) * parts // of - begin
+        units[:, 4] += np.where(units[:, 4] < 0, 0, begin)
+        return units, whole[kept > 0], int(kept.sum())
 
     def _reach(self, row: Numbers, first: Numbers, stop: Numbers) -> tuple[Numbers, Numbers]:
         """First position and end of what the queries [first, stop) of each row see together."""
@@ -136,19 +140,19 @@ class FixedPlan:
         size: int32 elements that `fill` writes.
     """
 
-    def __init__(self, plan: AttentionPlan, keys: tuple[tuple[int, int, int, int], ...], tokens: int) -> None:
+    def __init__(self, plan: AttentionPlan, keys: tuple[Key, ...], tokens: int) -> None:
         """`keys`: what tiles were asked for of `plan`, which is like all steps but for its contexts."""
         self.query_start, self.context_len, self.block_table = plan.query_start, plan.context_len, plan.block_table
         self.classes, self.kind, self.window, self.seen = plan.classes, plan.kind, plan.window, None
         self._plan = plan
-        self._room: dict[tuple[int, int, int, int], tuple[int, int, int]] = {}
+        self._room: dict[Key, tuple[int, int, int]] = {}
         for key in keys:
-            _, queries, part, programs = key
+            _, queries, part, programs, waves = key
             tiles = int((-(-plan.lens // queries)).sum())
-            spread = -(-WAVES * _multiprocessors(plan.block_table.device) // programs)
+            spread = -(-waves * _multiprocessors(plan.block_table.device) // programs)
             self._room[key] = tiles + spread, tiles, (tokens // part + 2 * len(plan.lens)) * -(-tiles // len(plan.lens))
         self.size = sum(FIELDS * (units + split) for units, split, _ in self._room.values())
-        self._made: dict[tuple[int, int, int, int], Tiles] = {}
+        self._made: dict[Key, Tiles] = {}
 
     def place(self, memory: Tensor, query_start: Tensor, context_len: Tensor, block_table: Tensor) -> None:
         """Takes [size] int32 on the device, where what `fill` writes will lie, and the places of the rows' facts."""
@@ -159,9 +163,9 @@ class FixedPlan:
             self._made[key] = Tiles(both[:units], both[units:], slots)
             begin += both.numel()
 
-    def tiles(self, kind: int, queries: int, part: int, programs: int) -> Tiles:
+    def tiles(self, kind: int, queries: int, part: int, programs: int, waves: int) -> Tiles:
         """As AttentionPlan.tiles, for those that were foreseen."""
-        return self._made[kind, queries, part, programs]
+        return self._made[kind, queries, part, programs, waves]
 
     def fill(self, context_lens: Numbers, out: npt.NDArray[np.int32]) -> bool:
         """Writes [size] numbers for rows of these contexts; False if they are too long together for the room there is.

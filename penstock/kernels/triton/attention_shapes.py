@@ -59,6 +59,14 @@ class Shape:
     WARPS: int
     STAGES: int
 
+    @property
+    def waves(self) -> int:
+        """Programs a multiprocessor among which contexts are dealt out: as many as run at once, or twice that.
+
+        Registers leave room for three programs of four warps; of FP8, whose conversion takes more, for two.
+        """
+        return 3 if self.WARPS <= 4 and not self.SCALED else 4
+
 
 def pieces(dim: int, cut: int | None = None) -> tuple[int, int, int]:
     """(elements in the first piece, its padded size, the second's padded size, 0 if there is none)."""
