@@ -23,7 +23,7 @@ from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.runtime.gpu_memory import described, remedies, share
 from penstock.runtime.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
-from penstock.runtime.resident import packs_natively, resident_bytes
+from penstock.runtime.resident import decoded_formats, packs_natively, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
@@ -120,6 +120,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         model = declare(plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
+    settings += decoded_formats(kernels, concrete.dtype, checkpoint.tensors.values())
     if model.runs:
         settings.append(Decision("layers", *model.runs.split(": ", 1)))
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
@@ -251,7 +252,7 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
     if options.load_format == "dummy":
         return None, "random weights need no file"
     if not packs_natively(prepared.kernels):
-        return None, "the kernels in use take plain weights"
+        return None, "only the native library's packing is"
     size = prepared.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"

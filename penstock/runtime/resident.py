@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from penstock.config.options import EngineOptions
-from penstock.config.resolve import DTYPE_BYTES, ModelFacts
+from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts
 from penstock.kernels.api import KernelSet
 from penstock.kernels.canonical import Blocks, Plain
 from penstock.quant.formats import FORMATS
@@ -52,19 +52,27 @@ def resident_bytes(
     size = DTYPE_BYTES[options.dtype]
     if facts.decoded or packing(kernels) == "reference":
         return facts.parameters * size
-    decoded = [info for info in tensors if _is_decoded(info, kernels)]
+    decoded = [info for info in tensors if _why_decoded(info, kernels)]
     more = sum(prod(info.shape) * size - info.nbytes * PACKING_SLACK for info in decoded)
     return int(facts.float_values * size + others * PACKING_SLACK + more)
 
 
-def _is_decoded(info: TensorInfo, kernels: KernelSet) -> bool:
-    """Whether a stored tensor is a quantised matrix that the kernels have no packing for."""
+def decoded_formats(kernels: KernelSet, dtype: str, tensors: Iterable[TensorInfo]) -> tuple[Decision, ...]:
+    """The formats of a checkpoint that kernels on a GPU do not take as they are stored, and why."""
+    if packing(kernels) != "triton":
+        return ()
+    reasons = {info.format: why for info in tensors if (why := _why_decoded(info, kernels))}
+    return tuple(Decision(f"weights in {name}", f"decoded to {dtype}", why) for name, why in reasons.items())
+
+
+def _why_decoded(info: TensorInfo, kernels: KernelSet) -> str | None:
+    """Why the kernels have no packing for a stored tensor, if that is a quantised matrix and they have none."""
     nothing = np.empty(0, np.uint8)
     if len(info.shape) < 2 or info.format not in FORMATS:
-        return False
+        return None
     shape = prod(info.shape[:-1]), info.shape[-1]
     if info.format.startswith("f8"):
-        return kernels.packable(Plain(info.format, shape, nothing)) is not None
+        return kernels.packable(Plain(info.format, shape, nothing))
     if FORMATS[info.format].block_size == 1:
-        return False
-    return kernels.packable(Blocks(info.format, shape, nothing)) is not None
+        return None
+    return kernels.packable(Blocks(info.format, shape, nothing))

@@ -12,7 +12,7 @@ import torch
 
 from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
-from penstock.config.resolve import ModelFacts
+from penstock.config.resolve import Decision, ModelFacts
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.devices import MemoryUse
 from penstock.kernels.registry import KernelContext
@@ -20,7 +20,7 @@ from penstock.quant.tensor import TensorInfo
 from penstock.runtime import assemble
 from penstock.runtime.gpu_memory import remedies, share, smaller_share, smaller_step, smaller_weights
 from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
-from penstock.runtime.resident import resident_bytes
+from penstock.runtime.resident import decoded_formats, resident_bytes
 from tests.runtime.test_memory_plan import model, planned_groups
 from tests.runtime.test_peak import prepared_tiny
 from tests.tracking import Tracker
@@ -106,8 +106,22 @@ def test_what_kernels_keep_coded_stays_so(kernels: KernelSet) -> None:
     assert few == int(2 * MB + 1.05 * MB)
     more = resident_bytes(facts, kernels, OPTIONS, [coded, lattice])
     assert more == pytest.approx(few + 2 * 1_024_000 - 1.05 * 264_000, abs=2)
+    assert decoded_formats(kernels, "bfloat16", [coded, lattice]) == (
+        Decision("weights in iq2_xxs", "decoded to bfloat16", "no kernel reads iq2_xxs"),
+    )
     reference = resolve_kernels(KernelContext("interpreter", "bfloat16", prefer_reference=True))
     assert resident_bytes(facts, reference, OPTIONS, [coded]) == 6 * MB
+    assert decoded_formats(reference, "bfloat16", [coded, lattice]) == ()
+
+
+def test_fp8_is_decoded_where_a_card_lacks_it(kernels: KernelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = replace(model(MB), parameters=MB, file_bytes=MB, float_values=0, float_bytes=0)
+    stored = TensorInfo("a", (1000, 1000), "f8_e4m3", MB)
+    assert resident_bytes(facts, kernels, OPTIONS, [stored]) == int(1.05 * MB)
+    monkeypatch.setattr("penstock.kernels.devices.lacks_fp8", lambda *_: "this GPU has no FP8")
+    assert resident_bytes(facts, kernels, OPTIONS, [stored]) == 2 * MB
+    (told,) = decoded_formats(kernels, "bfloat16", [stored])
+    assert (told.value, told.reason) == ("decoded to bfloat16", "this GPU has no FP8")
 
 
 class Full:
