@@ -55,7 +55,9 @@ class _Tap:
 def _tapped(tap: _Tap, prepared: Prepared) -> KernelSet:
     """The reference ops, products listened to."""
     options = prepared.options
-    context = KernelContext(options.device, options.dtype, options.isa, options.kv_cache_dtype, prefer_reference=True)
+    context = KernelContext(
+        options.device_kind, options.dtype, options.isa, options.kv_cache_dtype, prefer_reference=True
+    )
     kernels = resolve_kernels(context)
     gated = kernels.gated_linear
 
@@ -118,7 +120,7 @@ def _entries(weight: Weight, tap: _Tap, gguf: Callable[[str], str | None]) -> di
     counts = np.zeros(len(seen), np.float32)
     for index, found in enumerate(seen):
         if found is not None:
-            sums[index], counts[index] = found.squares.float().numpy(), found.count
+            sums[index], counts[index] = found.squares.float().cpu().numpy(), found.count
     if not np.isfinite(sums).all():
         raise ConfigError(f"inputs of {weight.parts[0].key} are not finite; use --dtype float32.")
     names = dict.fromkeys(gguf(part.key) for part in weight.parts)

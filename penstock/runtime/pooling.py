@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.protocol import NewRow, RowSpan
+from penstock.layers.weight import Layer
 
 Head = Callable[[Tensor], Tensor]
 """What a pooled state [1, hidden_size] passes: a classification head, or the dense layers of sentence embeddings."""
@@ -74,9 +75,9 @@ class Pooler:
             pooled = logits[:, list(params.choices)].cpu().float()
         elif params.classify:
             assert self._classifier is not None  # the frontend asks only models that have one
-            pooled = torch.cat([self._classifier(state[None]) for state in pooled])
+            pooled = torch.cat([_passed(self._classifier, state[None]) for state in pooled])
         elif self._projection is not None and params.kind is not PoolingKind.ALL:
-            pooled = self._projection(pooled)
+            pooled = _passed(self._projection, pooled)
         if params.activation == "softmax":
             pooled = pooled.softmax(dim=-1)
         elif params.activation == "sigmoid":
@@ -91,3 +92,10 @@ class Pooler:
         """Whether the row's result is made of its last token's logits."""
         row = self._rows.get(span.row)
         return row is not None and bool(row.params.choices)
+
+
+def _passed(head: Head, states: Tensor) -> Tensor:
+    """What a head makes of states [n, hidden_size], which it gets where its weights lie; on the host."""
+    weights = head.weights() if isinstance(head, Layer) else iter(())
+    there: Tensor = next((weight.value for weight in weights), states)
+    return head(states.to(there.device)).cpu()

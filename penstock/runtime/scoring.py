@@ -156,7 +156,7 @@ class Scorer:
         targets = torch.tensor(tokens)
         for start in range(window.first - 1, len(tokens) - 1, _LOGIT_ROWS):
             rows = torch.arange(start, min(start + _LOGIT_ROWS, len(tokens) - 1))
-            yield self._executor.logits(rows), targets[rows + 1]
+            yield self._executor.logits(rows).cpu(), targets[rows + 1]
 
     def run(self, window: Window) -> None:
         """Runs a stretch and its logits for what they do on the way."""
