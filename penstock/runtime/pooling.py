@@ -96,6 +96,6 @@ class Pooler:
 
 def _passed(head: Head, states: Tensor) -> Tensor:
     """What a head makes of states [n, hidden_size], which it gets where its weights lie; on the host."""
-    weights = head.weights() if isinstance(head, Layer) else iter(())
-    there: Tensor = next((weight.value for weight in weights), states)
+    weights = list(head.weights()) if isinstance(head, Layer) else []
+    there: Tensor = weights[0].value if weights else states
     return head(states.to(there.device)).cpu()
