@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.protocol import NewRow, RowSpan
-from penstock.layers.weight import Layer
+from penstock.layers.weight import Layer, Weight
 
 Head = Callable[[Tensor], Tensor]
 """What a pooled state [1, hidden_size] passes: a classification head, or the dense layers of sentence embeddings."""
@@ -96,6 +96,6 @@ class Pooler:
 
 def _passed(head: Head, states: Tensor) -> Tensor:
     """What a head makes of states [n, hidden_size], which it gets where its weights lie; on the host."""
-    weights = list(head.weights()) if isinstance(head, Layer) else []
+    weights: list[Weight] = list(head.weights()) if isinstance(head, Layer) else []
     there: Tensor = weights[0].value if weights else states
     return head(states.to(there.device)).cpu()
