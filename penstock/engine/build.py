@@ -28,13 +28,14 @@ log = logging.getLogger(__name__)
 
 
 def build_engine(
-    options: EngineOptions, progress: Callable[[int, int], None] | None = None
+    options: EngineOptions, progress: Callable[[int, int], None] | None = None, *, grammars: bool = False
 ) -> tuple[Engine, EngineInfo]:
     """Builds an engine that is ready to step.
 
     Args:
         options: as given by the user.
         progress: called with (bytes read, bytes in all) while weights load.
+        grammars: the vocabulary is prepared for them meanwhile; else the first grammar waits for it.
 
     Raises:
         PenstockError: as `prepare`; also weights that are missing, left over or damaged.
@@ -44,10 +45,12 @@ def build_engine(
     for row in prepared.plan.table():
         log.info("%-12s %12s  %s", *row)
     settle_compute(concrete)
+    constraints = Constraints(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
+    if grammars:  # once streams run, it would stop them: it keeps the interpreter to itself for a second
+        constraints.warm()
     prepared, kv_types, notes = load(prepared, progress)
     limits = scheduler_options(concrete, prepared.plan, model)
     runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
-    constraints = Constraints(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
     engine = Engine(Scheduler(limits, prepared.groups), runner, constraints)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))

@@ -183,7 +183,7 @@ def build(launch: messages.Launch, events: EventSocket) -> tuple[Engine, EngineI
     settle_torch()
     from penstock.engine.build import build_engine
 
-    return build_engine(launch.options, events.progress)
+    return build_engine(launch.options, events.progress, grammars=True)
 
 
 def run(launch: messages.Launch) -> int:
@@ -204,7 +204,6 @@ def run(launch: messages.Launch) -> int:
         try:
             with wake_on_signal() as wake:
                 events.send(messages.Ready(info))
-                engine.constraints.warm()
                 orphaned = serve(driver, commands, events, heart, wake) == _ORPHANED
         finally:
             driver.close()

@@ -114,7 +114,7 @@ from penstock.config.errors import CheckpointError
 from penstock.engine import process
 from tests.engine.support import Lost, Slow, null_engine
 
-def build_engine(options, progress):
+def build_engine(options, progress, *, grammars):
     progress(1, 2)
     if os.path.exists({folder!r} + "/broken") or options.model == "missing":
         raise CheckpointError("no model at missing; give a folder")

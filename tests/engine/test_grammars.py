@@ -23,12 +23,14 @@ from penstock.config.options import EngineOptions
 from penstock.core.constraint import Thinking
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
+from penstock.engine import build
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine, grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
 from penstock.runtime import constraints, grammar
+from penstock.runtime.assemble import load
 from penstock.runtime.constraints import Constraints
 from penstock.text.grammar.translate import translate
 from tests.engine.support import VOCAB, Slow, null_engine, read, request, tokens_of
@@ -145,6 +147,19 @@ def test_what_is_forced_may_be_found_beside_the_forward_pass(
             patched.setattr(constraints, "_MOST_FORCING_S", -1.0)  # no step has time for it
             assert finish(engine, asked) == truth
         assert engine.stats().steps - between > between - before
+
+
+def test_the_vocabulary_is_prepared_while_weights_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    loading: list[set[threading.Thread]] = []
+
+    def load_slowly(*given: Any) -> Any:
+        loading.append({thread for thread in threading.enumerate() if thread.name == "penstock-grammar"})
+        return load(*given)
+
+    monkeypatch.setattr(build, "load", load_slowly)
+    for grammars in (False, True):
+        build_engine(EngineOptions(threads=1, max_num_seqs=2, kv_blocks=50), grammars=grammars)[0].close()
+    assert len(loading[1] - loading[0]) == limits.GRAMMAR_THREADS
 
 
 def test_max_tokens_cuts_what_is_forced(engines: Callable[..., Engine], text: TextPipeline) -> None:
