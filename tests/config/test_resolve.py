@@ -113,6 +113,15 @@ def test_a_gpu_with_kernels_is_taken_and_others_only_when_asked_for() -> None:
     assert resolve(EngineOptions(device="cuda:1"), SMALL, machine).options.torch_device == "cuda:1"
 
 
+def test_steps_are_prepared_ahead_and_recorded_on_a_gpu() -> None:
+    machine = replace(MACHINE, accelerators=(HOPPER,))
+    for given, depth, eager in ((EngineOptions(), 1, False), (EngineOptions(device="cpu"), 0, True)):
+        found = resolve(given, SMALL, machine).options
+        assert (found.depth, found.enforce_eager) == (depth, eager)
+    asked = resolve(EngineOptions(depth=0, enforce_eager=True), SMALL, machine).options
+    assert (asked.depth, asked.enforce_eager) == (0, True)
+
+
 def test_a_gpu_that_is_not_there_is_refused_and_those_that_are_named() -> None:
     with pytest.raises(ConfigError, match="--device is 'cuda', but torch sees no GPU here; allowed: auto, cpu"):
         resolve(EngineOptions(device="cuda"), SMALL, MACHINE)

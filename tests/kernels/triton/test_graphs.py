@@ -186,6 +186,21 @@ def test_recordings_are_made_after_the_first_answer_and_between_steps(
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("family", "eager", "why"), [("mamba", False, "recurrent layers read"), ("llama", True, "--enforce-eager")]
+)
+def test_the_settings_say_why_no_step_is_recorded(
+    device: str, tmp_path: Path, family: str, eager: bool, why: str
+) -> None:
+    tiny.save(family, tmp_path, num_hidden_layers=1)
+    engine, info = make_engine(tmp_path, 16, 1, device=device, enforce_eager=eager, kv_cache_dtype="float32")
+    step = next(decision for decision in info.settings if decision.name == "step")
+    assert step.value == "layer by layer" and step.reason.startswith(why)
+    engine.add(ask("it", (5, 6), 2))
+    assert len(finish(engine)["it"].tokens) == 2 and not engine.runner.prepare()
+    engine.close()
+
+
 def test_reads_from_the_device_are_refused() -> None:
     """Where there is no GPU, as where there is one."""
     one = torch.ones(3)
