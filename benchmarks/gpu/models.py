@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from benchmarks.gpu.engines import ask, decode_seconds, prompt_seconds, running, stop_all, work_of
+from benchmarks.gpu.engines import ask, decode_seconds, decoding, prompt_seconds, running, stop_all, work_of
 from benchmarks.gpu.measure import Figure, Setting
 from benchmarks.gpu.shapes import config
+from benchmarks.gpu.trace import by_kernel, traced
 from penstock.engine.loop import Engine
 
 PROMPT = 4096
 ROWS = 256  # branches in a step where throughput is measured
 REQUESTS, INPUT, OUTPUT = 1000, 512, 256
 SECONDS = 60  # after which throughput is that of what was done so far, its beginning left out
+STEPS, KERNELS = 16, 8  # steps that are traced, and kernels that are named
 LLAMA = "Llama-3.1-8B"
 
 
@@ -82,8 +84,17 @@ def _decode(
             note = f"{1 / seconds:.0f} tokens/s, {work.step_bytes / 2**30:.2f} GiB"
             of = "reading the weights"
             yield Figure(f"decode, {batch} row", seconds * 1e3, "ms", share, of, least, note=note)
+            yield from _kernels(setting, engine, settings["vocab_size"])
         else:
             yield Figure(f"decode, {batch} rows", seconds * 1e3, "ms", note=f"{batch / seconds:,.0f} tokens/s")
+
+
+def _kernels(setting: Setting, engine: Engine, vocabulary: int) -> Iterator[Figure]:
+    """What takes the time of a step of one row."""
+    with decoding(setting, engine, 1, vocabulary) as rows:
+        found = by_kernel(traced(setting, engine, rows, STEPS), STEPS)
+    for name, microseconds, count in found[:KERNELS]:
+        yield Figure(f"of that, {name[:36]}", microseconds, "µs", note=f"{count:.0f} launches")
 
 
 def _prompt(

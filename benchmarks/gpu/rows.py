@@ -20,6 +20,9 @@ SAMPLERS = {"greedy": {"temperature": 0.0}, "draw": {}, "top-k 50, top-p 0.9": {
 def rows(setting: Setting) -> Iterator[Figure]:
     """Time a call, and bytes moved beside bandwidth where there are many rows."""
     ops = setting.kernels()
+    one, launches = setting.random(1, 64), 4 if setting.tiny else 400
+    each = setting.seconds([partial(ops.add, one, one)] * launches) / launches
+    yield Figure("a launch that does next to nothing", each * 1e6, "µs")
     hidden, heads, kv_heads, dim = (64, 4, 2, 16) if setting.tiny else (4096, 32, 8, 128)
     weight = torch.ones(hidden, device=setting.torch_device)
     frequencies = torch.ones(dim // 2, device=setting.torch_device)

@@ -100,7 +100,7 @@ def compile_ahead(options: argparse.Namespace, sections: list[str]) -> None:
     for names in COMPILERS:
         wanted = ",".join(name for name in names.split(",") if name in sections)
         command = [sys.executable, "-m", "benchmarks.gpu", "--only", wanted, "--compile-only"]
-        command += ["--out", str(options.out / "compiling"), *(["--quick"] if options.quick else [])]
+        command += ["--quick"] if options.quick else []
         if wanted:
             running.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     late = 0
@@ -173,7 +173,7 @@ def run(
             for figure in figures_of(setting, name, limit):
                 found[name].append(figure)
                 print(line(figure), flush=True)
-                write(options.out, machine, found, failures, setting.references)
+                write(options.out, setting, machine, found, failures)
         except Exception as error:
             failures[name] = f"{type(error).__name__}: {error}"
             print(f"  FAILED: {failures[name]}", flush=True)
@@ -183,13 +183,16 @@ def run(
             import torch
 
             torch.cuda.empty_cache()
-    write(options.out, machine, found, failures, setting.references)
+    write(options.out, setting, machine, found, failures)
     return found, failures
 
 
-def write(out: Path, machine: Any, found: dict[str, list[Any]], failures: Any, references: Any) -> None:
+def write(out: Path, setting: Any, machine: Any, found: dict[str, list[Any]], failures: Any) -> None:
+    """Writes what there is, unless kernels are only compiled."""
+    if setting.compiling:
+        return
     sections = {name: [asdict(figure) | {"met": figure.met} for figure in done] for name, done in found.items()}
-    everything = {"machine": machine, "sections": sections, "failures": failures, "references": references}
+    everything = {"machine": machine, "sections": sections, "failures": failures, "references": setting.references}
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
 
@@ -215,6 +218,8 @@ def main(given: list[str] | None = None) -> int:
         faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
     found, failures = run(options, setting, sections, end)
     faulthandler.cancel_dump_traceback_later()
+    if options.compile_only:
+        return 2 if failures else 0
     for name, figures in found.items():
         bars(name, figures, options.out / f"{name}.svg")
     missed = [figure.name for figures in found.values() for figure in figures if figure.met is False]

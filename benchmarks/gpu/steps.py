@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
-from benchmarks.gpu.engines import ask, decode_seconds, decoding, prompt_seconds, running, stop_all, timed_steps
+from benchmarks.gpu.engines import ask, decode_seconds, decoding, prompt_seconds, running, stop_all
 from benchmarks.gpu.measure import Figure, Setting
 from benchmarks.gpu.shapes import config
+from benchmarks.gpu.trace import Launch, idle_share, traced
 from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.loop import Engine
 
 SMALL, LARGE = "Llama-3.2-1B", "Llama-3.1-8B"
 BATCH, STEPS, PROMPT = 64, 24, 4096
-GAP = 5.0  # microseconds without a kernel, from which on the device counts as idle: launches within a step are closer
 COMPANIES = (1, 7, 63)  # other rows
 TOKENS = 12
 
@@ -28,35 +26,18 @@ def overlap(setting: Setting) -> Iterator[Figure]:
         with running(setting, SMALL, BATCH, 2048, depth=depth) as engine:
             seconds[depth] = decode_seconds(setting, engine, BATCH, vocabulary, 256)
             yield Figure(f"step of {BATCH} rows, depth {depth}", seconds[depth] * 1e3, "ms")
-            if depth and setting.on_gpu and not setting.compiling:
+            if depth:
                 with decoding(setting, engine, BATCH, vocabulary, 256) as rows:
-                    yield _idle(setting, engine, rows)
+                    launches = traced(setting, engine, rows, STEPS)
+                if launches:
+                    yield _idle(launches)
     yield Figure("overlap, off beside on", seconds[0] / seconds[1], "times", least=1.1)
 
 
-def _idle(setting: Setting, engine: Engine, rows: int) -> Figure:
+def _idle(launches: list[Launch]) -> Figure:
     """Of the time of some steps, what lies in gaps between kernels; a profiler's work widens them."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        timed_steps(setting, engine, rows, STEPS)
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in profiler.events() or ()
-        if str(event.device_type).endswith("CUDA")
-    )
-    idle, busy = idle_share(spans)
+    idle, busy = idle_share(launches)
     return Figure("device idle between steps", 100 * idle, "%", most=2.0, note=f"busy {busy:.1%}, under a profiler")
-
-
-def idle_share(spans: list[tuple[float, float]], gap: float = GAP) -> tuple[float, float]:
-    """Shares of time in gaps longer than `gap`, and in spans (begin, end), sorted by begin."""
-    idle = busy = 0.0
-    last = spans[0][0]
-    for begin, end in spans:
-        idle += begin - last if begin - last > gap else 0.0
-        busy += max(0.0, end - max(begin, last))
-        last = max(last, end)
-    whole = last - spans[0][0]
-    return idle / whole, busy / whole
 
 
 def invariance(setting: Setting) -> Iterator[Figure]:

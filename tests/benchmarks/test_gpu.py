@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gpu import run
 from benchmarks.gpu.measure import Figure
+from benchmarks.gpu.trace import Launch, by_kernel, idle_share
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
@@ -46,3 +47,9 @@ def test_targets() -> None:
     assert Figure("it", 5.0, "ms", 0.8, "bandwidth", least=0.85).met is False
     assert Figure("it", 5.0, "ms", most=4.0).met is False
     assert Figure("it", 5.0, "ms").met is None
+
+
+def test_traces_are_summed() -> None:
+    launches = [Launch("a", 0.0, 10.0), Launch("b", 11.0, 40.0), Launch("a", 30.0, 50.0), Launch("a", 90.0, 100.0)]
+    assert idle_share(launches) == (0.4, 0.59)
+    assert by_kernel(launches, 2) == [("a", 20.0, 1.5), ("b", 14.5, 0.5)]
