@@ -3,12 +3,14 @@
 A program has a tile of queries of one row, with the query heads that share a KV head, and walks over their keys. Rows
 with many queries are walked from the first key to the last. The context of rows with few (decode, drafts) is split at
 fixed positions, multiples of PART; what each part gives is kept, then joined in the order of the parts (as in
-Flash-Decoding). How parts are dealt out to programs changes nothing of what is computed.
+Flash-Decoding). How parts are dealt out to programs changes nothing of what is computed. Where results must not depend
+on the number of queries either, rows with many have the same parts, which their program merges in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton
@@ -16,16 +18,19 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.cache import KvCache
+from penstock.kernels.registry import Implementation, KernelContext
+from penstock.kernels.triton import FIXED_ORDER
 from penstock.kernels.triton.attention_plan import AttentionPlan, FixedPlan, Tiles, make_plan
 from penstock.kernels.triton.attention_shapes import Shape, shape_of
 from penstock.kernels.triton.cache import Layout, refuse
 from penstock.kernels.triton.numbers import dot, inlined, narrow, operand
 
-__all__ = ["paged_attention", "plan_attention", "refuse"]
+__all__ = ["paged_attention", "plan_attention", "refuse", "variants"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOWHERE = tl.constexpr(1 << 30)
 JOINED = 32  # parts of a context that the joining program reads at a time
+AHEAD = 8  # the same where it merges them one after the other
 
 
 @inlined
@@ -150,12 +155,19 @@ def _sections(low, end, valid, part_begin, part_end, C: tl.constexpr):
 
 
 @inlined
+def _merged(top, mass, more_top, more_mass):
+    """Two parts as one: its (top, mass), and what sums of the first and of the second are multiplied with."""
+    higher = tl.maximum(top, more_top)
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    own, other = tl.exp2(top - base), tl.exp2(more_top - base)
+    return higher, tl.fma(mass, own, more_mass * other), own, other
+
+
+@inlined
 def _finish(total, rest, top, mass, sink, out, valid, C: tl.constexpr):
     """Writes attended values [m, Dv] of heads that begin at `out` [m]."""
     if C.SINKS:
-        higher = tl.maximum(top, sink * LOG2_E)
-        shrink = tl.exp2(top - higher)
-        mass = mass * shrink + tl.exp2(sink * LOG2_E - higher)
+        top, mass, shrink, _ = _merged(top, mass, sink * LOG2_E, tl.full(mass.shape, 1.0, tl.float32))
         total, rest = total * shrink[:, None], rest * shrink[:, None]
     mass = tl.where(mass == 0.0, 1.0, mass)[:, None]
     column = tl.arange(0, C.V0)[None, :]
@@ -165,6 +177,17 @@ def _finish(total, rest, top, mass, sink, out, valid, C: tl.constexpr):
         column = C.V_CUT + tl.arange(0, C.V1)[None, :]
         value = narrow(rest / mass, out.dtype.element_ty)
         tl.store(out[:, None] + column, value, mask=valid[:, None] & (column < C.VALUE_DIM))
+
+
+@inlined
+def _finish_whole(total, top, mass, sink, out, C: tl.constexpr, WIDTH: tl.constexpr):
+    """As `_finish`, of values [m, WIDTH] in one piece."""
+    if C.SINKS:
+        top, mass, shrink, _ = _merged(top, mass, sink * LOG2_E, tl.full(mass.shape, 1.0, tl.float32))
+        total = total * shrink[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    value = narrow(total / tl.where(mass == 0.0, 1.0, mass)[:, None], out.dtype.element_ty)
+    tl.store(out[:, None] + column, value, mask=column < C.VALUE_DIM)
 
 
 @inlined
@@ -178,6 +201,24 @@ def _keep(total, rest, top, mass, sums, stats, member, valid, C: tl.constexpr):
         tl.store(at + column, rest, mask=valid[:, None] & (column < C.VALUE_DIM))
     tl.store(stats + 2 * member, top, mask=valid)
     tl.store(stats + 2 * member + 1, mass, mask=valid)
+
+
+@inlined
+def _add_kept(total, rest, top, mass, sums, stats, member, valid, C: tl.constexpr):
+    """A part's sums, merged into those that `_keep` has kept."""
+    kept_top = tl.load(stats + 2 * member, mask=valid, other=float("-inf"))
+    kept_mass = tl.load(stats + 2 * member + 1, mask=valid, other=0.0)
+    top, mass, own, other = _merged(kept_top, kept_mass, top, mass)
+    own, other = own[:, None], other[:, None]
+    column = tl.arange(0, C.V0)[None, :]
+    at = sums + member[:, None] * C.VALUE_DIM
+    kept = tl.load(at + column, mask=valid[:, None] & (column < C.V_CUT), other=0.0)
+    total = tl.fma(kept, tl.broadcast_to(own, kept.shape), total * other)
+    if C.V1 > 0:
+        column = C.V_CUT + tl.arange(0, C.V1)[None, :]
+        kept = tl.load(at + column, mask=valid[:, None] & (column < C.VALUE_DIM), other=0.0)
+        rest = tl.fma(kept, tl.broadcast_to(own, kept.shape), rest * other)
+    return total, rest, top, mass
 
 
 @triton.jit(
@@ -214,7 +255,12 @@ def _attend(
     table, key, value = tables + row * table_width, key + kv * key_head, value + kv * value_head
     key_scale, value_scale = key_scale + kv * (key_head // 4), value_scale + kv * (value_head // 4)
     first_part, slot = tl.load(unit + 2), tl.load(unit + 4)
-    for part in range(first_part, first_part + tl.load(unit + 3)):
+    last_part = first_part + tl.load(unit + 3)
+    if C.WHOLE:
+        first_part = tl.minimum(tl.min(low, axis=0), tl.max(end, axis=0)) // C.PART
+        last_part = tl.maximum((tl.max(end, axis=0) + C.PART - 1) // C.PART, first_part + 1)
+        slot = tl.program_id(0)
+    for part in range(first_part, last_part):
         top, mass = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
         total = tl.zeros([M, V0], tl.float32)
         rest = tl.zeros([M, V1], tl.float32) if C.V1 > 0 else total
@@ -226,7 +272,18 @@ def _attend(
             )  # fmt: skip
         total, rest, top, mass = _walk(total, rest, top, mass, a, b, first, last, *facts, scale, cap, C, True)
         total, rest, top, mass = _walk(total, rest, top, mass, b, last, first, last, *facts, scale, cap, C, False)
-        if slot < 0:
+        if C.WHOLE:
+            at = (slot.to(tl.int64) * tl.num_programs(1) + heads) * C.QUERIES * C.TILE_HEADS
+            if part > first_part:
+                total, rest, top, mass = _add_kept(
+                    total, rest, top, mass, sums + at * C.VALUE_DIM, stats + 2 * at, member, valid, C
+                )  # fmt: skip
+            if part < last_part - 1:
+                _keep(total, rest, top, mass, sums + at * C.VALUE_DIM, stats + 2 * at, member, valid, C)
+                tl.debug_barrier()  # other threads may read what these have kept
+            else:
+                _finish(total, rest, top, mass, sink, out + (token * C.HEADS + head) * C.VALUE_DIM, valid, C)
+        elif slot < 0:
             _finish(total, rest, top, mass, sink, out + (token * C.HEADS + head) * C.VALUE_DIM, valid, C)
         elif C.PART < NOWHERE:
             at = ((slot + part - first_part).to(tl.int64) * tl.num_programs(1) + heads) * C.QUERIES * C.TILE_HEADS
@@ -271,6 +328,37 @@ def _join(out, tiles, query_start, sums, stats, sinks, C: tl.constexpr, JOINED: 
         tl.store(out + at + column, value, mask=column < C.VALUE_DIM)
 
 
+@triton.jit(do_not_specialize_on_alignment=["tiles", "query_start"])
+def _join_in_order(
+    out, tiles, query_start, sums, stats, sinks, C: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr
+):
+    """As `_join`, but parts are merged one after the other; AHEAD of them are read at once."""
+    tile = tiles + 5 * (tl.program_id(0) // C.QUERIES)
+    row, local = tl.load(tile).to(tl.int64), tl.load(tile + 1) + tl.program_id(0) % C.QUERIES
+    begin, head = tl.load(query_start + row), tl.program_id(1)
+    of_group = head % C.GROUP
+    if local < tl.load(query_start + row + 1) - begin:
+        heads = head // C.GROUP * C.HEAD_TILES + of_group // C.TILE_HEADS
+        member = tl.program_id(0) % C.QUERIES * C.TILE_HEADS + of_group % C.TILE_HEADS
+        first, slot, one = tl.load(tile + 2), tl.load(tile + 4).to(tl.int64), tl.arange(0, 1)
+        last, column = first + tl.load(tile + 3), tl.arange(0, WIDTH)[None, :]
+        top, mass = tl.full([1], float("-inf"), tl.float32), tl.zeros([1], tl.float32)
+        total = tl.zeros([1, WIDTH], tl.float32)
+        for n in range(first, last, AHEAD):
+            for each in tl.static_range(AHEAD):
+                part = n + each + one
+                at = ((slot + part - first) * C.KV_HEADS * C.HEAD_TILES + heads) * C.QUERIES * C.TILE_HEADS + member
+                more_top = tl.load(stats + 2 * at, mask=part < last, other=float("-inf"))
+                more_mass = tl.load(stats + 2 * at + 1, mask=part < last, other=0.0)
+                inside = (part < last)[:, None] & (column < C.VALUE_DIM)
+                more = tl.load(sums + at[:, None] * C.VALUE_DIM + column, mask=inside, other=0.0)
+                top, mass, own, other = _merged(top, mass, more_top, more_mass)
+                total = tl.fma(total, tl.broadcast_to(own[:, None], total.shape), more * other[:, None])
+        sink = tl.load(sinks + head + one) if C.SINKS else top
+        place = out + ((begin + local).to(tl.int64) * C.HEADS + head) * C.VALUE_DIM + one
+        _finish_whole(total, top, mass, sink, place, C, WIDTH)
+
+
 def plan_attention(
     cache: KvCache,
     query_start: Tensor,
@@ -295,7 +383,10 @@ def paged_attention(
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
     slopes: Tensor | None = None,
+    *,
+    fixed: bool = False,
 ) -> Tensor:
+    """As kernels.api.PagedAttention; `fixed`: nor do results depend on how many queries a row has."""
     query = query.flatten(1)
     query = query if query.stride(1) == 1 else query.contiguous()
     layout: Layout = cache.layout
@@ -303,7 +394,7 @@ def paged_attention(
     out = torch.empty(len(query), heads * layout.value_dim, dtype=query.dtype, device=query.device)
     changes = sinks is not None, soft_cap is not None, slopes is not None
     for queries in plan.classes:
-        shape = shape_of(queries, heads, layout, query.dtype, cache.latent, plan.kind, changes)
+        shape = shape_of(queries, heads, layout, query.dtype, cache.latent, plan.kind, changes, fixed)
         programs = shape.KV_HEADS * shape.HEAD_TILES
         tiles = plan.tiles(queries, shape.QUERIES, shape.PART, programs, shape.waves)
         _run(query, out, layout, plan, tiles, shape, programs, (scale, soft_cap or 1.0), sinks, slopes)
@@ -316,7 +407,8 @@ def _run(
 ) -> None:  # fmt: skip
     """Attends with the tiles of one class of rows."""
     key, value = layout.key, layout.value
-    held = tiles.slots * programs * shape.QUERIES * shape.TILE_HEADS
+    slots = len(tiles.units) if shape.WHOLE else tiles.slots
+    held = slots * programs * shape.QUERIES * shape.TILE_HEADS
     sums = torch.empty(held * layout.value_dim, dtype=torch.float32, device=query.device)
     stats = torch.empty(2 * held, dtype=torch.float32, device=query.device)
     sinks, slopes = stats if sinks is None else sinks, stats if slopes is None else slopes
@@ -329,6 +421,17 @@ def _run(
     )  # fmt: skip
     if tiles.split is not None:
         width = triton.next_power_of_2(layout.value_dim)
-        _join[(len(tiles.split) * shape.QUERIES, shape.HEADS)](
-            out, tiles.split, plan.query_start, sums, stats, sinks, shape, max(1, JOINED * 128 // width), width
+        join, at_once = (_join_in_order, AHEAD) if shape.FIXED else (_join, max(1, JOINED * 128 // width))
+        join[(len(tiles.split) * shape.QUERIES, shape.HEADS)](
+            out, tiles.split, plan.query_start, sums, stats, sinks, shape, at_once, width
         )
+
+
+def variants(name: str) -> tuple[Implementation, ...]:
+    """The one for which a token is the same in any chunk."""
+    run = partial(paged_attention, fixed=True)
+    return (Implementation("paged_attention", f"{name}, {FIXED_ORDER}", run, _unless_fixed),)
+
+
+def _unless_fixed(context: KernelContext) -> str | None:
+    return refuse(context) if context.batch_invariant else "chunks of other lengths may round differently"

@@ -27,7 +27,8 @@ class Shape:
     """What one compiled kernel is made for. A tile has QUERIES queries with TILE_HEADS of a KV head's GROUP heads.
 
     Heads are loaded in two pieces of powers of two: K0 elements from 0, of which K_CUT count, and K1 from K_CUT on;
-    values in V0 and V1 likewise. PART positions of a context are summed by themselves.
+    values in V0 and V1 likewise. PART positions of a context are summed by themselves; if FIXED, parts are merged one
+    after the other, if WHOLE by the program that has them all.
     """
 
     HEADS: int
@@ -56,6 +57,8 @@ class Shape:
     SINKS: bool
     CAPS: bool
     SLOPES: bool
+    FIXED: bool
+    WHOLE: bool
     WARPS: int
     STAGES: int
 
@@ -146,9 +149,20 @@ def refuse_heads(key_dim: int, value_dim: int, size: int, limit: int) -> str | N
     return f"heads of {key_dim} elements take {least} bytes of shared memory, and this GPU has {limit}"
 
 
+def _tile(long: bool, key: int, value: int, size: int, limit: int, fixed: bool) -> Tile:
+    """The tile that fits. If `fixed`, long rows have that of short ones, or a larger one that computes each row alike."""
+    few, many = (
+        fitted(each, key, value, size, limit) or _usual(each, key + value, size == 4) for each in (False, True)
+    )
+    if not fixed:
+        return many if long else few
+    alike = key + value <= 256 and many.keys == few.keys and many.rows >= few.rows >= 64
+    return many if long and alike else few
+
+
 def shape_of(
     queries: int, heads: int, layout: Layout, dtype: torch.dtype, latent: bool, kind: tuple[int, bool],
-    changes: tuple[bool, bool, bool],
+    changes: tuple[bool, bool, bool], fixed: bool = False,
 ) -> Shape:  # fmt: skip
     """For rows of up to `queries` queries, a power of two, or LONG.
 
@@ -156,6 +170,8 @@ def shape_of(
         queries, heads, layout, dtype, latent: of the queries and the cache.
         kind: `WINDOW` and `SEEN` (AttentionPlan.kind).
         changes: sinks, a cap, slopes.
+        fixed: rows of few queries and of many are to get the same bits: both have the same parts and tiles of keys, and
+            no tile of queries is too small for the instructions that large ones get.
     """
     group = heads // layout.heads
     value_cut, v0, v1 = pieces(layout.value_dim)
@@ -164,14 +180,15 @@ def shape_of(
     key_cut, k0, k1 = pieces(layout.key_dim, layout.value_dim if latent else None)
     elements = k0 + k1 + (0 if latent else v0 + v1)
     limit = shared_memory("interpreter" if INTERPRETED.value else "cuda")
-    tile = fitted(queries == LONG, k0 + k1, elements - k0 - k1, dtype.itemsize, limit)
-    rows, keys, warps, stages = tile or _usual(queries == LONG, elements, dtype == torch.float32)
+    rows, keys, warps, stages = _tile(queries == LONG, k0 + k1, elements - k0 - k1, dtype.itemsize, limit, fixed)
+    least = rows if fixed else LEAST
     tile_heads = min(group, rows)
     of_tile = rows // tile_heads if queries == LONG else max(1, min(queries, rows // tile_heads))
-    block = rows if queries == LONG else max(16, triton.next_power_of_2(of_tile * tile_heads))
-    part = 1 << 30 if queries == LONG else part_size(group, layout.value_dim)
+    block = rows if queries == LONG else max(least, triton.next_power_of_2(of_tile * tile_heads))
+    part = 1 << 30 if queries == LONG and not fixed else part_size(group, layout.value_dim)
     return Shape(
         heads, layout.heads, group, tile_heads, -(-group // tile_heads), of_tile, block, keys, part,
         layout.block_size, layout.key_dim, key_cut, k0, k1, layout.value_dim, value_cut, v0, v1,
-        TYPES[dtype], latent, layout.scaled, *kind, *changes, warps, stages,
+        TYPES[dtype], latent, layout.scaled, *kind, *changes, fixed, fixed and queries == LONG,
+        warps, stages,
     )  # fmt: skip

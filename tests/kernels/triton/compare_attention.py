@@ -8,7 +8,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cache import KvCache
+from penstock.kernels.registry import KernelContext
 from tests.kernels.test_paged_attention import Built, Case, build, by_the_rule, exact
 from tests.kernels.triton.compare import TOLERANCE, Sides, sides
 
@@ -94,11 +96,22 @@ def compare_company(device: str, case: Case, kv_type: str = "float32") -> None:
         assert torch.equal(together[begin:end], single), f"row {row}"
 
 
-def compare_chunks(device: str, case: Case, cuts: tuple[int, ...]) -> None:
-    """The only row of a case gives the same bits in steps that end at `cuts` of its queries."""
-    both = sides(device, case.dtype, "paged_attention")
+def compare_chunks(
+    device: str, case: Case, cuts: tuple[int, ...], kv_type: str = "float32", fixed: bool = False
+) -> None:
+    """The only row of a case gives the same bits in steps that end at `cuts` of its queries.
+
+    Rows of up to eight and of more give different ones unless they are `fixed`.
+    """
+    both = sides(device, case.dtype, "plan_attention", kv_type=kv_type)
+    if fixed:
+        name = str(case.dtype).removeprefix("torch.")
+        invariant = KernelContext(device, name, kv_type=kv_type, batch_invariant=True)
+        both = replace(both, ours=resolve_kernels(invariant))
     built = build(case)
-    whole = attend(both, case, built, "float32", 0.2)
+    whole = attend(both, case, built, kv_type, 0.2)
+    limit = max(KV_TOLERANCE[kv_type], TOLERANCE[case.dtype])
+    torch.testing.assert_close(whole.double(), exact(case, built, 0.2), rtol=limit, atol=limit)
     ((queries, context),) = case.rows
     for begin, end in pairwise((0, *cuts, queries)):
         length = context - queries + end
@@ -106,4 +119,4 @@ def compare_chunks(device: str, case: Case, cuts: tuple[int, ...]) -> None:
         made = build(step, seed=end)
         made.keys, made.values, made.sinks = [built.keys[0][:length]], [built.values[0][:length]], built.sinks
         made.query = built.query[begin:end].contiguous()
-        assert torch.equal(attend(both, step, made, "float32", 0.2), whole[begin:end]), f"queries {begin} to {end}"
+        assert torch.equal(attend(both, step, made, kv_type, 0.2), whole[begin:end]), f"queries {begin} to {end}"

@@ -150,8 +150,8 @@ def recurrences(dtype: torch.dtype) -> None:
     recurrent.gated_delta_rule(q, k, v, small, small, rates[0], torch.zeros(2, 32, 128, 128), rows, rates[0])
 
 
-def ops_for(kv_type: str = "bfloat16") -> KernelSet:
-    return resolve_kernels(KernelContext("cuda", "bfloat16", kv_type=kv_type))
+def ops_for(kv_type: str = "bfloat16", fixed: bool = False) -> KernelSet:
+    return resolve_kernels(KernelContext("cuda", "bfloat16", kv_type=kv_type, batch_invariant=fixed))
 
 
 def attention(ops: KernelSet, kv_type: str, heads: tuple[int, int], dims: tuple[int, int], **changes: Any) -> None:
@@ -191,8 +191,19 @@ def small(ops: KernelSet) -> None:
     ops.take_rows(x, torch.zeros(3, dtype=torch.int64))
 
 
+def in_order(more: bool = False) -> None:
+    """Attention of which a token gets the same in any chunk."""
+    fixed = ops_for(fixed=True)
+    attention(fixed, "bfloat16", (32, 8), (128, 128))
+    if more:
+        attention(fixed, "bfloat16", (16, 1), (576, 512))
+        attention(fixed, "bfloat16", (8, 4), (256, 256), window=512, soft_cap=50.0)
+        attention(fixed, "bfloat16", (64, 8), (64, 64), window=128, sinks=torch.zeros(64))
+
+
 def other_sizes(brain: KernelSet, eight: KernelSet) -> None:
     rotation(eight, "fp8")
+    in_order(more=True)
     attention(eight, "fp8", (32, 8), (128, 128))
     attention(brain, "bfloat16", (16, 1), (576, 512))
     attention(brain, "bfloat16", (32, 32), (96, 96), block_size=16)
@@ -210,6 +221,7 @@ def main(more: bool) -> None:
     rotation(brain, "bfloat16")
     attention(brain, "bfloat16", (32, 8), (128, 128))
     attention(eight, "fp8", (16, 1), (576, 512))
+    in_order()
     small(brain)
     products()
     mixtures(torch.bfloat16)

@@ -82,6 +82,23 @@ def test_drafts_are_attended_as_if_one_followed_another(device, window):
     compare_chunks(device, Case(((8, 530),), 6, 2, 32, 32, 16, window), (1, 2, 4))
 
 
+@pytest.mark.parametrize(
+    ("window", "chunked", "sinks", "soft_cap", "dtype", "dims"),
+    [
+        (None, False, False, None, torch.float32, (16, 16)),
+        (None, False, True, None, torch.bfloat16, (24, 24)),
+        (270, False, True, 3.0, torch.float32, (16, 16)),
+        (300, True, False, None, torch.float32, (16, 24)),
+    ],
+)
+def test_a_token_is_the_same_in_chunks_of_any_length_where_order_is_fixed(
+    device, window, chunked, sinks, soft_cap, dtype, dims
+):
+    """Over several parts; alone, among eight, and in longer chunks."""
+    case = Case(((30, 530),), 4, 2, *dims, 16, window, sinks, soft_cap, dtype, chunked=chunked)
+    compare_chunks(device, case, (1, 3, 11, 16, 25), str(dtype).removeprefix("torch."), fixed=True)
+
+
 def test_an_empty_step(device):
     both, case = sides(device, torch.float32, "paged_attention"), Case(((0, 7), (0, 3)))
     assert attend(both, case, build(case), "float32", 0.3).shape == (0, 32)
