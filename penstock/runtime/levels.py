@@ -16,11 +16,6 @@ FAST = (
     "fast: tokens and log-probabilities depend only on the request, its seed and which tokens of its prompt are cached "
     "from when they were generated, to the bit; not on batch, chunking, preemption or threads"
 )
-BATCH_INVARIANT = (
-    "batch-invariant: a step's results for a request are the same to the bit whatever else is in the step; a token "
-    "computed among at most eight of its request's agrees with the same one in a longer chunk up to rounding, so that "
-    "chunking, prefix hits and preemption may change tokens at ties within it"
-)
 ROUNDING = (
     "scheduling, cache and sampling are exact; torch's matrix products may round differently with the number of rows "
     "in a step, so that logits agree to float rounding and tokens except at ties within it"
@@ -30,13 +25,14 @@ ROUNDING = (
 def guarantee(kernels: KernelSet, fast: bool = False) -> str:
     """The level in use, in a sentence; `fast`: tokens are multiplied by their kind."""
     if not packs_natively(kernels):
-        return BATCH_INVARIANT if _in_fixed_order(kernels) else ROUNDING
+        return STRICT if _in_fixed_order(kernels) else ROUNDING
     return FAST if fast else STRICT
 
 
 def _in_fixed_order(kernels: KernelSet) -> bool:
-    """Whether kernels of Triton multiply plain weights, and not torch."""
-    return next(choice for choice in kernels.choices if choice.op == "linear").chosen.name.endswith(FIXED_ORDER)
+    """Whether kernels of Triton multiply and attend in an order that no step changes."""
+    names = {choice.op: choice.chosen.name for choice in kernels.choices}
+    return all(names[op].endswith(FIXED_ORDER) for op in ("linear", "gated_linear", "paged_attention"))
 
 
 def level_notes(wanted: str, fast: bool) -> tuple[Decision, ...]:

@@ -221,6 +221,23 @@ def _add_kept(total, rest, top, mass, sums, stats, member, valid, C: tl.constexp
     return total, rest, top, mass
 
 
+@inlined
+def _merge(
+    total, rest, top, mass, sink, out, sums, stats, heads, member, valid, part, first, last, C: tl.constexpr
+):  # fmt: skip
+    """A part's sums, merged with those of the parts from `first` on; behind the last they go to `out`."""
+    at = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + heads) * C.QUERIES * C.TILE_HEADS
+    sums, stats = sums + at * C.VALUE_DIM, stats + 2 * at
+    if part > first:
+        total, rest, top, mass = _add_kept(total, rest, top, mass, sums, stats, member, valid, C)
+        tl.debug_barrier()  # threads that share a row have all read what one of them will write
+    if part < last - 1:
+        _keep(total, rest, top, mass, sums, stats, member, valid, C)
+        tl.debug_barrier()  # other threads may read what these have kept
+    else:
+        _finish(total, rest, top, mass, sink, out, valid, C)
+
+
 @triton.jit(
     do_not_specialize=["table_width"],
     do_not_specialize_on_alignment=["units", "query_start", "context_len", "tables", "seen"],
@@ -259,7 +276,6 @@ def _attend(
     if C.WHOLE:
         first_part = tl.minimum(tl.min(low, axis=0), tl.max(end, axis=0)) // C.PART
         last_part = tl.maximum((tl.max(end, axis=0) + C.PART - 1) // C.PART, first_part + 1)
-        slot = tl.program_id(0)
     for part in range(first_part, last_part):
         top, mass = tl.full([M], float("-inf"), tl.float32), tl.zeros([M], tl.float32)
         total = tl.zeros([M, V0], tl.float32)
@@ -272,19 +288,12 @@ def _attend(
             )  # fmt: skip
         total, rest, top, mass = _walk(total, rest, top, mass, a, b, first, last, *facts, scale, cap, C, True)
         total, rest, top, mass = _walk(total, rest, top, mass, b, last, first, last, *facts, scale, cap, C, False)
+        target = out + (token * C.HEADS + head) * C.VALUE_DIM
         if C.WHOLE:
-            at = (slot.to(tl.int64) * tl.num_programs(1) + heads) * C.QUERIES * C.TILE_HEADS
-            if part > first_part:
-                total, rest, top, mass = _add_kept(
-                    total, rest, top, mass, sums + at * C.VALUE_DIM, stats + 2 * at, member, valid, C
-                )  # fmt: skip
-            if part < last_part - 1:
-                _keep(total, rest, top, mass, sums + at * C.VALUE_DIM, stats + 2 * at, member, valid, C)
-                tl.debug_barrier()  # other threads may read what these have kept
-            else:
-                _finish(total, rest, top, mass, sink, out + (token * C.HEADS + head) * C.VALUE_DIM, valid, C)
+            found = total, rest, top, mass
+            _merge(*found, sink, target, sums, stats, heads, member, valid, part, first_part, last_part, C)
         elif slot < 0:
-            _finish(total, rest, top, mass, sink, out + (token * C.HEADS + head) * C.VALUE_DIM, valid, C)
+            _finish(total, rest, top, mass, sink, target, valid, C)
         elif C.PART < NOWHERE:
             at = ((slot + part - first_part).to(tl.int64) * tl.num_programs(1) + heads) * C.QUERIES * C.TILE_HEADS
             _keep(total, rest, top, mass, sums + at * C.VALUE_DIM, stats + 2 * at, member, valid, C)

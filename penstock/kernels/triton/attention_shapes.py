@@ -150,7 +150,7 @@ def refuse_heads(key_dim: int, value_dim: int, size: int, limit: int) -> str | N
 
 
 def _tile(long: bool, key: int, value: int, size: int, limit: int, fixed: bool) -> Tile:
-    """The tile that fits. If `fixed`, long rows have that of short ones, or a larger one that computes each row alike."""
+    """The tile that fits. If `fixed`, long rows have that of short ones, or a larger one that computes rows alike."""
     few, many = (
         fitted(each, key, value, size, limit) or _usual(each, key + value, size == 4) for each in (False, True)
     )
