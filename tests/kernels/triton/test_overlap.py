@@ -176,6 +176,30 @@ def test_errors_of_the_device_are_final(
         assert engine.dead is None
 
 
+def test_a_launch_that_fails_beside_a_step_in_flight(
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both steps are given up; rows, tables and samples of requests to come are none of theirs."""
+    engine = engines["ahead"]
+    executor = engine.runner._executor  # type: ignore[attr-defined]
+    forward, calls = executor.forward, 0
+
+    def fails(batch: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise ValueError("no")
+        forward(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "forward", fails)
+        answers = run(engine, ask("a", PROMPT, TOKENS), ask("b", PROMPT[4:], TOKENS))
+    assert {reason for _, reason in answers.values()} == {FinishReason.ERROR} and engine.dead is None
+    assert engine.stats().blocks_used == 0 and not engine.scheduler.outstanding
+    asked = ask("c", PROMPT[1:], 3), ask("d", PROMPT[5:], 3)
+    assert tokens(run(engine, *asked)) == tokens(run(engines["cpu"], *asked))
+
+
 def test_pooled_states_are_those_of_their_step(engines: dict[str, Engine]) -> None:
     asked = [
         replace(ask(str(n), tuple(tiny.prompt(20 - n, n)), 1), pooling=PoolingParams(normalize=True)) for n in range(3)
