@@ -88,13 +88,18 @@ def _described(kind: str, index: int, why_not: str, measured: bool) -> Accelerat
         index=index,
         name=str(facts.name),
         memory_total=total,
-        memory_free=int(module.mem_get_info(index)[0]) if measured else total,
+        memory_free=_free(module, index) if measured else total,
         capability=capability,
         processors=processors,
         no_bfloat16=_older("bfloat16", capability, BFLOAT16_SINCE),
         no_fp8=lacks_fp8(kind, index) or "",
         no_kernels=why_not,
     )
+
+
+def _free(module: Any, index: int) -> int:
+    """Bytes that nobody uses, those that torch has in store included."""
+    return int(module.mem_get_info(index)[0] + module.memory_reserved(index) - module.memory_allocated(index))
 
 
 def _older(what: str, capability: tuple[int, int] | None, since: tuple[int, int]) -> str:

@@ -51,6 +51,7 @@ def load(
     model, options = prepared.model, prepared.options
     cache, kept = packed_file(prepared)
     meter = meter or memory_meter(options.torch_device)
+    before = meter.read().allocated if meter else 0
     lighter = partial(smaller_weights, prepared.facts, prepared.kernels, options, prepared.plan, meter)
     with told(prepared.plan, "the weights were loaded", lighter):
         load_weights(
@@ -71,7 +72,7 @@ def load(
         prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))
     if meter is not None:
         with told(prepared.plan, "a step was tried", partial(smaller_step, options)):
-            found = measure(prepared, kv.of_layer, meter)
+            found = measure(prepared, kv.of_layer, meter, before)
         prepared = replace(prepared, plan=plan_measured(prepared, kv.of_layer, found))
         others = f"beside weights of {format_bytes(found.weights)}; {format_bytes(found.others)} are not torch's"
         notes.append(Decision("largest step", format_bytes(found.step), others))

@@ -30,6 +30,7 @@ class MemoryLimits:
         kv_blocks: exact blocks of every group (block 0 included); overrides kv_cache_memory.
         enable_prefix_caching: whether sliding groups get blocks for prefixes nobody is using.
         state_bytes: recurrent states of one row.
+        most_sequences: where the KV cache takes all that is left, no more than so many of max_model_len need.
         activation_bytes: what the largest step was measured to take; None estimates it.
         attention_masks: attention writes masks or scores out, and the estimate has room for them.
         where: what the available bytes are of, for people; with it, a refusal shows what is needed as a table.
@@ -47,6 +48,7 @@ class MemoryLimits:
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     state_bytes: int = 0
+    most_sequences: int | None = None
     activation_bytes: int | None = None
     attention_masks: bool = True
     where: str = ""
@@ -306,7 +308,7 @@ def _kv_budget(left: int, least: int, longest: int, limits: MemoryLimits, notes:
     """
     asked = limits.kv_cache_memory
     if asked is None:
-        return left
+        return left if limits.most_sequences is None else min(left, max(1, limits.most_sequences) * least)
     if not limits.kv_cache_memory_fixed:
         asked = max(asked, min(least, left))
     if asked <= left:

@@ -136,16 +136,17 @@ def run_largest_step(prepared: Prepared, memory: KVMemory) -> None:
         _sample(prepared.kernels, model.logits(hidden, torch.arange(count, device=hidden.device)))
 
 
-def measure(prepared: Prepared, kv_types: Sequence[str], meter: MemoryMeter) -> Measured:
+def measure(prepared: Prepared, kv_types: Sequence[str], meter: MemoryMeter, before: int = 0) -> Measured:
     """Runs the largest step of a loaded model and says what that took.
 
     Args:
         prepared: with a plan whose blocks and context length the real ones will not exceed by much.
         kv_types: of every layer's cache.
         meter: of the model's device.
+        before: bytes that were allocated there when the model was not loaded yet: other engines' in this process.
     """
     meter.reset()
-    weights = meter.read().allocated
+    weights = meter.read().allocated - before
     memory = KVMemory(
         prepared.kernels,
         prepared.model.cache_specs,
@@ -157,11 +158,11 @@ def measure(prepared: Prepared, kv_types: Sequence[str], meter: MemoryMeter) -> 
         state_slots=prepared.options.max_num_seqs or 1,
         shared=prepared.model.whole_prompts,
     )
-    before = meter.read().allocated
+    held = meter.read().allocated
     meter.reset()
     run_largest_step(prepared, memory)
     peak = meter.read().peak
     memory.close()
     meter.reset()
     after = meter.read()
-    return Measured(weights, max(0, peak - before), after.others, after.total)
+    return Measured(weights, max(0, peak - held), after.others + before, after.total)

@@ -155,6 +155,7 @@ def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu:
         kv_cache_memory_fixed=asked.kv_cache_memory is not None,
         kv_blocks=options.kv_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
+        most_sequences=2 * options.max_num_seqs,  # as many again as run, for prefixes
         attention_masks=gpu is None or bool(gpu.no_kernels),
         where="" if gpu is None else f", {described(options, gpu)}",
     )

@@ -68,6 +68,14 @@ def test_full_model_takes_all_that_is_left() -> None:
     assert found.notes == ()
 
 
+def test_a_small_model_takes_no_more_than_its_sequences_can_use() -> None:
+    bounds = limits(500_000_000, most_sequences=16)
+    found = plan(model(), bounds)
+    assert found.kv_blocks == (16 * 257,)
+    assert plan(model(), replace(bounds, kv_cache_memory=100_000_000)).kv_bytes > found.kv_bytes
+    assert plan(model(), limits(20_000_000, most_sequences=16)) == plan(model(), limits(20_000_000))
+
+
 def test_table_says_everything_in_words() -> None:
     rows = plan(model(), limits(50_000_000)).table()
     assert [row[0] for row in rows] == ["weights", "KV cache", "activations", "total"]
