@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 
 from penstock.config.errors import MemoryPlanError
-from penstock.config.machine import Accelerator
+from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import ModelFacts
 from penstock.kernels.api import KernelSet
 from penstock.kernels.devices import MemoryMeter
 from penstock.runtime.memory_plan import NO_REMEDY, MemoryLimits, MemoryPlan, Remedy, format_bytes
-from penstock.runtime.resident import resident_bytes
+from penstock.runtime.resident import PACKING_SLACK, resident_bytes
 
 SMALL_STEP = 2048  # tokens of a step that is still worth its launches
 ALMOST_ALL = 0.97  # of a GPU's memory: what a plan may be told to fill at most
@@ -43,6 +43,7 @@ def remedies(
     limits: MemoryLimits,
     device: tuple[int, int],
     weights: int,
+    machine: Machine | None = None,
 ) -> tuple[Remedy, ...]:
     """Other ways to start, the least loss first.
 
@@ -51,6 +52,7 @@ def remedies(
         limits: under which it does not fit.
         device: total and free bytes of the GPU.
         weights: bytes of the weights as they would be.
+        machine: whose CPU may serve instead; None if it may not.
     """
     found: list[Remedy] = []
     if limits.max_num_batched_tokens > SMALL_STEP and not facts.whole_prompts:
@@ -63,7 +65,16 @@ def remedies(
         for name in SMALLER_FORMATS:
             size = resident_bytes(facts, kernels, replace(options, quantize=name))
             found.append(Remedy(f"--quantize {name}", limits, size))
+    if machine is not None and machine.isas and not facts.decoded and options.quantize is None:
+        found.append(Remedy("--device cpu", _on_cpu(limits, machine), int(facts.file_bytes * PACKING_SLACK)))
     return tuple(found)
+
+
+def _on_cpu(limits: MemoryLimits, machine: Machine) -> MemoryLimits:
+    """The same wishes in the host's memory, with steps of its size."""
+    rows, tokens = min(64, limits.max_num_seqs), min(512, limits.max_num_batched_tokens)
+    limits = replace(limits, max_num_seqs=rows, max_num_batched_tokens=tokens, activation_bytes=None)
+    return replace(limits, available_bytes=machine.memory_available, attention_masks=True)
 
 
 @contextmanager

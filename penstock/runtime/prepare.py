@@ -114,7 +114,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     limits = _limits(options, concrete, machine, gpu)
     if gpu is not None:
         memory = gpu.memory_total, gpu.memory_free
-        limits = replace(limits, remedies=remedies(facts, kernels, concrete, limits, memory, weights))
+        limits = replace(limits, remedies=remedies(facts, kernels, concrete, limits, memory, weights, machine))
     plan = _plan(kernels, concrete, model, groups, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from penstock.config.errors import MemoryPlanError
+from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, ModelFacts
 from penstock.kernels.api import KernelSet, resolve_kernels
@@ -48,6 +49,7 @@ def planned(
     total: int,
     fixed: bool = False,
     step: int | None = None,
+    machine: Machine | None = None,
 ) -> MemoryPlan:
     limits = MemoryLimits(
         share(options, total, total),
@@ -60,7 +62,7 @@ def planned(
         where=", 90% of a GPU",
     )
     weights = resident_bytes(facts, kernels, options)
-    limits = replace(limits, remedies=remedies(facts, kernels, options, limits, (total, total), weights))
+    limits = replace(limits, remedies=remedies(facts, kernels, options, limits, (total, total), weights, machine))
     return plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=2, limits=limits, weights_bytes=weights)
 
 
@@ -143,6 +145,28 @@ def test_a_smaller_share_gives_up_what_is_missing() -> None:
     assert smaller_share(OPTIONS, made, Full(free=5 * MB, allocated=36 * MB)) == ""
     assert smaller_share(OPTIONS, made, None) == ""
     assert smaller_step(OPTIONS) == "--max-num-batched-tokens 4096"
+
+
+def test_the_cpu_is_named_where_it_has_room_and_nothing_else_helps(kernels: KernelSet) -> None:
+    facts = floats(50 * MB)
+    host = Machine(cores=2, memory_total=400 * MB, memory_available=300 * MB, isas=("avx2",))
+    with pytest.raises(MemoryPlanError, match=r"start with --device cpu\.$"):
+        planned(facts, kernels, OPTIONS, 20 * MB, machine=host)
+    for less in (replace(host, memory_available=90 * MB), replace(host, isas=())):
+        with pytest.raises(MemoryPlanError, match="take a smaller model"):
+            planned(facts, kernels, OPTIONS, 20 * MB, machine=less)
+
+
+def test_caches_that_are_refused_name_a_smaller_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    prepared = prepared_tiny(tmp_path)
+    large = replace(prepared.plan, weights_bytes=30 * MB, kv_bytes=50 * MB, activation_bytes=10 * MB)
+    monkeypatch.setattr(assemble, "make_parts", refuse)
+    monkeypatch.setattr(assemble, "memory_meter", lambda _: Full(free=30 * MB, allocated=50 * MB))
+    with pytest.raises(MemoryPlanError, match=r"while the caches were made[\s\S]*--gpu-memory-utilization 0\.79\."):
+        assemble.make_runner(replace(prepared, plan=large), ("float32",), 2)
 
 
 @pytest.mark.parametrize(
