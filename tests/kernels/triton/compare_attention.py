@@ -110,8 +110,9 @@ def compare_chunks(
         both = replace(both, ours=resolve_kernels(invariant))
     built = build(case)
     whole = attend(both, case, built, kv_type, 0.2)
-    limit = max(KV_TOLERANCE[kv_type], TOLERANCE[case.dtype])
-    torch.testing.assert_close(whole.double(), exact(case, built, 0.2), rtol=limit, atol=limit)
+    if fixed:
+        limit = max(KV_TOLERANCE[kv_type], TOLERANCE[case.dtype])
+        torch.testing.assert_close(whole.double(), exact(case, built, 0.2), rtol=limit, atol=limit)
     ((queries, context),) = case.rows
     for begin, end in pairwise((0, *cuts, queries)):
         length = context - queries + end

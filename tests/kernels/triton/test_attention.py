@@ -95,8 +95,8 @@ def test_a_token_is_the_same_in_chunks_of_any_length_where_order_is_fixed(
     device, window, chunked, sinks, soft_cap, dtype, dims
 ):
     """Over several parts; alone, among eight, and in longer chunks."""
-    case = Case(((30, 530),), 4, 2, *dims, 16, window, sinks, soft_cap, dtype, chunked=chunked)
-    compare_chunks(device, case, (1, 3, 11, 16, 25), str(dtype).removeprefix("torch."), fixed=True)
+    case = Case(((22, 530),), 2, 1, *dims, 16, window, sinks, soft_cap, dtype, chunked=chunked)
+    compare_chunks(device, case, (1, 3, 14), str(dtype).removeprefix("torch."), fixed=True)
 
 
 def test_an_empty_step(device):
