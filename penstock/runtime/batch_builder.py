@@ -46,7 +46,7 @@ class BatchBuilder:
         self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has told of
         self._adapters = [0] * max_rows
         self._last = [0] * max_rows
-        self._samples: torch.Tensor | None = None  # the same, [max_rows] int64, where samples stay on the device
+        self._samples: torch.Tensor | None = None  # the same, where they stay on the device, and 0 behind it
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
 
     def add_row(self, new: NewRow) -> None:
@@ -68,10 +68,15 @@ class BatchBuilder:
 
     @property
     def samples(self) -> torch.Tensor:
-        """[max_rows] int64 on the device, what every row sampled last; from its first use on samples are kept there."""
+        """[max_rows + 1] int64 on the device: what every row sampled last, and 0; from its first use on they stay there."""
         if self._samples is None:
-            self._samples = torch.zeros(len(self._last), dtype=torch.int64, device=self._device)
+            self._samples = torch.zeros(len(self._last) + 1, dtype=torch.int64, device=self._device)
         return self._samples
+
+    def sources(self, tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens as places in `samples` and what is to be added to what is there: placeholders and known ones alike."""
+        given = np.array(tokens, np.int64)
+        return np.where(given < 0, -1 - given, len(self._last)), np.maximum(given, 0)
 
     def facts(self, spans: Sequence[RowSpan]) -> npt.NDArray[np.int64]:
         """Takes the blocks that spans bring; [5, R]: their rows, starts, lengths, prompt tokens and draft tokens."""
@@ -143,10 +148,10 @@ class BatchBuilder:
         return [token if token >= 0 else last[-1 - token] for span in spans for token in span.tokens]
 
     def _token_ids(self, tokens: list[int]) -> torch.Tensor:
-        ids = self._tensor(np.array(tokens, np.int64))
         if self._samples is None or min(tokens) >= 0:
-            return ids
-        return torch.where(ids < 0, self._samples[(-1 - ids).clamp_(min=0)], ids)
+            return self._tensor(np.array(tokens, np.int64))
+        places, known = map(self._tensor, self.sources(tokens))
+        return self._samples[places].add_(known)
 
     def _types(self, second: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
         """1 for tokens at or behind the position where their row's second text begins, if there is one."""

@@ -200,7 +200,9 @@ class DecodeGraphs:
         facts = builder.facts(spans)
         rows, starts, _, prompt, draft = facts
         tokens = count * queries
-        out["token_ids"][:tokens] = [token for span in spans for token in span.tokens]
+        out["sources"][:] = self._free_row
+        given = builder.sources([token for span in spans for token in span.tokens])
+        out["sources"][:tokens], out["known"][:tokens] = given
         positions = np.tile(np.arange(queries), size).reshape(size, queries)
         positions[:count] += starts[:, None]
         out["positions"][:] = positions.reshape(-1)
@@ -277,7 +279,8 @@ class DecodeGraphs:
         tokens, groups = size * self._queries, range(len(self._tables))
         changes = size * (1 + -(-self._queries // self._builder.block_size))
         fields = _Fields(
-            token_ids=(tokens, np.int64),
+            sources=(tokens, np.int64),
+            known=(tokens, np.int64),
             positions=(tokens, np.int64),
             rows=(size, np.int64),
             **{f"slot{g}": (tokens, np.int64) for g in groups},
@@ -297,8 +300,7 @@ class DecodeGraphs:
             for g, table in enumerate(self._tables):
                 table.view(-1)[given[f"places{g}"]] = given[f"blocks{g}"]
                 torch.index_select(table, 0, given["rows"], out=batch.groups[g].block_table)
-            ids = given["token_ids"]
-            ids = torch.where(ids < 0, self._builder.samples[(-1 - ids).clamp_(min=0)], ids)
+            ids = self._builder.samples.index_select(0, given["sources"]).add_(given["known"])
             hidden = self._model.forward(replace(batch, token_ids=ids), self._caches)
             logits.copy_(self._model.logits(hidden, every))
 
@@ -311,7 +313,7 @@ class DecodeGraphs:
     def _fill_free(self, graph: _Graph, out: dict[str, npt.NDArray[Any]], size: int) -> bool:
         """Inputs of a step that has free rows only."""
         contexts = np.full(size, self._queries)
-        out["rows"][:] = self._free_row
+        out["rows"][:] = out["sources"][:] = self._free_row
         out["context_len"][:] = contexts
         for g, table in enumerate(self._builder.tables):
             out[f"places{g}"][:] = self._free_row * table.shape[1]
@@ -321,7 +323,7 @@ class DecodeGraphs:
         """The batch of a recording, made of views of its inputs."""
         tokens, lens = size * self._queries, (self._queries,) * size
         return Batch(
-            token_ids=given["token_ids"],
+            token_ids=given["known"],
             positions=given["positions"][None],
             query_start=self._starts[: size + 1],
             context_len=given["context_len"],
@@ -338,7 +340,7 @@ class DecodeGraphs:
     def _fixed_plans(self, size: int) -> dict[int, Any]:
         """Attention plans of the size: a step of free rows, run by the layers, tells what they ask of them."""
         device, tokens = self._device, size * self._queries
-        names = ("token_ids", "positions", *(f"slot{g}" for g in range(len(self._tables))))
+        names = ("known", "positions", *(f"slot{g}" for g in range(len(self._tables))))
         given = {name: torch.zeros(tokens, dtype=torch.int64, device=device) for name in names}
         given |= {
             name: torch.zeros(size, dtype=torch.int32, device=device) for name in ("prompt_tokens", "draft_tokens")
