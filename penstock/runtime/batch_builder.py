@@ -68,7 +68,7 @@ class BatchBuilder:
 
     @property
     def samples(self) -> torch.Tensor:
-        """[max_rows + 1] int64 on the device: what every row sampled last, and 0. Once asked for, samples stay there."""
+        """[max_rows + 1] int64 on the device, each row's last sample, and 0. From its first use on they stay there."""
         if self._samples is None:
             self._samples = torch.zeros(len(self._last) + 1, dtype=torch.int64, device=self._device)
         return self._samples
