@@ -107,7 +107,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         kernels = resolve_kernels(of_heads)
         model = declare(concrete.max_model_len)
     if model.runs and concrete.on_gpu:
-        return _on_cpu(options, machine, model.runs)
+        return prepare_on_cpu(options, machine, model.runs)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     weights = resident_bytes(facts, kernels, concrete, checkpoint.tensors.values())
@@ -133,7 +133,7 @@ def _of_heads(context: KernelContext, model: Model) -> KernelContext | None:
     return replace(context, heads=tuple(sorted(sizes)), shared_memory=limit) if limit and sizes else None
 
 
-def _on_cpu(options: EngineOptions, machine: Machine, runs: str) -> Prepared:
+def prepare_on_cpu(options: EngineOptions, machine: Machine, runs: str) -> Prepared:
     """As `prepare`, for a model that foreign code computes, which is not brought to GPUs."""
     if options.device != "auto":
         raise ConfigError(f"--device {options.device} is not possible: {runs}. Take --device cpu.")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.config.errors import MemoryPlanError
-from penstock.config.machine import Machine
+from penstock.config.errors import ConfigError, MemoryPlanError
+from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, ModelFacts
 from penstock.kernels.api import KernelSet, resolve_kernels
@@ -21,7 +21,9 @@ from penstock.quant.tensor import TensorInfo
 from penstock.runtime import assemble
 from penstock.runtime.gpu_memory import remedies, share, smaller_share, smaller_step, smaller_weights
 from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
+from penstock.runtime.prepare import prepare_on_cpu
 from penstock.runtime.resident import decoded_formats, resident_bytes
+from tests.models import tiny
 from tests.runtime.test_memory_plan import model, planned_groups
 from tests.runtime.test_peak import prepared_tiny
 from tests.tracking import Tracker
@@ -188,3 +190,15 @@ def test_a_refusal_of_memory_shows_the_plan(
     assert all(f"\n  {what} " in text for what in ("weights", "KV cache", "activations", "total"))
     assert text.endswith(f"CUDA out of memory. Tried to allocate 2.00 MiB; {remedy}.")
     assert smaller_weights(prepared.facts, prepared.kernels, prepared.options, prepared.plan, Full(0, 10)) == ""
+
+
+def test_foreign_code_stays_on_the_cpu(tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    gpu = Accelerator("cuda", 0, "H", 80 * 2**30, 79 * 2**30)
+    host = Machine(cores=2, memory_total=4 * 2**30, memory_available=3 * 2**30, accelerators=(gpu,))
+    asked, runs = EngineOptions(model=str(tmp_path)), "transformers 5: X has no implementation of its own here"
+    prepared = prepare_on_cpu(asked, host, runs)
+    assert prepared.options.device == "cpu"
+    assert prepared.settings[0] == Decision("device", "cpu", runs)
+    with pytest.raises(ConfigError, match=r"--device cuda is not possible: transformers .* Take --device cpu"):
+        prepare_on_cpu(replace(asked, device="cuda"), host, runs)
