@@ -64,10 +64,16 @@ def _shape(part: Part, rows: int) -> Shape:
         return Shape(256, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
     warps = 8 if rows >= 64 else 4
     if isinstance(part, Planes):  # beside the sum there is one that has no scales yet
-        return Shape(128 if rows == 64 else 64, rows, PLANES * part.span, warps, 2 if rows == 128 else 3)
+        tall = rows == 64 or (rows == 128 and _is_light(part))
+        return Shape(128 if tall else 64, rows, PLANES * part.span, warps, 2 if rows == 128 else 3)
     if isinstance(part, Eights):
         return Shape(128 if rows >= 64 and not part.tiled else 64, rows, TILE, warps, 4)
     return Shape(128 if rows >= 64 else 64, rows, 64, warps, 3 if rows == 256 else 4)
+
+
+def _is_light(part: Planes) -> bool:
+    """Whether two sums of 128 by 128 leave registers enough: codes of four bits, few scales, no minimums."""
+    return part.widths == (4, 0) and part.kind == "affine" and part.group >= 128 and offsets_of(part) != "minimums"
 
 
 def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int) -> Shape:
