@@ -8,7 +8,9 @@ from pathlib import Path
 
 import gguf
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.main import app
 from tests.cli.conftest import Penstock
 
 
@@ -75,24 +77,19 @@ def test_perplexity_is_a_table_for_people(penstock: Penstock, stories: str, text
         (("imatrix", "{stories}", "--text", "{text}", "-o", "{text}"), "exists already"),
     ],
 )
-def test_mistakes_are_one_line(
-    penstock: Penstock, stories: str, text: str, arguments: tuple[str, ...], message: str
-) -> None:
-    done = penstock(*(argument.format(stories=stories, text=text) for argument in arguments))
-    assert done.returncode == 1
+def test_mistakes_are_one_line(stories: str, text: str, arguments: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(app, [argument.format(stories=stories, text=text) for argument in arguments])
+    assert done.exit_code == 1
     assert message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", ["perplexity", "imatrix"])
-def test_an_unknown_architecture_is_told_first(
-    penstock: Penstock, stories: str, text: str, tmp_path: Path, command: str
-) -> None:
+def test_an_unknown_architecture_is_told_first(stories: str, text: str, tmp_path: Path, command: str) -> None:
     model = shutil.copytree(stories, tmp_path / "model")
     config = json.loads((model / "config.json").read_text()) | {"architectures": ["FooForCausalLM"]}
     del config["hidden_size"]
     (model / "config.json").write_text(json.dumps(config))
-    done = penstock(
-        command, str(model), "--text", text, *(("-o", str(tmp_path / "m.gguf")) if command == "imatrix" else ())
-    )
-    assert done.returncode == 1
+    target = ("-o", str(tmp_path / "m.gguf")) if command == "imatrix" else ()
+    done = CliRunner().invoke(app, [command, str(model), "--text", text, *target])
+    assert done.exit_code == 1
     assert "architectures is ['FooForCausalLM']" in done.stderr and len(done.stderr.splitlines()) == 1

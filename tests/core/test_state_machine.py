@@ -24,7 +24,7 @@ from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from tests.core.harness import Collector, expected_tokens, null_engine, request
 from tests.core.ownership import Ownership
 
-LIVES, RULES = 500, 50
+LIVES, RULES = 440, 50
 STEMS = tuple(tuple((stem * 7 + i * i) % 3 for i in range(40)) for stem in range(3))
 KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear")
 
