@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
+from penstock.kernels.devices import shared_memory
 from penstock.kernels.triton import tiles
 from penstock.kernels.triton.activations import gate
 from penstock.kernels.triton.numbers import INTERPRETED
@@ -76,12 +77,23 @@ def _is_light(part: Planes) -> bool:
     return part.widths == (4, 0) and part.kind == "affine" and part.group >= 128 and offsets_of(part) != "minimums"
 
 
-def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int) -> Shape:
-    """For `count` rows; where segments are added there is no room for a second sum of the largest tiles."""
+def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int, size: int) -> Shape:
+    """For `count` rows of elements of `size` bytes; where segments are added there is no room for a second sum of the
+
+    largest tiles.
+    """
     if grouped is not None:
-        return _shape(part, grouped.size)
+        return _fitting(_shape(part, grouped.size), part, size)
     large = count >= _MANY and segments == 1 and isinstance(part, Tensor) and part.itemsize == 2
-    return _shape(part, 256 if large else row_tile(count))
+    return _fitting(_shape(part, 256 if large else row_tile(count)), part, size)
+
+
+def _fitting(shape: Shape, part: Part, size: int) -> Shape:
+    """With no more stages than the GPU's shared memory holds; how many there are changes no sum."""
+    limit = shared_memory("cuda")
+    wide = part.itemsize if isinstance(part, Tensor) else 1
+    stage = shape.inputs * (shape.rows * size + shape.outputs * wide)
+    return replace(shape, stages=max(1, min(shape.stages, limit // stage))) if limit else shape
 
 
 def _segments(outputs: int, inputs: int) -> tuple[int, int]:
@@ -137,7 +149,7 @@ def multiply(
     x, x_scales = quantized(x, part) if isinstance(part, Eights) else (x, x)
     segment, segments = _segments(outputs, inputs)
     count = len(x) if grouped is None else grouped.count
-    shape = _tiles_of(part, count, grouped, segments)
+    shape = _tiles_of(part, count, grouped, segments, x.element_size())
     programs = triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
     programs *= triton.cdiv(outputs, shape.outputs)
     if not programs:

@@ -51,3 +51,16 @@ def test_heads_that_are_too_large_get_the_reference() -> None:
         assert found["linear"].chosen.name == "triton (interpreted)"
     reasons = [why for _, why in found["paged_attention"].refused]
     assert "heads of 2048 elements take 131840 bytes of shared memory, and this GPU has 101376" in reasons
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "stages"), [(0, 2, 2), (HOPPER, 2, 2), (HOPPER, 4, 1), (ADA, 2, 1), (TURING, 2, 1)]
+)
+def test_products_have_the_stages_that_fit(limit: int, size: int, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.kernels.triton import packing, products
+    from tests.kernels.triton import matrices
+
+    (part,) = packing.pack([matrices.coded()["q4_0"]]).parts
+    monkeypatch.setattr(products, "shared_memory", lambda _: limit)
+    usual = products.Shape(64, 128, 256, 8, 2)  # takes 139,264 bytes with elements of two
+    assert products._fitting(usual, part, size).stages == stages
