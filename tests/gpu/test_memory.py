@@ -16,6 +16,12 @@ from penstock.kernels.staging import CHUNK, to_device
 SHARE = 0.1
 
 
+@pytest.fixture(autouse=True)
+def _on_a_card(device: str) -> None:
+    if device != "cuda":
+        pytest.skip("the interpreter has no memory of its own")
+
+
 @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, 3 * CHUNK + 5])
 def test_bytes_arrive(length: int) -> None:
     array = np.random.default_rng(length).integers(0, 256, length, np.uint8)
