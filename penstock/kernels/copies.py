@@ -60,6 +60,23 @@ class Download:
         return self._here
 
 
+class Mark:
+    """A place behind all that was queued on a device; where computing is not queued, nothing."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self, device: torch.device) -> None:
+        self._event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def wait(self) -> None:
+        """Until the device has come there."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
 @contextmanager
 def device_errors() -> Iterator[None]:
     """Raises EngineDeadError for errors of a device, after which nothing can be computed there by this process.

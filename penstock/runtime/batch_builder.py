@@ -21,6 +21,7 @@ class BatchBuilder:
     Attributes:
         tables: per group [max_rows, max_blocks] int32, block ids by row and logical block.
         block_size: tokens in a block.
+        device: of the batches.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class BatchBuilder:
         self._second: npt.NDArray[np.int64] | None = np.zeros(max_rows, np.int64) if types else None
         self._one_type = types == 1
         self.block_size = block_size
-        self._device = device
+        self.device = device
         self._on_cpu = device.type == "cpu"  # a call less for each of a step's tensors
         self.tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self._used = [[0] * max_rows for _ in range(num_groups)]
@@ -70,7 +71,7 @@ class BatchBuilder:
     def samples(self) -> torch.Tensor:
         """[max_rows + 1] int64 on the device, each row's last sample, and 0. From its first use on they stay there."""
         if self._samples is None:
-            self._samples = torch.zeros(len(self._last) + 1, dtype=torch.int64, device=self._device)
+            self._samples = torch.zeros(len(self._last) + 1, dtype=torch.int64, device=self.device)
         return self._samples
 
     def sources(self, tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -165,4 +166,4 @@ class BatchBuilder:
                 self._used[g][span.row] = used + len(blocks)
 
     def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array) if self._on_cpu else upload(array, self._device)
+        return torch.from_numpy(array) if self._on_cpu else upload(array, self.device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.protocol import RowSpan
-from penstock.kernels.copies import refill, upload
+from penstock.kernels.copies import Mark, device_errors, refill, upload
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
@@ -157,7 +157,7 @@ class DecodeGraphs:
         self.failed: set[int] = set()
         self._asked = self._answered = 0
         self._next = 0.0
-        self._device = builder.samples.device
+        self._device = builder.device
         self._free_row, self._width = builder.tables[0].shape  # the row behind the last has tables of null blocks
         self._tables: list[Tensor] = []
 
@@ -258,6 +258,8 @@ class DecodeGraphs:
             self._graphs[size] = self._make(size)
             log.info("steps of %d rows are recorded, in %.0f ms", size, 1e3 * (perf_counter() - started))
         except Exception:
+            with device_errors():  # what is wrong with the device, not with the recording, shows again
+                Mark(self._device).wait()
             if not self.failed:
                 log.warning("steps of %d rows cannot be recorded; they run layer by layer", size, exc_info=True)
             self.failed.add(size)

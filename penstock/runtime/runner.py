@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings
-from penstock.kernels.copies import Download, device_errors
+from penstock.kernels.copies import Download, Mark, device_errors
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
@@ -57,6 +57,7 @@ class _Flight:
         draws, drawing: tokens to sample; None where there are none.
         pooled: spans of rows that pool, with the states wanted of them and, of those that ask for choices, logits.
         scored: rows of scored prompts, with their log-probabilities in parts.
+        end: of the step on the device, where nothing of it comes back that could be waited for.
         build, forward: seconds the host took.
     """
 
@@ -65,6 +66,7 @@ class _Flight:
     drawing: Drawing | None
     pooled: list[tuple[RowSpan, Download, Download | None]]
     scored: list[tuple[int, list[PromptScores]]]
+    end: Mark | None
     build: float
     forward: float
 
@@ -141,11 +143,14 @@ class ModelRunner:
         draws, drawing = self._draw(plan, logits, masks)
         pooled = [self._launch_pooled(span, places) for span, places in wanted.pooled]
         scored = [(entry.row, list(self._score(entry))) for entry in wanted.scored]
-        return _Flight(plan.step, draws, drawing, pooled, scored, built - started, computed - built)
+        end = None if draws or pooled or scored else Mark(self._builder.device)
+        return _Flight(plan.step, draws, drawing, pooled, scored, end, built - started, computed - built)
 
     def _collect(self, flight: _Flight) -> StepResult:
         started = perf_counter()
         rows: dict[int, RowResult] = {}
+        if flight.end is not None:  # else a long prompt would be queued whole
+            flight.end.wait()
         for draw, sample in zip(flight.draws, flight.drawing.take() if flight.drawing else (), strict=True):
             if sample.error is not None:
                 rows[draw.row] = RowResult(draw.row, error=sample.error)

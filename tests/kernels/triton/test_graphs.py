@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.config.errors import EngineDeadError
 from penstock.core.protocol import NewRow, RowSpan
 from penstock.engine.loop import Engine
+from penstock.kernels.copies import Mark
 from penstock.runtime.executor import EagerExecutor
 from penstock.runtime.graphs import DecodeGraphs, InterpretedRecorder, padded_sizes
 from penstock.runtime.runner import ModelRunner
@@ -184,6 +186,33 @@ def test_recordings_are_made_after_the_first_answer_and_between_steps(
     engine.add(ask("again", prompt, 2))
     assert finish(engine)["again"].tokens == answer["first"].tokens[:2]
     engine.close()
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_device_that_fails_while_nothing_runs_ends_the_engine(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    """What says so again once the recording is given up; other errors are the recording's own."""
+
+    class Fails:
+        def record(self, _: Any) -> Any:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def mark(_: Mark) -> None:
+        if broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    runner, ours = engines[1].runner, graphs_of(engines[1])
+    assert isinstance(runner, ModelRunner)
+    graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, Fails(), (1,), ours._capacity)
+    graphs.note_answer()
+    monkeypatch.setattr(runner, "_graphs", graphs)
+    monkeypatch.setattr(Mark, "wait", mark)
+    if broken:
+        with pytest.raises(EngineDeadError, match="illegal memory access"):
+            runner.prepare()
+    else:
+        assert not runner.prepare() and graphs.failed == {1}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from penstock.core.constraint import Thinking
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine
-from penstock.kernels.copies import Download
+from penstock.kernels.copies import Download, Mark
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_equality import GREEDY, SAMPLED, Answer, ask, make_engine
 from tests.models import tiny
@@ -125,6 +125,29 @@ def test_a_launch_does_not_wait(engines: dict[str, Engine], monkeypatch: pytest.
     assert not waits
     run(engines["ahead"], ask("it", PROMPT, 4, replace(GREEDY, bad_words_ids=((1, 2),))))
     assert waits == 3
+
+
+def test_every_step_is_waited_for(
+    engines: dict[str, Engine], model: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a long prompt, which give nothing back: no more steps are queued than are planned ahead."""
+    about: dict[str, Any] = {"block_size": 8, "kv_cache_dtype": "float32", "kv_blocks": 24}
+    engine, _ = make_engine(model, 4, 1, device=device, **about)
+    waited: list[str] = []
+    for kind in (Download, Mark):
+
+        def wait(self: Any, kind: Any = kind, real: Any = kind.wait) -> Any:
+            waited.append(kind.__name__)
+            return real(self)
+
+        monkeypatch.setattr(kind, "wait", wait)
+    engine.add(ask("it", PROMPT, 2))
+    while engine.has_work:
+        before, steps = len(waited), engine.stats().steps
+        engine.step()
+        assert len(waited) > before or engine.stats().steps == steps
+    assert waited.count("Mark") == -(-len(PROMPT) // 4) - 1
+    engine.close()
 
 
 def test_a_row_of_numbers_that_are_none_fails_alone(
