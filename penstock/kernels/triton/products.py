@@ -90,10 +90,10 @@ def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int, size:
 
 def _fitting(shape: Shape, part: Part, size: int) -> Shape:
     """With no more stages than the GPU's shared memory holds; how many there are changes no sum."""
-    limit = shared_memory("cuda")
     wide = part.itemsize if isinstance(part, Tensor) else 1
     stage = shape.inputs * (shape.rows * size + shape.outputs * wide)
-    return replace(shape, stages=max(1, min(shape.stages, limit // stage))) if limit else shape
+    limit = shared_memory("cuda") or shape.stages * stage
+    return shape if shape.stages * stage <= limit else replace(shape, stages=max(1, limit // stage))
 
 
 def _segments(outputs: int, inputs: int) -> tuple[int, int]:
