@@ -64,13 +64,16 @@ def operand(x, dtype: tl.constexpr):
 
 
 @inlined
-def dot(a, b, total):
+def dot(a, b, total, ZERO: tl.constexpr = False):
     """a · b + total, accumulated in float32; float32 operands are multiplied as such, never as TF32.
 
     A row's result does not depend on the other rows. The interpreter, whose products of float32 round by a row's place,
-    makes them in float64.
+    makes them in float64. Matrix units of Hopper cards keep 14 bits of sums of FP8, so a sum is not left in them for
+    longer than one product (DeepSeek-V3, arXiv:2412.19437, section 3.3.2), which costs nothing if `total` is ZERO.
     """
     if INTERPRETED:
         product = tl.dot(wide(a).to(tl.float64), wide(b).to(tl.float64), out_dtype=tl.float64)
         return total + product.to(tl.float32)
+    if a.dtype == tl.float8e4nv and not ZERO:
+        return tl.dot(a, b, total, max_num_imprecise_acc=a.shape[1])
     return tl.dot(a, b, total, input_precision="ieee")

@@ -150,7 +150,7 @@ def _plain_block(
     if KIND == "int8":  # branches, not returns: some versions of Triton compile what stands behind a return
         acc = tl.dot(weight, part, acc, out_dtype=tl.int32)
     elif TILED:
-        fresh = dot(weight, part, tl.zeros(acc.shape, tl.float32))
+        fresh = dot(weight, part, tl.zeros(acc.shape, tl.float32), True)
         w_scale = tl.load(scales + block * tl.cast(rows, tl.int64) + w_row)
         x_scale = tl.load(x_scales + scale_row * x_groups + block, mask=real, other=0.0)
         acc += fresh * w_scale[:, None] * x_scale[None, :]

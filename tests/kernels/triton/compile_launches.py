@@ -69,6 +69,8 @@ class Launches:
         code = made.asm["ptx"]
         units = "wgmma" if "wgmma" in code else "mma" if "mma.sync" in code else ""
         self.made.append((kernel.__name__, made.metadata.shared, units))
+        if given.get("KIND") == "fp8" and not given["TILED"] and "maxNumImpreciseAcc = 128 " not in made.asm["ttgir"]:
+            self.problems.append(f"{key}: sums of FP8 stay in the matrix unit, which keeps 14 bits of them")
         if made.metadata.shared > SHARED_MEMORY:
             self.problems.append(f"{key}: {made.metadata.shared} bytes of shared memory")
 
