@@ -204,6 +204,9 @@ std::optional<std::string> refusal(const std::string& isa, std::optional<std::ma
 
 NB_MODULE(_native, m) {
     m.doc() = "Penstock's native CPU ops.";
+#ifdef NDEBUG
+    nb::set_leak_warnings(false); // what a script still holds when the interpreter ends is no error of the user's
+#endif
     using namespace nb::literals;
     bind_packed(m);
     bind_program(m);
