@@ -6,6 +6,7 @@ give the same weights on the same kind of device.
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
 from collections.abc import Mapping
@@ -120,9 +121,14 @@ def random_tensor(shape: tuple[int, int], dtype: torch.dtype, device: str, seed:
 
 
 def random_canonical(format: str, shape: tuple[int, int], seed: int) -> Canonical:
-    """The same, quantised: ROWS rows of which all others are copies."""
+    """The same, quantised: ROWS rows of which all others are copies. Seeds differ in which of them is the first."""
     count = min(shape[0], ROWS)
-    values = np.random.default_rng(seed).standard_normal((count, shape[1]), dtype=np.float32)
-    values /= np.float32(math.sqrt(shape[1]))
-    matrix = quantize_matrix(format, values)
-    return matrix if count == shape[0] else take_rows(matrix, np.arange(shape[0], dtype=np.int64) % count)
+    rows = np.arange(seed, seed + shape[0], dtype=np.int64) % count
+    return take_rows(_quantized_rows(format, count, shape[1]), rows)
+
+
+@functools.lru_cache(maxsize=16)
+def _quantized_rows(format: str, count: int, inputs: int) -> Canonical:
+    """Kept, as quantising takes long beside copying and a model's layers are alike."""
+    values = np.random.default_rng(inputs).standard_normal((count, inputs), dtype=np.float32)
+    return quantize_matrix(format, values / np.float32(math.sqrt(inputs)))
