@@ -53,7 +53,7 @@ class MemoryMeter(Protocol):
 
 def kind() -> str | None:
     """The kind of GPU that this build of torch runs on, as in Accelerator, if there is one."""
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = torch.accelerator.current_accelerator(True)
     if found is None or found.type not in ("cuda", "xpu", "mps"):
         return None
     return "rocm" if found.type == "cuda" and torch.version.hip else found.type
