@@ -159,6 +159,7 @@ class DecodeGraphs:
         self._next = 0.0
         self._device = builder.device
         self._free_row, self._width = builder.tables[0].shape  # the row behind the last has tables of null blocks
+        self._free_state = next((len(cache.state[0]) for cache in caches if cache.state), 0) - 1
         self._tables: list[Tensor] = []
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -303,7 +304,8 @@ class DecodeGraphs:
                 table.view(-1)[given[f"places{g}"]] = given[f"blocks{g}"]
                 torch.index_select(table, 0, given["rows"], out=batch.groups[g].block_table)
             ids = self._builder.samples.index_select(0, given["sources"]).add_(given["known"])
-            hidden = self._model.forward(replace(batch, token_ids=ids), self._caches)
+            given_now = replace(batch, token_ids=ids, state_slot=self._state_slots(given["rows"]))
+            hidden = self._model.forward(given_now, self._caches)
             logits.copy_(self._model.logits(hidden, every))
 
         memory = np.zeros(fields.size, np.uint8)
@@ -335,9 +337,13 @@ class DecodeGraphs:
             logit_rows=self._all[:tokens],
             query_lens=lens,
             context_lens=lens,
-            state_slot=given["rows"],
+            state_slot=self._state_slots(given["rows"]),
             plans=plans,
         )
+
+    def _state_slots(self, rows: Tensor) -> Tensor:
+        """Where rows keep recurrent states: free ones, which begin with every step, in the last."""
+        return torch.where(rows == self._free_row, self._free_state, rows)
 
     def _fixed_plans(self, size: int) -> dict[int, Any]:
         """Attention plans of the size: a step of free rows, run by the layers, tells what they ask of them."""

@@ -215,16 +215,29 @@ def test_a_device_that_fails_while_nothing_runs_ends_the_engine(
         assert not runner.prepare() and graphs.failed == {1}
 
 
-@pytest.mark.parametrize(
-    ("family", "eager", "why"), [("mamba", False, "recurrent layers read"), ("llama", True, "--enforce-eager")]
-)
-def test_the_settings_say_why_no_step_is_recorded(
-    device: str, tmp_path: Path, family: str, eager: bool, why: str
-) -> None:
-    tiny.save(family, tmp_path, num_hidden_layers=1)
-    engine, info = make_engine(tmp_path, 16, 1, device=device, enforce_eager=eager, kv_cache_dtype="float32")
+def test_recurrent_layers(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are left over touch no state of others, nor checkpoints of prefixes, which come next behind them."""
+    tiny.save("mamba2", tmp_path, num_hidden_layers=1)
+    answers, states = [], []
+    about = {"device": device, "kv_cache_dtype": "float32", "max_num_seqs": 4, "batch_invariant": True}
+    for eager in (True, False):
+        engine, _ = make_engine(tmp_path, 16, 0, enforce_eager=eager, **about)
+        replays = None if eager else Replays(record_all(engine), monkeypatch)
+        for n, length in enumerate((9, 4, 6)):
+            engine.add(ask(str(n), tuple(tiny.prompt(length, n)), 3 + n))
+        answers.append(finish(engine))
+        states.append([state[:-1] for cache in engine.runner._memory.caches for state in cache.state])
+        assert replays is None or set(replays.sizes) == {1, 2, 4}
+        engine.close()
+    assert answers[0] == answers[1]
+    assert states[0] and all(torch.equal(*pair) for pair in zip(*states, strict=True))
+
+
+def test_the_settings_say_why_no_step_is_recorded(device: str, tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    engine, info = make_engine(tmp_path, 16, 1, device=device, enforce_eager=True, kv_cache_dtype="float32")
     step = next(decision for decision in info.settings if decision.name == "step")
-    assert step.value == "layer by layer" and step.reason.startswith(why)
+    assert step.value == "layer by layer" and step.reason.startswith("--enforce-eager")
     engine.add(ask("it", (5, 6), 2))
     assert len(finish(engine)["it"].tokens) == 2 and not engine.runner.prepare()
     engine.close()
