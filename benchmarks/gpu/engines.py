@@ -152,13 +152,19 @@ def decode_seconds(setting: Setting, engine: Engine, batch: int, vocabulary: int
 
 
 def timed_steps(setting: Setting, engine: Engine, rows: int, steps: int) -> float:
-    """Seconds of one of so many steps."""
+    """Seconds of one of so many steps.
+
+    Raises:
+        RuntimeError: the rows ended before.
+    """
     setting.synchronize()
     started, tokens = time.perf_counter(), 0
     while engine.has_work and tokens < steps * rows:
         tokens += sum(len(output.tokens) for output in engine.step())
     setting.synchronize()
-    return (time.perf_counter() - started) * rows / max(1, tokens)
+    if tokens < steps * rows:
+        raise RuntimeError(f"{rows} rows gave {tokens} tokens, fewer than {steps} steps have: ask for longer ones")
+    return (time.perf_counter() - started) * rows / tokens
 
 
 def record(setting: Setting, engine: Engine, seconds: float = 15.0) -> None:

@@ -30,24 +30,24 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)  # in place of this folder, whose modules are named as others are
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
-SECTIONS: dict[str, tuple[str, float]] = {  # name → its module, and the seconds it may take
-    "card": ("card", 20),
-    "kernels.linear": ("linear", 45),
+SECTIONS: dict[str, tuple[str, float]] = {  # name → its module, and the seconds it may take; the last may be left out
+    "card": ("card", 15),
+    "kernels.linear": ("linear", 40),
     "kernels.head": ("linear", 8),
-    "kernels.attention": ("attention", 40),
-    "kernels.experts": ("experts", 30),
+    "kernels.attention": ("attention", 35),
+    "kernels.experts": ("experts", 25),
     "kernels.rows": ("rows", 10),
     "kernels.sampling": ("rows", 10),
-    "model.llama_8b": ("models", 70),
-    "model.llama_8b_fp8": ("models", 70),
+    "model.llama_8b": ("models", 60),
+    "model.llama_8b_fp8": ("models", 60),
     "model.llama_8b_int4": ("models", 20),
-    "model.overlap": ("steps", 25),
-    "model.invariance": ("steps", 35),
-    "model.start": ("start", 50),
-    "model.peer": ("peer", 25),
     "model.qwen3_0_6b": ("models", 15),
     "model.qwen3_30b_a3b": ("models", 25),
     "model.deepseek_v2_lite": ("models", 20),
+    "model.overlap": ("steps", 20),
+    "model.invariance": ("steps", 30),
+    "model.start": ("start", 40),
+    "model.peer": ("peer", 20),
 }
 ALWAYS = "card"  # others compare with it
 COMPILERS = (  # sections whose kernels a process of their own compiles ahead
@@ -106,7 +106,7 @@ def compile_ahead(options: argparse.Namespace, sections: list[str]) -> None:
     late = 0
     for process in running:
         try:
-            process.wait(timeout=max(1.0, 0.25 * options.seconds - (time.monotonic() - started)))
+            process.wait(timeout=max(1.0, 0.2 * options.seconds - (time.monotonic() - started)))
         except subprocess.TimeoutExpired:
             late += 1
             process.kill()
@@ -215,7 +215,7 @@ def main(given: list[str] | None = None) -> int:
     setting = Setting(options.device, options.tiny, options.quick, options.compile_only)
     if setting.on_gpu and not options.compile_only and not options.no_compilers:
         compile_ahead(options, sections)
-        faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
+        faulthandler.dump_traceback_later(end - time.monotonic() + GRACE, exit=True)
     found, failures = run(options, setting, sections, end)
     faulthandler.cancel_dump_traceback_later()
     if options.compile_only:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.gpu.engines import ask, decode_seconds, decoding, prompt_seconds, running, stop_all
 from benchmarks.gpu.measure import Figure, Setting
 from benchmarks.gpu.shapes import config
-from benchmarks.gpu.trace import Launch, idle_share, traced
+from benchmarks.gpu.trace import GAP, Launch, idle_share, traced
 from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.loop import Engine
@@ -37,7 +37,7 @@ def overlap(setting: Setting) -> Iterator[Figure]:
 def _idle(launches: list[Launch]) -> Figure:
     """Of the time of some steps, what lies in gaps between kernels; a profiler's work widens them."""
     idle, busy = idle_share(launches)
-    return Figure("device idle between steps", 100 * idle, "%", most=2.0, note=f"busy {busy:.1%}, under a profiler")
+    return Figure("device idle between steps", 100 * idle, "%", most=2.0, note=f"gaps over {GAP:g} µs; busy {busy:.1%}")
 
 
 def invariance(setting: Setting) -> Iterator[Figure]:
