@@ -65,16 +65,21 @@ def _shape(part: Part, rows: int) -> Shape:
         return Shape(256, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
     warps = 8 if rows >= 64 else 4
     if isinstance(part, Planes):  # beside the sum there is one that has no scales yet
-        tall = rows == 64 or (rows == 128 and _is_light(part))
+        tall = rows == 64 or (rows == 128 and _is_tall(part))
         return Shape(128 if tall else 64, rows, PLANES * part.span, warps, 2 if rows == 128 else 3)
     if isinstance(part, Eights):
         return Shape(128 if rows >= 64 and not part.tiled else 64, rows, TILE, warps, 4)
     return Shape(128 if rows >= 64 else 64, rows, 64, warps, 3 if rows == 256 else 4)
 
 
-def _is_light(part: Planes) -> bool:
-    """Whether two sums of 128 by 128 leave registers enough: codes of four bits, few scales, no minimums."""
-    return part.widths == (4, 0) and part.kind == "affine" and part.group >= 128 and offsets_of(part) != "minimums"
+def _is_tall(part: Planes) -> bool:
+    """Whether tiles of 128 rows hold 128 outputs too: with 64 these codes would go through shared memory, with 128 they
+
+    leave registers enough; others do not.
+    """
+    if part.kind != "affine" or offsets_of(part) == "minimums":
+        return False
+    return part.widths == (4, 4) or (part.widths == (4, 0) and part.group >= 128)
 
 
 def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int, size: int) -> Shape:

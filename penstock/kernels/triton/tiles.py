@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from penstock.kernels.triton.activations import gated
-from penstock.kernels.triton.numbers import INTERPRETED, dot, inlined, narrow, wide
+from penstock.kernels.triton.numbers import INTERPRETED, dot, inlined, narrow, operand, wide
 
 PLANES = tl.constexpr(8)
 
@@ -27,6 +27,8 @@ _E2M1 = (
 )
 _AFFINE_BF16 = tl.constexpr(_FIELDS + _NUMBER % ("0x43004300", "0x3f803f80", "bf16x2"))
 _AFFINE_FP16 = tl.constexpr(_FIELDS + _NUMBER % ("0x64006400", "0x3c003c00", "f16x2"))
+_SIXTEENS_BF16 = tl.constexpr(_FIELDS + _NUMBER % ("0x45004500", "0x3f803f80", "bf16x2"))
+_SIXTEENS_FP16 = tl.constexpr(_FIELDS + _NUMBER % ("0x74007400", "0x3c003c00", "f16x2"))
 _E2M1_BF16 = tl.constexpr(_FIELDS + _E2M1 % ("6", "0x01c001c0", "0x7e807e80", "bf16x2"))
 _E2M1_FP16 = tl.constexpr(_FIELDS + _E2M1 % ("9", "0x0e000e00", "0x74007400", "f16x2"))
 
@@ -69,7 +71,8 @@ def coded(
 def _halves(words, like, plane: tl.constexpr, zero: tl.constexpr, KIND: tl.constexpr):
     """A plane of four-bit codes in a type of 16 bits, two at a time: their bits beside those of a power of two.
 
-    The power is subtracted again with the zero point. Kim et al. 2022 (arXiv:2211.10017), section 3.
+    The power is subtracted again with the zero point. Kim et al. 2022 (arXiv:2211.10017), section 3. "sixteens" are the
+    upper halves of eight bits, times 16; the zero point is a multiple of 16 then.
     """
     selector = tl.full((1, 1), 0x5410 if plane < 4 else 0x7632, tl.int32)
     shift = tl.full((1, 1), 4 * (plane % 4), tl.int32)
@@ -77,9 +80,13 @@ def _halves(words, like, plane: tl.constexpr, zero: tl.constexpr, KIND: tl.const
     if KIND == "e2m1":
         asm: tl.constexpr = _E2M1_BF16 if bf16 else _E2M1_FP16
         return tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r", [words, selector, shift], like.dtype, True, 2)
-    power: tl.constexpr = 128.0 if bf16 else 1024.0
+    times: tl.constexpr = 16.0 if KIND == "sixteens" else 1.0
+    power: tl.constexpr = (128.0 if bf16 else 1024.0) * times
     minus = tl.full((1, 1), -power - zero, like.dtype)  # a constant, so that codes stay in registers
-    code: tl.constexpr = _AFFINE_BF16 if bf16 else _AFFINE_FP16
+    if KIND == "sixteens":
+        code: tl.constexpr = _SIXTEENS_BF16 if bf16 else _SIXTEENS_FP16
+    else:
+        code: tl.constexpr = _AFFINE_BF16 if bf16 else _AFFINE_FP16
     return tl.inline_asm_elementwise(code, "=r,r,r,r,r,r,r,r", [words, selector, shift, minus], like.dtype, True, 2)
 
 
@@ -98,6 +105,25 @@ def _operand(
     if INTERPRETED:
         return value
     return value.to(like.dtype)
+
+
+@triton.jit
+def _plane_product(
+    fresh, part, lower, upper, table, zeros, plane: tl.constexpr, zero: tl.constexpr, KIND: tl.constexpr,
+    OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+):  # fmt: skip
+    """fresh + a plane's numbers · part, without their scales; both halves of eight bits are multiplied by themselves,
+
+    which takes a third of the instructions that joining them would.
+    """
+    if not INTERPRETED and LOW == 4 and HIGH == 4 and part.dtype != tl.float32:
+        fresh = dot(_halves(lower, part, plane, zero % 16, "affine"), part, fresh)
+        value = _halves(upper, part, plane, zero // 16 * 16, "sixteens")
+    else:
+        value = _operand(lower, upper, table, part, plane, zero, KIND, LOW, HIGH)
+    if OFFSETS == "zeros":
+        value -= wide(tl.load(zeros)).to(value.dtype)[:, None]
+    return dot(value, part, fresh)
 
 
 @triton.jit
@@ -122,12 +148,12 @@ def _codes_block(
             k = first + each * SPAN + column
             mask = real[None, :] if EVEN else (real[None, :] & (k < inputs)[:, None])
             part = tl.load(x + x_row[None, :] + k[:, None], mask=mask, other=0.0)
-            value = _operand(lower, upper, table, part, run * RUN + each, zero, KIND, LOW, HIGH)
-            if OFFSETS == "zeros":
-                value -= wide(tl.load(offsets + group)).to(value.dtype)[:, None]
             if OFFSETS == "minimums":
-                sums = dot(tl.full(value.shape, 1.0, value.dtype), part, sums)  # of x, in every row
-            fresh = dot(value, part, fresh)
+                ones = operand(tl.full((acc.shape[0], SPAN), 1.0, tl.float32), part.dtype)
+                sums = dot(ones, part, sums)  # of x, in every row
+            fresh = _plane_product(
+                fresh, part, lower, upper, table, offsets + group, run * RUN + each, zero, KIND, OFFSETS, LOW, HIGH
+            )  # fmt: skip
         acc += fresh * wide(tl.load(scales + group))[:, None]
         if OFFSETS == "minimums":
             acc += sums * wide(tl.load(offsets + group))[:, None]
