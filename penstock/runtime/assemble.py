@@ -24,6 +24,7 @@ from penstock.runtime.pooling import Head
 from penstock.runtime.prepare import Prepared, packed_file, plan_again, plan_measured
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
+from penstock.runtime.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
 SHARED = 4  # times that a cache's blocks may be in rows' contexts on average before a step is not replayed
@@ -131,7 +132,10 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
             graphs = _graphs(prepared, memory, builder, rows)
         executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
     heads = _beside_weights(model.classifier, prepared), _beside_weights(model.projection, prepared)
-    return ModelRunner(executor, memory, sampler, builder, *heads, graphs), executor
+    warm_up = WarmUp(prepared, memory) if prepared.options.on_gpu else None
+    if warm_up is not None:
+        warm_up.ahead()
+    return ModelRunner(executor, memory, sampler, builder, *heads, graphs, warm_up and warm_up.run_next), executor
 
 
 def _beside_weights(head: Head | None, prepared: Prepared) -> Head | None:

@@ -69,8 +69,8 @@ def largest_step(
     return StepShape(tuple(queries), tuple(contexts))
 
 
-def dummy_batch(shape: StepShape, model: Model, groups: int, block_size: int, device: str) -> Batch:
-    """A step of random tokens, all of whose blocks are block 1 of their group, and all of whose logits are wanted."""
+def dummy_batch(shape: StepShape, model: Model, groups: int, block_size: int, device: str, block: int = 1) -> Batch:
+    """A step of random tokens, all of whose blocks are one of their group, and all of whose logits are wanted."""
     lens = np.array(shape.queries, np.int64)
     contexts = np.array(shape.contexts, np.int64)
     ends = lens.cumsum()
@@ -80,14 +80,14 @@ def dummy_batch(shape: StepShape, model: Model, groups: int, block_size: int, de
     def there(array: np.ndarray[tuple[int, ...], np.dtype[np.int64]], kind: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(array).to(device, kind)
 
-    table = torch.ones(len(lens), -(-max(shape.contexts) // block_size), dtype=torch.int32, device=device)
+    table = torch.full((len(lens), -(-max(shape.contexts) // block_size)), block, dtype=torch.int32, device=device)
     rows = len(lens)
     return Batch(
         token_ids=there(ids),
         positions=there(position[None]),
         query_start=there(np.concatenate(([0], ends)), torch.int32),
         context_len=there(contexts, torch.int32),
-        groups=(GroupTables(table, there(block_size + position % block_size)),) * groups,
+        groups=(GroupTables(table, there(block * block_size + position % block_size)),) * groups,
         prompt_tokens=there(np.where(lens > 1, lens, 0), torch.int32),
         draft_tokens=torch.zeros(rows, dtype=torch.int32, device=device),
         logit_rows=torch.arange(int(ends[-1]), device=device),

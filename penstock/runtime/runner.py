@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -87,8 +87,11 @@ class ModelRunner:
         classifier: Head | None = None,
         projection: Head | None = None,
         graphs: DecodeGraphs | None = None,
+        warm_up: Callable[[], bool] | None = None,
     ) -> None:
+        """`warm_up` makes some more kernels ahead, while no row is in the batch; whether there are others."""
         self._executor = executor
+        self._warm_up = warm_up
         self._graphs = graphs
         self._memory = memory
         self._sampler = sampler
@@ -120,6 +123,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prepare(self) -> bool:
+        if self._new and self._warm_up is not None and self._warm_up():  # not before the first answer
+            return True
         if self._graphs is None:
             return False
         if self._new:  # there were rows, and nothing runs: their requests are over

@@ -1,5 +1,6 @@
 """What a server would compile: run as a program, serves steps of many sizes and prints how often each kernel is made.
 
+Behind that it prints how often requests would wait for it: after the steps that are run ahead.
 Launches are not run. Triton makes a kernel anew for types, constants and, unless told not to, for whether a number is 1
 or a multiple of 16: one that changes with every step would hold up requests long after the start.
 """
@@ -22,9 +23,12 @@ from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.sampling import RowSettings
 from penstock.kernels.triton import adapters, packing, sampling
+from penstock.runtime import warm_up
+from penstock.runtime.peak import largest_step
 from tests.kernels.triton import matrices
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, EXPERTS = 512, 8, 2, 64, 1088, 2048, 8
+ROWS, TOKENS, LONGEST = 64, 2048, 4000  # most of a step
 
 
 def catch_keys() -> dict[str, set[str]]:
@@ -55,7 +59,8 @@ class Layer:
         self.experts_down = ops.pack_experts([plain(EXPERTS * HIDDEN, 128)], EXPERTS)
         self.sampler, self.norm = ops.sampling(), torch.ones(HIDDEN)
 
-    def step(self, lens: Sequence[int], contexts: Sequence[int]) -> None:
+    def step(self, lens: Sequence[int], contexts: Sequence[int], masked: bool = False) -> Tensor:
+        """Its logits."""
         ops, tokens, rows = self.ops, sum(lens), len(lens)
         packed = torch.zeros(3 * tokens + rows + 1, dtype=torch.int64)  # one upload, whose parts lie as they happen to
         ids, slot, positions, last = packed.split((tokens, tokens, tokens, rows + 1))
@@ -76,7 +81,9 @@ class Layer:
         x = ops.grouped_experts(x, weights, chosen, self.experts_up, self.experts_down, "silu", residual=x)
         logits = ops.linear(ops.take_rows(x, last[:rows]), self.table).float()
         drawing = [self.sampler.row(RowSettings(VOCAB, temperature=row % 2, top_p=0.9)) for row in range(rows)]
-        self.sampler.draw(logits, drawing, np.zeros(rows, np.int64), None)
+        masks = np.zeros((rows, VOCAB // 32), np.uint32) if masked else None
+        self.sampler.draw(logits, drawing, np.zeros(rows, np.int64), masks)
+        return logits
 
 
 def plain(*shape: int) -> Tensor:
@@ -89,13 +96,18 @@ def main() -> None:
         module.HOME = "cpu"
     found, dice = catch_keys(), random.Random(1)
     layer = Layer(resolve_kernels(KernelContext("cuda", "bfloat16", kv_type="bfloat16", batch_invariant=True)))
+    for shape in (largest_step(ROWS, TOKENS, LONGEST, LONGEST), *warm_up.steps(ROWS, TOKENS, LONGEST)):
+        logits = layer.step(shape.queries, shape.contexts)
+    warm_up.draw(layer.ops, logits)
+    ahead = {name: set(keys) for name, keys in found.items()}
     for _ in range(60):
         decoding, prompts = dice.choice((0, 1, 5, 16, 61)), dice.choice((0, 0, 1, 3))
         lens = [dice.choice((1, 1, 2, 5)) for _ in range(decoding)] + [dice.randrange(9, 700) for _ in range(prompts)]
         if lens:
-            layer.step(lens, [length + dice.choice((0, 0, 15, 1000, 3001)) for length in lens])
+            contexts = [length + dice.choice((0, 0, 15, 1000, 3001)) for length in lens]
+            layer.step(lens, contexts, masked=dice.random() < 0.3)
     for name, keys in sorted(found.items()):
-        print(name, len(keys))
+        print(name, len(keys), len(keys - ahead.get(name, set())))
 
 
 if __name__ == "__main__":

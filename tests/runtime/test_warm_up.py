@@ -1,0 +1,78 @@
+"""Steps run ahead: which there are, that they leave caches alone, and when they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.core.scheduler import Scheduler
+from penstock.engine.loop import Engine
+from penstock.runtime import assemble, warm_up
+from penstock.runtime.assemble import load, make_runner, scheduler_options
+from tests.engine.test_equality import ask, finish
+from tests.models import tiny
+from tests.runtime.test_peak import ROWS, prepared_tiny
+
+
+def test_steps_have_every_class_of_queries_and_every_tile_of_rows() -> None:
+    found = warm_up.steps(48, 300, 5000)
+    assert [shape.queries for shape in found[:5]] == [(1,), (16,), (2,), (4,), (8,)]
+    assert [sum(shape.queries) for shape in found[5:]] == [32, 64, 128, 256]
+    assert found[5].queries == (1,) * 32
+    assert found[6].queries == (1,) * 47 + (17,)
+    assert {min(shape.contexts) for shape in found} == {1024}
+
+
+def test_steps_keep_to_limits() -> None:
+    assert [shape.queries for shape in warm_up.steps(4, 6, 90)] == [(1,), (2,), (4,)]
+    assert [shape.queries for shape in warm_up.steps(4, 64, 90, chunk=8)] == [(1,), (2,), (4,), (8,), (8, 8, 8, 8)]
+    assert {shape.contexts for shape in warm_up.steps(4, 6, 3)} == {(3,)}
+    assert all(shape.contexts == shape.queries for shape in warm_up.steps(4, 64, 90, whole=True))
+
+
+def test_steps_run_ahead_and_between_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[warm_up.WarmUp] = []
+
+    class Kept(warm_up.WarmUp):
+        def ahead(self, seconds: float = 0.0) -> None:
+            made.append(self)
+            super().ahead(1e-9)
+
+    monkeypatch.setattr(assemble, "WarmUp", Kept)
+    prepared, kv_types, _ = load(prepared_tiny(tmp_path))
+    limits = scheduler_options(prepared.options, prepared.plan, prepared.model)
+    assert make_runner(prepared, kv_types, ROWS)[0].prepare() is False and not made  # no GPU: nothing is compiled
+    gpu = replace(prepared, options=replace(prepared.options, device="cuda"))
+    monkeypatch.setattr(type(gpu.options), "torch_device", property(lambda _: "cpu"))
+    runner, _ = make_runner(gpu, kv_types, ROWS)
+    left = made[0]._left
+    assert len(left) == 2  # of one, two and four tokens
+    engine = Engine(Scheduler(limits, prepared.groups), runner)
+    runner.prepare()
+    assert len(left) == 2  # there was no answer yet
+    prompt = tuple(tiny.prompt(9, 1))
+    engine.add(ask("cold", prompt, 3))
+    first = finish(engine)["cold"].tokens
+    before = [(cache.kv.key[1:].clone(), cache.kv.value[1:].clone()) for cache in runner._memory.caches]
+    while left:
+        assert runner.prepare() is True or not left
+    after = [(cache.kv.key[1:], cache.kv.value[1:]) for cache in runner._memory.caches]
+    for ours, theirs in zip(before, after, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    engine.add(ask("warm", prompt, 3))
+    assert finish(engine)["warm"].tokens == first
+    runner.close()
+
+
+def test_a_step_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    prepared, kv_types, _ = load(prepared_tiny(tmp_path))
+    memory, _, _ = assemble.make_parts(prepared, kv_types, ROWS, ROWS)
+    warm = warm_up.WarmUp(prepared, memory)
+    monkeypatch.setattr(prepared.model, "forward", None)
+    warm.ahead()
+    assert not warm.run_next()
+    assert "compiled ahead" in caplog.text
+    memory.close()
