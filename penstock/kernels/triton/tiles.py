@@ -83,10 +83,9 @@ def _halves(words, like, plane: tl.constexpr, zero: tl.constexpr, KIND: tl.const
     times: tl.constexpr = 16.0 if KIND == "sixteens" else 1.0
     power: tl.constexpr = (128.0 if bf16 else 1024.0) * times
     minus = tl.full((1, 1), -power - zero, like.dtype)  # a constant, so that codes stay in registers
-    if KIND == "sixteens":
-        code: tl.constexpr = _SIXTEENS_BF16 if bf16 else _SIXTEENS_FP16
-    else:
-        code: tl.constexpr = _AFFINE_BF16 if bf16 else _AFFINE_FP16
+    units: tl.constexpr = _AFFINE_BF16 if bf16 else _AFFINE_FP16
+    sixteens: tl.constexpr = _SIXTEENS_BF16 if bf16 else _SIXTEENS_FP16
+    code: tl.constexpr = sixteens if KIND == "sixteens" else units
     return tl.inline_asm_elementwise(code, "=r,r,r,r,r,r,r,r", [words, selector, shift, minus], like.dtype, True, 2)
 
 
