@@ -27,6 +27,7 @@ ARCHES = {
     "mamba2": gguf.MODEL_ARCH.MAMBA2,
     "granite-hybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "granite-hybrid-dense": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "bamba": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "falcon-h1": gguf.MODEL_ARCH.FALCON_H1,
     "falcon-h1-normed": gguf.MODEL_ARCH.FALCON_H1,
     "jamba": gguf.MODEL_ARCH.JAMBA,
@@ -45,6 +46,10 @@ def metadata(arch: str, config: Any) -> dict[str, Any]:
         return next((found for name in names if (found := getattr(config, name, None)) is not None), default)
 
     types = getattr(config, "layer_types", ())
+    bamba = config.model_type == "bamba"
+    if bamba:
+        attending = config.attn_layer_indices
+        types = ["full_attention" if i in attending else "" for i in range(config.num_hidden_layers)]
     heads = first("num_attention_heads", default=0)
     kv_heads = first("num_key_value_heads", default=0)
     if arch not in (*QWEN, "falcon-h1", "mamba", "mamba2"):
@@ -91,7 +96,8 @@ def metadata(arch: str, config: Any) -> dict[str, Any]:
     if arch == "mamba":
         pairs["ssm.dt_b_c_rms"] = config.model_type == "falcon_mamba"
     if arch == "granitehybrid":
-        pairs["rope.scaling.finetuned"] = config.position_embedding_type == "rope"
+        pairs["rope.scaling.finetuned"] = bamba or config.position_embedding_type == "rope"
+        pairs["rope.dimension_count"] = round(config.head_dim * rope["partial_rotary_factor"]) if bamba else None
     return {f"{arch}.{key}": value for key, value in pairs.items() if value is not None}
 
 

@@ -139,9 +139,12 @@ def _mamba2(keys: Keys, tensors: Tensors) -> dict[str, Any]:
 
 
 def _granitehybrid(keys: Keys, tensors: Tensors) -> dict[str, Any]:
+    """Also what llama.cpp makes of a "BambaForCausalLM": one that turns queries and keys, and has no factors."""
     experts = keys.integer("expert_count", 0, most=MAX_EXPERTS, least=0)
     dense = tensors.get("blk.0.ffn_gate.weight")
     shared = keys.integer("expert_shared_feed_forward_length", dense.shape[0] if dense is not None else None)
+    heads = keys.integer("attention.head_count", most=2**16)
+    head_dim = keys.integer("attention.key_length", max(1, keys.integer("embedding_length") // heads))
     return _named(
         "GraniteMoeHybridForCausalLM",
         "granitemoehybrid",
@@ -152,7 +155,8 @@ def _granitehybrid(keys: Keys, tensors: Tensors) -> dict[str, Any]:
         num_local_experts=experts,
         num_experts_per_tok=keys.integer("expert_used_count", 0, most=MAX_EXPERTS, least=0),
         position_embedding_type="rope" if keys.values.get("granitehybrid.rope.scaling.finetuned") is True else "nope",
-        attention_multiplier=keys.number("attention.scale", 1.0),
+        partial_rotary_factor=keys.integer("rope.dimension_count", head_dim) / head_dim,
+        attention_multiplier=keys.number("attention.scale", head_dim**-0.5),
         embedding_multiplier=keys.number("embedding_scale", 1.0),
         residual_multiplier=keys.number("residual_scale", 1.0),
         logits_scaling=keys.number("logit_scale", 1.0),
