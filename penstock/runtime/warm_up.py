@@ -38,7 +38,8 @@ def steps(rows: int, tokens: int, longest: int, whole: bool = False, chunk: int 
         chunk: most tokens of a row, None for no bound.
     """
     most = min(tokens, longest, chunk or tokens)
-    shapes = [(queries,) for queries in (1, 16, 2, 4, 8) if queries <= most]  # a token, a prompt, ends of known prompts
+    shapes: list[tuple[int, ...]] = []
+    shapes += ((queries,) for queries in (1, 16, 2, 4, 8) if queries <= most)  # a token, a prompt, ends of known ones
     size = 32
     while size < tokens:
         shapes.append(largest_step(rows, size, longest, size, chunk, whole).queries)
