@@ -141,6 +141,18 @@ def home() -> str:
     return "cuda" if found in (None, "rocm") else str(found)
 
 
+def multiply_exactly() -> None:
+    """From now on torch's products on GPUs keep float32 operands, and sums of narrower ones, in float32.
+
+    By itself it adds parts of sums in the narrower type, and takes TF32 where a variable says so, as in NVIDIA's images.
+    """
+    torch.set_float32_matmul_precision("highest")
+    products = torch.backends.cuda.matmul
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
+    products.allow_fp16_accumulation = False
+
+
 def use(device: str) -> None:
     """Makes a device such as "cuda:1" the one in use in this thread; one without a number, or a CPU, needs nothing."""
     if (index := torch.device(device).index) is not None:

@@ -135,7 +135,9 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
     warm_up = WarmUp(prepared, memory) if prepared.options.on_gpu else None
     if warm_up is not None:
         warm_up.ahead()
-    return ModelRunner(executor, memory, sampler, builder, *heads, graphs, warm_up.run_next if warm_up else None), executor
+    return ModelRunner(
+        executor, memory, sampler, builder, *heads, graphs, warm_up.run_next if warm_up else None
+    ), executor
 
 
 def _beside_weights(head: Head | None, prepared: Prepared) -> Head | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -120,3 +123,20 @@ def test_a_device_without_a_number_needs_no_switch(monkeypatch: pytest.MonkeyPat
     for device in ("cpu", "cuda", "cuda:1"):
         devices.use(device)
     assert chosen == [1]
+
+
+def test_products_on_gpus_are_exact_whatever_variables_say() -> None:
+    code = """
+import torch
+from penstock.config.options import EngineOptions
+from penstock.runtime.prepare import settle_compute
+products = torch.backends.cuda.matmul
+for device in "cpu", "cuda":
+    settle_compute(EngineOptions(model="m", device=device))
+    reduced = products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction
+    print(products.fp32_precision, *reduced, products.allow_fp16_accumulation)
+"""
+    environment = dict(os.environ, TORCH_ALLOW_TF32_CUBLAS_OVERRIDE="1")
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.splitlines() == ["tf32 True True False", "ieee False False False"]
