@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,20 +16,23 @@ from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
 from penstock.runtime.gpu_memory import smaller_share, smaller_step, smaller_weights, told
-from penstock.runtime.graphs import CudaRecorder, DecodeGraphs, InterpretedRecorder, padded_sizes
+from penstock.runtime.graphs import CudaRecorder, DecodeGraphs, InterpretedRecorder, Recorder, Rehearsal, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.kv_probe import choose_kv_types
 from penstock.runtime.memory_plan import MemoryPlan, format_bytes
 from penstock.runtime.peak import measure
-from penstock.runtime.pooling import Head
 from penstock.runtime.prepare import Prepared, packed_file, plan_again, plan_measured
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.runtime.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
+log = logging.getLogger(__name__)
 SHARED = 4  # times that a cache's blocks may be in rows' contexts on average before a step is not replayed
-_READ_BACK = ("plan_attention", "paged_attention", "grouped_experts")  # ops whose reference does
+_READ_BACK = (  # ops whose reference does
+    *("plan_attention", "paged_attention", "grouped_experts"),
+    *("short_conv", "selective_scan", "gated_delta_rule"),
+)
 
 
 def load(
@@ -73,10 +77,12 @@ def load(
         prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))
     if meter is not None:
         with told(prepared.plan, "a step was tried", partial(smaller_step, options)):
-            found = measure(prepared, kv.of_layer, meter, before)
+            found = measure(prepared, kv.of_layer, meter, before, partial(_rehearse, prepared))
         prepared = replace(prepared, plan=plan_measured(prepared, kv.of_layer, found))
         others = f"beside weights of {format_bytes(found.weights)}; {format_bytes(found.others)} are not torch's"
         notes.append(Decision("largest step", format_bytes(found.step), others))
+        if found.recordings:
+            notes.append(Decision("recorded steps", format_bytes(found.recordings), "of the largest, beside that"))
         notes += (Decision("max_model_len", str(prepared.plan.max_model_len), note) for note in prepared.plan.notes)
     return prepared, kv.of_layer, notes
 
@@ -104,24 +110,30 @@ def make_parts(
         state_slots=rows + plan.checkpoints + (options.device != "cpu"),  # one for what recordings leave over
         shared=model.whole_prompts,
     )
-    builder = BatchBuilder(
-        len(groups),
-        rows,
-        -(-plan.max_model_len // options.block_size),
-        options.block_size,
-        torch.device(options.torch_device),
-        mask=model.mask,
-        types=0 if model.embedding.types is None else model.embedding.types.shape[0],
-    )
+    builder = _builder(prepared, rows)
     assert options.max_num_batched_tokens
     sizes = options.max_num_batched_tokens, logit_rows
     return memory, builder, make_executor(model, memory.caches, *sizes, options.arithmetic == "fast")
 
 
+def _builder(prepared: Prepared, rows: int) -> BatchBuilder:
+    options, model = prepared.options, prepared.model
+    return BatchBuilder(
+        len(prepared.groups),
+        rows,
+        -(-prepared.plan.max_model_len // options.block_size),
+        options.block_size,
+        torch.device(options.torch_device),
+        mask=model.mask,
+        types=0 if model.embedding.types is None else model.embedding.types.shape[0],
+    )
+
+
 def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
     """The runner of a model that is prepared and loaded, for so many branches a step, and what runs its steps."""
-    meter = memory_meter(prepared.options.torch_device)
-    with told(prepared.plan, "the caches were made", partial(smaller_share, prepared.options, prepared.plan, meter)):
+    options = prepared.options
+    meter = memory_meter(options.torch_device)
+    with told(prepared.plan, "the caches were made", partial(smaller_share, options, prepared.plan, meter)):
         memory, builder, executor = make_parts(prepared, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = prepared.model
     sampler = Sampler(model.vocab_size, rows, prepared.kernels.sampling())
@@ -129,23 +141,16 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
     if sampler.on_device and isinstance(executor, EagerExecutor):
         why = _unrecordable(prepared)
         if why is None:
-            graphs = _graphs(prepared, memory, builder, rows)
+            recorder = CudaRecorder() if options.torch_device.startswith("cuda") else InterpretedRecorder()
+            graphs = _graphs(prepared, memory, builder, rows, recorder)
         executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
-    heads = _beside_weights(model.classifier, prepared), _beside_weights(model.projection, prepared)
     warm_up = WarmUp(prepared, memory) if prepared.options.on_gpu else None
     if warm_up is not None:
         warm_up.ahead()
+    heads = model.classifier, model.projection
     return ModelRunner(
         executor, memory, sampler, builder, *heads, graphs, warm_up.run_next if warm_up else None
     ), executor
-
-
-def _beside_weights(head: Head | None, prepared: Prepared) -> Head | None:
-    """A head of pooled states, which lie on the host, whose weights may lie elsewhere."""
-    device, dtype = prepared.options.torch_device, prepared.model.dtype
-    if head is None or device == "cpu":
-        return head
-    return lambda state: head(state.to(device, dtype)).to("cpu", torch.float32)
 
 
 def _unrecordable(prepared: Prepared) -> str | None:
@@ -161,11 +166,21 @@ def _unrecordable(prepared: Prepared) -> str | None:
     return f"the reference of {', '.join(read)} reads from the device" if read else None
 
 
-def _graphs(prepared: Prepared, memory: KVMemory, builder: BatchBuilder, rows: int) -> DecodeGraphs:
-    options, blocks = prepared.options, prepared.plan.kv_blocks
-    recorder = CudaRecorder() if options.torch_device.startswith("cuda") else InterpretedRecorder()
-    tokens = [SHARED * count * options.block_size for count in blocks]
+def _graphs(prepared: Prepared, memory: KVMemory, builder: BatchBuilder, rows: int, recorder: Recorder) -> DecodeGraphs:
+    tokens = [SHARED * count * prepared.options.block_size for count in prepared.plan.kv_blocks]
     return DecodeGraphs(prepared.model, memory.caches, builder, recorder, padded_sizes(rows), tokens)
+
+
+def _rehearse(prepared: Prepared, memory: KVMemory) -> None:
+    """Takes the memory of recordings for a moment, if there will be any."""
+    rows = prepared.options.max_num_seqs
+    if rows and _unrecordable(prepared) is None:
+        try:
+            _graphs(prepared, memory, _builder(prepared, rows), rows, Rehearsal()).rehearse()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # it will be told when it is to be recorded
+            log.debug("a recording could not be tried", exc_info=True)
 
 
 def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) -> SchedulerOptions:

@@ -1,8 +1,9 @@
 """Decode steps recorded once for a number of rows, then replayed without the host's work for every launch.
 
 A recorded step has fixed buffers: whatever differs from step to step is copied there before a replay, in one piece, and
-rows that are left over write to the null block. What it computes is what the layers would, row by row; what does not
-fit is computed by them. Recordings are made between steps, one at a time, and share one pool of memory.
+rows that are left over write to the null block and to a recurrent state that is nobody's. What it computes is what the
+layers would, row by row; what does not fit is computed by them. Recordings are made between steps, one at a time, and
+share one pool of memory.
 """
 
 from __future__ import annotations
@@ -52,11 +53,14 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As Recorder; the first run compiles kernels, which cannot be done while recording."""
+        """As Recorder; the first run compiles kernels, which cannot be done while recording.
+
+        It runs where steps do, so that what it frees is theirs: torch keeps freed memory for the stream that had it.
+        """
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        run()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            run()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 run()
@@ -74,6 +78,15 @@ class InterpretedRecorder:
         run()
         with _NoReads():  # type: ignore[no-untyped-call]
             run()
+        return run
+
+
+class Rehearsal:
+    """Runs what would be recorded, once."""
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """As Recorder."""
+        run()
         return run
 
 
@@ -149,7 +162,7 @@ class DecodeGraphs:
             recorder: how to record.
             sizes: numbers of rows to record for, ascending.
             tokens: positions that rows may have in each cache group in all; those that rows share count for each.
-            queries: tokens of every row; more than one where drafts are verified.
+            queries: tokens of every row. Steps of this engine have one; more are for drafts, which nothing makes yet.
         """
         self._model, self._caches, self._builder, self._recorder = model, caches, builder, recorder
         self._sizes, self._capacity, self._queries = tuple(sizes), tuple(tokens), queries
@@ -252,6 +265,10 @@ class DecodeGraphs:
             return False
         self._record(left[-1])
         return len(left) > 1
+
+    def rehearse(self) -> None:
+        """Makes the largest recording, to see what memory it takes: as much as all of them do, which share a pool."""
+        self._make(self._sizes[-1])
 
     def _record(self, size: int) -> None:
         started = perf_counter()

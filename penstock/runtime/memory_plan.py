@@ -73,12 +73,14 @@ class Measured:
         step: the most that the largest step held besides weights and caches.
         others: not torch's: of other processes, and of contexts, libraries and compiled kernels.
         total: the device's.
+        recordings: what recorded steps will keep, beside the largest step.
     """
 
     weights: int
     step: int
     others: int
     total: int
+    recordings: int = 0
 
 
 @dataclass(frozen=True, slots=True)

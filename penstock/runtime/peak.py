@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,14 +136,21 @@ def run_largest_step(prepared: Prepared, memory: KVMemory) -> None:
         _sample(prepared.kernels, model.logits(hidden, torch.arange(count, device=hidden.device)))
 
 
-def measure(prepared: Prepared, kv_types: Sequence[str], meter: MemoryMeter, before: int = 0) -> Measured:
-    """Runs the largest step of a loaded model and says what that took.
+def measure(
+    prepared: Prepared,
+    kv_types: Sequence[str],
+    meter: MemoryMeter,
+    before: int = 0,
+    rehearse: Callable[[KVMemory], None] = lambda memory: None,
+) -> Measured:
+    """Runs the largest step of a loaded model, then what will be recorded, and says what they took.
 
     Args:
         prepared: with a plan whose blocks and context length the real ones will not exceed by much.
         kv_types: of every layer's cache.
         meter: of the model's device.
         before: bytes that were allocated there when the model was not loaded yet: other engines' in this process.
+        rehearse: takes the memory that recorded steps will keep.
     """
     meter.reset()
     weights = meter.read().allocated - before
@@ -155,14 +162,18 @@ def measure(prepared: Prepared, kv_types: Sequence[str], meter: MemoryMeter, bef
         prepared.options.block_size,
         kv_types=kv_types,
         device=prepared.options.torch_device,
-        state_slots=prepared.options.max_num_seqs or 1,
+        state_slots=(prepared.options.max_num_seqs or 0) + 1,
         shared=prepared.model.whole_prompts,
     )
     held = meter.read().allocated
     meter.reset()
     run_largest_step(prepared, memory)
     peak = meter.read().peak
+    meter.reset()
+    with torch.inference_mode():
+        rehearse(memory)
+    recordings = meter.read().peak - held
     memory.close()
     meter.reset()
     after = meter.read()
-    return Measured(weights, max(0, peak - held), after.others + before, after.total)
+    return Measured(weights, max(0, peak - held), after.others + before, after.total, max(0, recordings))

@@ -11,22 +11,56 @@ from torch.nn import functional
 
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.protocol import NewRow, RowSpan
-from penstock.layers.weight import Layer, Weight
+from penstock.kernels.copies import Download
 
+_SUMMED = 256  # states at once, which are copied as float64
 Head = Callable[[Tensor], Tensor]
 """What a pooled state [1, hidden_size] passes: a classification head, or the dense layers of sentence embeddings."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """What a prompt's earlier chunks left: nothing, the first state, the states' sum, or all results."""
+    """What a prompt's earlier chunks left: the first state, the states' sum, or all results, under way to the host."""
 
     params: PoolingParams
-    kept: list[Tensor] = field(default_factory=list)
+    kept: Tensor | None = None
+    parts: list[Download] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """A row's result that was begun.
+
+    Attributes:
+        row: whose.
+    """
+
+    row: int
+    _params: PoolingParams
+    _parts: list[Download]
+
+    def take(self) -> bytes:
+        """Waits for what the row asked for."""
+        params = self._params
+        found = torch.cat([part.wait()[0] for part in self._parts]).float()
+        if params.choices:
+            found = found[:, list(params.choices)]
+        if params.activation == "softmax":
+            found = found.softmax(dim=-1)
+        elif params.activation == "sigmoid":
+            found = found.sigmoid()
+        if params.dimensions is not None:
+            found = found[:, : params.dimensions]
+        if params.normalize:
+            found = torch.cat([functional.normalize(state[None]) for state in found])
+        return found.contiguous().numpy().tobytes()
 
 
 class Pooler:
-    """Pools the rows of one model. Every sum is in the order of the positions, so that chunks do not change it."""
+    """Pools the rows of one model where its states lie, so that the host does not wait for them.
+
+    Every sum is in the order of the positions, so that chunks do not change it.
+    """
 
     def __init__(self, classifier: Head | None, projection: Head | None = None) -> None:
         self._classifier = classifier
@@ -50,52 +84,45 @@ class Pooler:
             return range(0 if span.start else 1)
         return range(count)
 
-    def take(self, span: RowSpan, hidden: Tensor) -> Tensor | None:
-        """Takes the wanted states [n, hidden_size]; the pooled state [1 or tokens, hidden_size] at the prompt's end."""
+    def begin(self, span: RowSpan, states: Tensor, logits: Callable[[], Tensor]) -> Pooled | None:
+        """Takes the wanted states of a span; at the prompt's end, the row's result.
+
+        Args:
+            states: [n, hidden_size], which may be overwritten by the next step.
+            logits: makes those of the last of them, [1, vocab].
+        """
         row = self._rows[span.row]
-        states = hidden.detach().to("cpu", torch.float32, copy=True)
-        if row.params.kind is PoolingKind.MEAN:
-            total = row.kept.pop()[0] if row.kept else torch.zeros(states.shape[1], dtype=torch.float64)
-            for state in states:
-                total += state
-            states = total[None]
-        row.kept.append(states)
+        params, kind = row.params, row.params.kind
+        if kind is PoolingKind.ALL and not params.choices:
+            row.parts.append(Download(self._passed(params, states, states.dtype)))
+        elif kind is PoolingKind.MEAN:
+            row.kept = _summed(row.kept, states)
+        elif len(states):
+            row.kept = states.clone()
         if not span.sample:
             return None
-        found = torch.cat(row.kept)
-        if row.params.kind is PoolingKind.MEAN:
-            found = (found / (span.start + len(span.tokens))).float()
-        return found
-
-    def result(self, span: RowSpan, pooled: Tensor, logits: Tensor | None) -> bytes:
-        """What the row asked for, of its pooled state and, where it asked for choices, its logits [1, vocab]."""
-        params = self._rows[span.row].params
         if params.choices:
-            assert logits is not None
-            pooled = logits[:, list(params.choices)].cpu().float()
-        elif params.classify:
+            row.parts.append(Download(logits()))
+        elif kind is not PoolingKind.ALL:
+            assert row.kept is not None
+            mean = kind is PoolingKind.MEAN
+            pooled = (row.kept / (span.start + len(span.tokens))).float() if mean else row.kept
+            row.parts.append(Download(self._passed(params, pooled, states.dtype)))
+        return Pooled(span.row, params, row.parts)
+
+    def _passed(self, params: PoolingParams, states: Tensor, dtype: torch.dtype) -> Tensor:
+        """States [n, hidden_size] behind the head that the row asks for, if any, which computes in `dtype`."""
+        if params.classify:
             assert self._classifier is not None  # the frontend asks only models that have one
-            pooled = torch.cat([_passed(self._classifier, state[None]) for state in pooled])
-        elif self._projection is not None and params.kind is not PoolingKind.ALL:
-            pooled = _passed(self._projection, pooled)
-        if params.activation == "softmax":
-            pooled = pooled.softmax(dim=-1)
-        elif params.activation == "sigmoid":
-            pooled = pooled.sigmoid()
-        if params.dimensions is not None:
-            pooled = pooled[:, : params.dimensions]
-        if params.normalize:
-            pooled = torch.cat([functional.normalize(state[None]) for state in pooled])
-        return pooled.contiguous().numpy().tobytes()
-
-    def needs_logits(self, span: RowSpan) -> bool:
-        """Whether the row's result is made of its last token's logits."""
-        row = self._rows.get(span.row)
-        return row is not None and bool(row.params.choices)
+            return torch.cat([self._classifier(state[None].to(dtype)) for state in states])
+        if self._projection is not None and params.kind is not PoolingKind.ALL:
+            return self._projection(states.to(dtype))
+        return states
 
 
-def _passed(head: Head, states: Tensor) -> Tensor:
-    """What a head makes of states [n, hidden_size], which it gets where its weights lie; on the host."""
-    weights: list[Weight] = list(head.weights()) if isinstance(head, Layer) else []
-    there: Tensor = weights[0].value if weights else states
-    return head(states.to(there.device)).cpu()
+def _summed(before: Tensor | None, states: Tensor) -> Tensor:
+    """The sum [1, hidden_size] float64 of what was summed before and of the states, one after the other."""
+    total = states.new_zeros(1, states.shape[1], dtype=torch.float64) if before is None else before
+    for part in torch.split(states, _SUMMED):
+        total = torch.cat((total, part.double())).cumsum(0)[-1:]
+    return total.clone()

@@ -193,7 +193,8 @@ def plan_measured(prepared: Prepared, kv_types: Sequence[str], measured: Measure
     """
     device = measured.total, measured.total - measured.others
     available = share(prepared.options, *device)
-    limits = replace(prepared.limits, available_bytes=available, activation_bytes=measured.step)
+    step = measured.step + measured.recordings + _state_bytes(prepared.model.cache_specs)  # of nobody's row
+    limits = replace(prepared.limits, available_bytes=available, activation_bytes=step)
     others = remedies(prepared.facts, prepared.kernels, prepared.options, limits, device, measured.weights)
     limits = replace(limits, remedies=others)
     return _plan_loaded(prepared, kv_types, limits, measured.weights)

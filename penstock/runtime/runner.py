@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings
-from penstock.kernels.copies import Download, Mark, device_errors
+from penstock.kernels.copies import Mark, device_errors
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.pooling import Head, Pooler
+from penstock.runtime.pooling import Head, Pooled, Pooler
 from penstock.runtime.sampler import Draw, Drawing, PromptScores, Sampler
 
 PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
@@ -55,7 +55,7 @@ class _Flight:
 
     Attributes:
         draws, drawing: tokens to sample; None where there are none.
-        pooled: spans of rows that pool, with the states wanted of them and, of those that ask for choices, logits.
+        pooled: results of rows that pool.
         scored: rows of scored prompts, with their log-probabilities in parts.
         end: of the step on the device, where nothing of it comes back that could be waited for.
         build, forward: seconds the host took.
@@ -64,7 +64,7 @@ class _Flight:
     step: int
     draws: list[Draw]
     drawing: Drawing | None
-    pooled: list[tuple[RowSpan, Download, Download | None]]
+    pooled: list[Pooled]
     scored: list[tuple[int, list[PromptScores]]]
     end: Mark | None
     build: float
@@ -146,7 +146,8 @@ class ModelRunner:
             logits = self._logits(wanted) if wanted.draws else None
         computed = perf_counter()
         draws, drawing = self._draw(plan, logits, masks)
-        pooled = [self._launch_pooled(span, places) for span, places in wanted.pooled]
+        begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
+        pooled = [one for one in begun if one is not None]
         scored = [(entry.row, list(self._score(entry))) for entry in wanted.scored]
         end = None if draws or pooled or scored else Mark(self._builder.device)
         return _Flight(plan.step, draws, drawing, pooled, scored, end, built - started, computed - built)
@@ -163,11 +164,8 @@ class ModelRunner:
             self._builder.note_sample(draw.row, sample.token)
             logprobs = () if sample.logprobs is None else (sample.logprobs,)
             rows[draw.row] = RowResult(draw.row, (sample.token,), logprobs)
-        for span, states, logits in flight.pooled:
-            state = self._pooler.take(span, states.wait()[0])
-            if state is not None:
-                chosen = logits.wait()[0] if logits else None
-                rows[span.row] = RowResult(span.row, pooled=self._pooler.result(span, state, chosen))
+        for pooled in flight.pooled:
+            rows[pooled.row] = RowResult(pooled.row, pooled=pooled.take())
         for row, parts in flight.scored:
             result = rows.get(row, RowResult(row))
             scores = tuple(score for part in parts for score in part.take())
@@ -235,11 +233,9 @@ class ModelRunner:
             first += count
         return wanted
 
-    def _launch_pooled(self, span: RowSpan, places: slice) -> tuple[RowSpan, Download, Download | None]:
-        chosen = None
-        if span.sample and self._pooler.needs_logits(span):
-            chosen = Download(self._executor.logits(torch.tensor([places.stop - 1])))
-        return span, Download(self._executor.hidden()[places]), chosen
+    def _launch_pooled(self, span: RowSpan, places: slice) -> Pooled | None:
+        last = torch.tensor([places.stop - 1])
+        return self._pooler.begin(span, self._executor.hidden()[places], lambda: self._executor.logits(last))
 
     def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> tuple[list[Draw], Drawing | None]:
         """Begins to sample, once the masks of the step have been made."""

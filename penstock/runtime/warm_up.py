@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
+from penstock.kernels.copies import Mark, device_errors
 from penstock.kernels.sampling import RowSettings
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.peak import StepShape, dummy_batch, largest_step
@@ -93,6 +94,8 @@ class WarmUp:
         try:
             self._run(shape)
         except Exception:
+            with device_errors():  # what is wrong with the device, not with the step, shows again
+                Mark(torch.device(self._prepared.options.torch_device)).wait()
             log.warning("kernels cannot be compiled ahead; requests will wait for them", exc_info=True)
             self._left.clear()
         else:

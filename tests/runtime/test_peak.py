@@ -82,9 +82,10 @@ def test_what_is_measured_replaces_what_was_estimated(tmp_path: Path) -> None:
 
 
 def test_an_engine_stays_within_its_share(tmp_path: Path) -> None:
+    """With recorded steps, once they are all made, too."""
     tracker = Tracker(total=2 * MIB, others=MIB // 2)
     with tracker:
-        prepared, kv_types, notes = load(prepared_tiny(tmp_path), meter=tracker)
+        prepared, kv_types, notes = load(prepared_tiny(tmp_path, enforce_eager=False), meter=tracker)
         limits = scheduler_options(prepared.options, prepared.plan, prepared.model)
         runner, _ = make_runner(prepared, kv_types, limits.max_num_seqs)
         tracker.reset()
@@ -96,8 +97,11 @@ def test_an_engine_stays_within_its_share(tmp_path: Path) -> None:
         for number in range(ROWS):
             engine.add(ask(str(number), tuple(tiny.prompt(9, number)), 1))
         assert len(finish(engine, tracker.collect)) == ROWS
+        while runner.prepare():
+            pass
+        tracker.collect()
     assert 0 < tracker.peak - held <= plan.activation_bytes
     assert tracker.peak <= budget
     named = {note.name: note for note in notes}
-    assert "weights of" in named["largest step"].reason
+    assert "weights of" in named["largest step"].reason and named["recorded steps"].value.endswith("KiB")
     runner.close()

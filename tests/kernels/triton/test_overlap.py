@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.core.constraint import Thinking
-from penstock.core.pooling import PoolingParams
+from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine
 from penstock.kernels.copies import Download, Mark
@@ -221,6 +221,40 @@ def test_a_launch_that_fails_beside_a_step_in_flight(
     assert engine.stats().blocks_used == 0 and not engine.scheduler.outstanding
     asked = ask("c", PROMPT[1:], 3), ask("d", PROMPT[5:], 3)
     assert tokens(run(engine, *asked)) == tokens(run(engines["cpu"], *asked))
+
+
+def test_heads_of_pooled_states_are_launched_with_their_step(
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a row that is classified would wait for the step behind its own."""
+    runner = engines["ahead"].runner
+    assert isinstance(runner, ModelRunner)
+    heads: list[torch.Size] = []
+    in_submit = False
+
+    def head(state: torch.Tensor) -> torch.Tensor:
+        assert in_submit
+        heads.append(state.shape)
+        return state[:, :2]
+
+    submit = runner.submit
+
+    def launch(plan: Any, masks: Any = None) -> None:
+        nonlocal in_submit
+        in_submit = True
+        submit(plan, masks)
+        in_submit = False
+
+    monkeypatch.setattr(runner, "submit", launch)
+    monkeypatch.setattr(runner._pooler, "_classifier", head)
+    for kind in (PoolingKind.LAST, PoolingKind.MEAN, PoolingKind.CLS, PoolingKind.ALL):
+        pooling = PoolingParams(kind, classify=True, activation="softmax")
+        engines["ahead"].add(replace(ask(kind.name, PROMPT, 1), pooling=pooling))
+    found: dict[str, bytes] = {}
+    while engines["ahead"].has_work:
+        found |= {output.request_id: output.pooled for output in engines["ahead"].step() if output.pooled}
+    assert {name: len(result) for name, result in found.items()} == {"LAST": 8, "MEAN": 8, "CLS": 8, "ALL": 8 * 13}
+    assert len(heads) == 3 + 13 and set(heads) == {torch.Size([1, tiny.SIZES["hidden_size"]])}
 
 
 def test_pooled_states_are_those_of_their_step(engines: dict[str, Engine]) -> None:
