@@ -144,7 +144,7 @@ def home() -> str:
 def multiply_exactly() -> None:
     """From now on torch's products on GPUs keep float32 operands, and sums of narrower ones, in float32.
 
-    By itself it adds parts of sums in the narrower type, and takes TF32 where a variable says so, as in NVIDIA's images.
+    By itself it adds parts of sums in the narrower type, and takes TF32 where a variable says so: in NVIDIA's images.
     """
     torch.set_float32_matmul_precision("highest")
     products = torch.backends.cuda.matmul

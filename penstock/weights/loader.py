@@ -25,6 +25,7 @@ from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
 from penstock.quant.methods import Method, checkpoint_method
 from penstock.weights.checkpoint import Checkpoint, text_config
+from penstock.weights.device_encode import device_encoder
 from penstock.weights.dummy import DummyCheckpoint, random_matrices
 from penstock.weights.pack_cache import PackedFile
 
@@ -320,7 +321,10 @@ class _Reader:
         return torch.cat([m if isinstance(m, Tensor) else self._decoded(m, dtype) for m in members])
 
     def _quantized(self, format: str, source: _Source, matrix: Plain) -> Canonical:
+        there = device_encoder(format, matrix) if self._staging is not None else None
         try:
+            if there is not None and self._staging is not None:
+                return there(self._staging)
             return quantize_matrix(format, decode_canonical(matrix))
         except ConfigError as error:
             raise CheckpointError(f"{source.key} cannot be quantised to {format}: {error}") from error
