@@ -112,7 +112,7 @@ def test_tools_that_cannot_be_called(api: openai.OpenAI) -> None:
     for given in ({"tool_choice": "required", "tools": [hopeless]}, {"tools": [{**hopeless, "strict": True}]}):
         with pytest.raises(openai.BadRequestError) as error:
             ask(api, "Hello", **given)
-        assert error.value.param == "tools"
+        assert error.value.param == "tools[0].parameters"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "GetWeather"}])
