@@ -163,6 +163,8 @@ class Scheduler:
         """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
         draft = _Draft(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(branch, branch.remaining) for branch in self.running]
+        if 4 * sum(branch.request.constrained for branch, length in remaining if not length) > len(remaining):
+            return None  # a step without so many would gain less than waiting for their tokens
         decoding = [pair for pair in remaining if pair[1] == 1]  # which are never starved by prompts
         for branch, length in (*decoding, *(pair for pair in remaining if pair[1] > 1)):
             self._continue(branch, length, draft)

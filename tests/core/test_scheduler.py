@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.config.errors import ConfigError, ContextLengthError, RequestError
+from penstock.core.constraint import Thinking
 from penstock.core.policies import Admission, recompute_cost
 from penstock.core.protocol import CacheOpKind, StepResult
 from penstock.core.request import FinishReason
@@ -165,6 +166,25 @@ def test_a_gate_of_ones_own_holds_admission() -> None:
     engine.step()
     assert engine.stats().running == 2
     assert len(run(engine).finished) == 5
+
+
+@pytest.mark.parametrize(("held", "together"), [(1, False), (2, True), (6, True)])
+def test_rows_that_no_step_is_planned_ahead_for(held: int, together: bool) -> None:
+    """Among few of them the others are planned ahead; more than a quarter are waited for, so that none lags behind."""
+    engine = null_engine(depth=1)
+    ahead = []
+    for n in range(6):
+        thinking = Thinking((5, 6), budget=100) if n < held else None
+        engine.add(request(f"{n}", (n + 1, 2, 3), max_tokens=12, thinking=thinking))
+    tokens = dict.fromkeys("012345", 0)
+    while min(tokens.values()) < 5:
+        for output in engine.step():
+            tokens[output.request_id] += len(output.tokens)
+        ahead.append(engine.scheduler.outstanding)
+    assert (max(ahead) == 0) is together
+    assert (tokens["0"] == tokens["5"]) is together and tokens["5"] in ((5,) if together else (8, 9, 10))
+    while engine.has_work:
+        engine.step()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
