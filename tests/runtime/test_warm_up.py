@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.config.options import EngineOptions
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
 from penstock.runtime import assemble, warm_up
 from penstock.runtime.assemble import load, make_runner, scheduler_options
+from penstock.runtime.prepare import prepare
 from tests.engine.test_equality import ask, finish
-from tests.models import tiny
+from tests.models import encoders, tiny
 from tests.runtime.test_peak import ROWS, prepared_tiny
 
 
@@ -75,4 +77,17 @@ def test_a_step_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     warm.ahead()
     assert not warm.run_next()
     assert "compiled ahead" in caplog.text
+    memory.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "deepseek-v2", "bert", "modernbert"])
+def test_models_of_every_kind_run_them(family: str, tmp_path: Path) -> None:
+    """Recurrent layers, latent attention, encoders."""
+    (encoders if "bert" in family else tiny).save(family, tmp_path, num_hidden_layers=1)
+    given = {"device": "interpreter", "max_num_seqs": 3, "max_num_batched_tokens": 40, "block_size": 8}
+    prepared, kv_types, _ = load(prepare(EngineOptions(model=str(tmp_path), **given)))  # type: ignore[arg-type]
+    memory, _, _ = assemble.make_parts(prepared, kv_types, 3, 3)
+    warm = warm_up.WarmUp(prepared, memory)
+    for shape in warm_up.steps(3, 40, prepared.plan.max_model_len, prepared.model.whole_prompts)[::2]:
+        warm._run(shape)
     memory.close()
