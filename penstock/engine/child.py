@@ -26,6 +26,7 @@ from penstock.engine.messages import MessageError
 TERMINATE_S = 5.0
 UNRESPONSIVE_S = 60.0
 _DRAIN_S = 0.05
+_WORDS_DRAINS = 40  # at most, for a process that says why it ends
 _MAX_SOCKET_PATH = 100  # what a unix socket address holds, less some
 # As `python -m penstock.engine.process`, but with this very package and never a module of the current directory, which
 # may be a model folder with Python files in it.
@@ -108,8 +109,9 @@ class EngineChild:
     async def wait(self) -> None:
         """Returns when the process has ended and everything it sent has been handled."""
         assert self._process is not None
-        await self._process.wait()
-        await asyncio.sleep(_DRAIN_S)
+        status = await self._process.wait()
+        for _ in range(_WORDS_DRAINS if status == 1 else 1):  # then it has sent last words, behind all else
+            await asyncio.sleep(0 if self._last_words else _DRAIN_S)
 
     def send(self, frame: bytes) -> None:
         """Sends an encoded command; never blocks.

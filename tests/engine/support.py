@@ -129,7 +129,7 @@ def build_engine(options, progress, *, grammars):
         process.STEP_TIMEOUT_S = 0.2
         return null_engine(wrap=lambda runner: Slow(runner, 60))
     if options.model == "lost":
-        return null_engine(wrap=lambda runner: Lost(runner, 5))
+        return null_engine(wrap=lambda runner: Lost(Slow(runner, 0.05), 5))
     return null_engine(options.max_model_len or 2048, wrap=lambda runner: Slow(runner, 0.002))
 
 build = types.ModuleType("penstock.engine.build")
