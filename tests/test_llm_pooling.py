@@ -61,7 +61,7 @@ def test_prompts(tmp_path: Path) -> None:
         assert llm.embed("one", prompt_name="query")[0].values == expected.values
         assert llm.embed("one", prompt="two three ")[0].values == expected.values
         assert llm.embed("one", prompt_name="document")[0].values == llm.embed("one")[0].values != expected.values
-        with pytest.raises(ParameterError, match="prompt_name is 'title'; allowed: this model's: query, document"):
+        with pytest.raises(ParameterError, match=r'prompt_name is "title"; allowed: this model.s: query, document'):
             llm.embed("one", prompt_name="title")
         with pytest.raises(ParameterError, match="only without prompt"):
             llm.embed("one", prompt_name="query", prompt="")

@@ -25,8 +25,7 @@ from penstock.engine.messages import MessageError
 
 TERMINATE_S = 5.0
 UNRESPONSIVE_S = 60.0
-_DRAIN_S = 0.05
-_WORDS_DRAINS = 40  # at most, for a process that says why it ends
+_DRAIN_S, _SILENT = 0.05, (0, 2, -9, -15)  # statuses of a process that had nothing to say
 _MAX_SOCKET_PATH = 100  # what a unix socket address holds, less some
 # As `python -m penstock.engine.process`, but with this very package and never a module of the current directory, which
 # may be a model folder with Python files in it.
@@ -108,9 +107,8 @@ class EngineChild:
 
     async def wait(self) -> None:
         """Returns when the process has ended and everything it sent has been handled."""
-        assert self._process is not None
-        status = await self._process.wait()
-        for _ in range(_WORDS_DRAINS if status == 1 else 1):  # then it has sent last words, behind all else
+        status = await self._process.wait() if self._process is not None else 0
+        for _ in range(1 if status in _SILENT else 40):  # others send last words, behind all else
             await asyncio.sleep(0 if self._last_words else _DRAIN_S)
 
     def send(self, frame: bytes) -> None:

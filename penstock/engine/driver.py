@@ -84,13 +84,13 @@ class EngineDriver:
         self._unprepared = True
         if outputs := self._engine.step():
             self._sink.outputs(outputs)
-            if any(output.finish_reason is FinishReason.ERROR for output in outputs):
-                self._check_health()
+        if self._engine.dead is not None:
+            raise self._engine.dead
+        if any(output.finish_reason is FinishReason.ERROR for output in outputs):
+            self._check_health()
 
     def _check_health(self) -> None:
         """After errors: a step that failed as a whole, unlike one with a failed row, was not counted as done."""
-        if self._engine.dead is not None:
-            raise self._engine.dead
         steps = self._engine.stats().steps
         self._failed_steps = self._failed_steps + 1 if steps == self._steps_at_error else 1
         self._steps_at_error = steps

@@ -97,7 +97,7 @@ class Heart:
                 os._exit(1)
             if (began := self.step_began) is not None and time.monotonic() - began > STEP_TIMEOUT_S:
                 _log.critical("a step has taken more than %g s; the engine process ends", STEP_TIMEOUT_S)
-                os._exit(1)
+                os._exit(2)
             events.send(messages.Heartbeat())
         events.close()
 
@@ -241,4 +241,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # without a finalizer, which may meet threads of libraries at work and crash

@@ -81,12 +81,24 @@ class Mark:
 def device_errors() -> Iterator[None]:
     """Raises EngineDeadError for errors of a device, after which nothing can be computed there by this process.
 
-    They come late: what is raised names where they were noticed, not what caused them. A lack of memory is none.
+    They come late: what is raised names where they were noticed, not what caused them. A lack of memory is none, nor is
+    a call that the device refuses and then goes on.
     """
     try:
         yield
     except RuntimeError as error:
         text = str(error)
-        if isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _OF_DEVICES):
+        if (isinstance(error, torch.AcceleratorError) or any(sign in text for sign in _OF_DEVICES)) and _is_lost():
             raise EngineDeadError(f"The device failed: {text.partition(chr(10))[0]}") from error
         raise
+
+
+def _is_lost() -> bool:
+    """Whether a device that failed fails again: the fault of a kernel stays until the process ends."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+            return False
+    except RuntimeError:
+        pass
+    return True

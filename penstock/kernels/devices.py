@@ -1,6 +1,6 @@
 """GPUs through torch's device abstraction: which there are, what they can do, what memory is in use.
 
-Only NVIDIA's are tested. AMD's are "rocm" here and "cuda" to torch, Intel's are "xpu", Apple's "mps".
+NVIDIA's are what kernels are compiled for. AMD's are "rocm" here and "cuda" to torch, Intel's are "xpu", Apple's "mps".
 """
 
 from __future__ import annotations

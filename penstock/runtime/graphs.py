@@ -49,6 +49,9 @@ class CudaRecorder:
     """CUDA graphs. They are recorded on a stream of their own, behind what was launched before."""
 
     def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -60,12 +63,16 @@ class CudaRecorder:
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         run()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                run()
-            finally:
-                graph.capture_end()
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    run()
+                finally:
+                    graph.capture_end()
+        except BaseException:
+            self._renew()  # torch takes the pool of a recording that broke off for one that is being recorded
+            raise
         current.wait_stream(self._stream)
         return graph.replay
 

@@ -234,8 +234,8 @@ class ModelRunner:
         return wanted
 
     def _launch_pooled(self, span: RowSpan, places: slice) -> Pooled | None:
-        last = torch.tensor([places.stop - 1])
-        return self._pooler.begin(span, self._executor.hidden()[places], lambda: self._executor.logits(last))
+        hidden = self._executor.hidden()[places]
+        return self._pooler.begin(span, hidden, lambda: self._executor.logits(torch.tensor([places.stop - 1])))
 
     def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> tuple[list[Draw], Drawing | None]:
         """Begins to sample, once the masks of the step have been made."""

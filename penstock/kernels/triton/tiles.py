@@ -115,7 +115,7 @@ def _plane_product(
 
     which takes a third of the instructions that joining them would.
     """
-    if not INTERPRETED and LOW == 4 and HIGH == 4 and part.dtype != tl.float32:
+    if not INTERPRETED and KIND == "affine" and LOW == 4 and HIGH == 4 and part.dtype != tl.float32:
         fresh = dot(_halves(lower, part, plane, zero % 16, "affine"), part, fresh)
         value = _halves(upper, part, plane, zero // 16 * 16, "sixteens")
     else:
