@@ -49,7 +49,7 @@ serve: setup
 	$(BIN)/penstock serve $(ARGS)
 
 test: setup clients
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
