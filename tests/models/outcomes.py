@@ -18,7 +18,7 @@ COLUMNS: dict[str, re.Pattern[str]] = {  # name → the node ids of its tests, w
     "batch": re.compile(r"models/test_families\.py::test_ragged_batch\[([\w-]+)\]"),
     "recorded": re.compile(r"runtime/test_executor\.py::test_\w+\[(?:True-|False-)?([\w-]+)\]"),
     "prefix hit": re.compile(r"engine/test_family_prefixes\.py::test_prefix_hits\[([\w-]+)\]"),
-    "GGUF": re.compile(r"weights/test_gguf_\w+\.py::test_(?:logits|states|every_family)\w*\[([\w-]+)\]"),
+    "GGUF": re.compile(r"weights/test_gguf_\w+\.py::test_(?:logits|states|every)\w*\[([\w-]+?)(?:-tests[\w.]+)?\]"),
 }
 _found: dict[str, dict[str, bool]] = {}
 
