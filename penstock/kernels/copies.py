@@ -93,6 +93,15 @@ def device_errors() -> Iterator[None]:
         raise
 
 
+def check(device: torch.device | str) -> None:
+    """Waits for what is queued on a device; raises EngineDeadError if that, or anything before, was the device's end.
+
+    For whoever caught an error and goes on: what is wrong with the device, not with the call, shows again.
+    """
+    with device_errors():
+        Mark(torch.device(device)).wait()
+
+
 def _is_lost() -> bool:
     """Whether a device that failed fails again: the fault of a kernel stays until the process ends."""
     try:

@@ -11,7 +11,7 @@ import torch
 
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
-from penstock.kernels.copies import Mark, device_errors
+from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
@@ -145,7 +145,7 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
             recorder = CudaRecorder() if options.torch_device.startswith("cuda") else InterpretedRecorder()
             graphs = _graphs(prepared, memory, builder, rows, recorder)
         executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
-    warm_up = WarmUp(prepared, memory) if prepared.options.on_gpu and sampler.on_device else None
+    warm_up = WarmUp(prepared, memory) if options.on_gpu and sampler.on_device else None
     if warm_up is not None:
         warm_up.ahead()
     heads = model.classifier, model.projection
@@ -181,8 +181,7 @@ def _rehearse(prepared: Prepared, memory: KVMemory) -> None:
         except torch.OutOfMemoryError:
             raise
         except Exception:  # it will be told when it is to be recorded
-            with device_errors():
-                Mark(torch.device(prepared.options.torch_device)).wait()
+            check(prepared.options.torch_device)
             log.debug("a recording could not be tried", exc_info=True)
 
 

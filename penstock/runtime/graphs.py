@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.core.protocol import RowSpan
-from penstock.kernels.copies import Mark, device_errors, refill, upload
+from penstock.kernels.copies import check, refill, upload
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
@@ -283,8 +283,7 @@ class DecodeGraphs:
             self._graphs[size] = self._make(size)
             log.info("steps of %d rows are recorded, in %.0f ms", size, 1e3 * (perf_counter() - started))
         except Exception:
-            with device_errors():  # what is wrong with the device, not with the recording, shows again
-                Mark(self._device).wait()
+            check(self._device)
             if not self.failed:
                 log.warning("steps of %d rows cannot be recorded; they run layer by layer", size, exc_info=True)
             self.failed.add(size)

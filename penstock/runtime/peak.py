@@ -124,16 +124,24 @@ def _sample(kernels: KernelSet, logits: Tensor) -> None:
     sampling.logprobs(values, np.zeros(count, np.int64), min(TOP, vocab))
 
 
+def run_step(model: Model, memory: KVMemory, batch: Batch) -> Tensor | None:
+    """Logits of as many tokens as there are rows, or as are scored at once; None of a model that has none."""
+    hidden = model.forward(batch, memory.caches)
+    if model.head is None:
+        return None
+    count = min(len(hidden), max(len(batch.query_lens), PROMPT_LOGIT_ROWS))
+    return model.logits(hidden, torch.arange(count, device=hidden.device))
+
+
 @torch.inference_mode()
 def run_largest_step(prepared: Prepared, memory: KVMemory) -> None:
     """Runs it on caches that have a block 1, with logits and draws for every row, or for as many as are scored."""
     options, model = prepared.options, prepared.model
     shape = _shape_of(prepared)
     batch = dummy_batch(shape, model, len(prepared.groups), options.block_size, options.torch_device)
-    hidden = model.forward(batch, memory.caches)
-    if model.head is not None:
-        count = min(len(hidden), max(len(shape.queries), PROMPT_LOGIT_ROWS))
-        _sample(prepared.kernels, model.logits(hidden, torch.arange(count, device=hidden.device)))
+    logits = run_step(model, memory, batch)
+    if logits is not None:
+        _sample(prepared.kernels, logits)
 
 
 def measure(

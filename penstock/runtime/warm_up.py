@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet
-from penstock.kernels.copies import Mark, device_errors
+from penstock.kernels.copies import check
 from penstock.kernels.sampling import RowSettings
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.peak import StepShape, dummy_batch, largest_step
+from penstock.runtime.peak import StepShape, dummy_batch, largest_step, run_step
 from penstock.runtime.prepare import Prepared
-from penstock.runtime.runner import PROMPT_LOGIT_ROWS
 
 AHEAD: Final = 10.0  # seconds for steps before the engine is ready
 _REACH: Final = 1024  # tokens of contexts, of which attention sums parts by themselves
@@ -77,7 +76,7 @@ class WarmUp:
                 options.max_chunk_tokens,
             )
         )
-        self._draws = model.head is not None
+        self._draws = prepared.kernels.sampling().on_device
 
     def ahead(self, seconds: float = AHEAD) -> None:
         """Runs steps until that much time has gone by."""
@@ -94,8 +93,7 @@ class WarmUp:
         try:
             self._run(shape)
         except Exception:
-            with device_errors():  # what is wrong with the device, not with the step, shows again
-                Mark(torch.device(self._prepared.options.torch_device)).wait()
+            check(self._prepared.options.torch_device)
             log.warning("kernels cannot be compiled ahead; requests will wait for them", exc_info=True)
             self._left.clear()
         else:
@@ -107,11 +105,7 @@ class WarmUp:
         prepared, model = self._prepared, self._prepared.model
         options = prepared.options
         batch = dummy_batch(shape, model, len(prepared.groups), options.block_size, options.torch_device, block=0)
-        hidden = model.forward(batch, self._memory.caches)
-        if model.head is None:
-            return
-        count = min(len(hidden), max(len(shape.queries), PROMPT_LOGIT_ROWS))
-        logits = model.logits(hidden, torch.arange(count, device=hidden.device))
-        if self._draws and prepared.kernels.sampling().on_device:
+        logits = run_step(model, self._memory, batch)
+        if logits is not None and self._draws:
             draw(prepared.kernels, logits)
             self._draws = False
