@@ -38,6 +38,7 @@ class GenerationRequest:
         add_special_tokens: for `prompt`: whether the tokenizer adds its own (beginning of text …).
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        owner: who sent it: the digest of an API key, "" where there are none.
         grammar: what the answer must follow (what comes after the reasoning, of a model that reasons).
         tool_choice: whether the answer may or must call the tools.
         parse: whether deltas tell reasoning and tool calls apart from the text; else all is text, as generated.
@@ -56,6 +57,7 @@ class GenerationRequest:
     add_special_tokens: bool = True
     priority: int = 0
     cache_salt: str = ""
+    owner: str = ""
     grammar: Grammar | None = None
     tool_choice: ToolChoice = ANY_TOOL
     parse: bool = False
@@ -71,6 +73,7 @@ class EngineRequest:
         sampling: with max_tokens resolved (not None) and bad_words_ids filled in.
         stop_ids: token ids that end a branch: end-of-sequence ids unless ignore_eos, plus stop_token_ids.
         seed: 64-bit key of the random streams.
+        owner: who sent it, "" where that is not told apart.
         pooling: what is computed of the prompt instead of a continuation; n and max_tokens are 1 then.
         grammar: what generated tokens must follow, None for anything.
         thinking: how reasoning before the grammar's text ends, None for a model or prompt without.
@@ -83,6 +86,7 @@ class EngineRequest:
     seed: int = 0
     priority: int = 0
     cache_salt: str = ""
+    owner: str = ""
     adapter: int = 0
     pooling: PoolingParams | None = None
     grammar: Grammar | None = None

@@ -85,6 +85,7 @@ class Frontend:
                 ),
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                owner=request.owner,
                 grammar=grammar,
                 thinking=self._thinking(request, reading, grammar is not None),
             )

@@ -200,7 +200,9 @@ async def _outputs(
     async def after(index: int, beam: Beam) -> EngineOutput:
         name = f"{request.request_id}-{len(beam.tokens)}-{index}"
         ids = prompt_ids + beam.tokens
-        asked = EngineRequest(name, ids, one, priority=request.priority, cache_salt=request.cache_salt)
+        asked = EngineRequest(
+            name, ids, one, priority=request.priority, cache_salt=request.cache_salt, owner=request.owner
+        )
         outputs, reused = client.submit(asked), None
         try:
             async for output in outputs:
