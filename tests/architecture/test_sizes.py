@@ -10,7 +10,7 @@ from tests.architecture.source import ROOT, modules
 MAX_FILE = 500
 MAX_KERNEL_FILE = 800
 MAX_FUNCTION = 60
-MAX_CORE_AND_ENGINE = 3200  # see docs/architecture.md
+MAX_PARTS = {"core": 2600, "engine": 1900}  # see docs/architecture.md
 MAX_DIALECT = 600
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 
@@ -39,8 +39,8 @@ def test_functions_are_short() -> None:
 
 def test_core_and_engine_fit_in_a_head() -> None:
     """Counted in lines of code: documentation is not to be traded for room."""
-    sizes = {part: sum(m.code_lines for m in modules() if m.part == part) for part in ("core", "engine")}
-    assert sum(sizes.values()) <= MAX_CORE_AND_ENGINE, sizes
+    sizes = {part: sum(m.code_lines for m in modules() if m.part == part) for part in MAX_PARTS}
+    assert {part: size for part, size in sizes.items() if not 0 < size < MAX_PARTS[part]} == {}
 
 
 def test_dialects_are_short() -> None:
