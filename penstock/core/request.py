@@ -35,7 +35,8 @@ class GenerationRequest:
         tools: function declarations for the template, as plain dicts.
         add_generation_prompt, continue_final_message: as in Hugging Face's apply_chat_template.
         template_kwargs: further variables for the template.
-        add_special_tokens: for `prompt`: whether the tokenizer adds its own (beginning of text …).
+        add_special_tokens: whether the tokenizer adds its own (beginning of text …); None for those of a `prompt`
+            alone, as chat templates write them.
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
         owner: who sent it: the digest of an API key, "" where there are none.
@@ -54,7 +55,7 @@ class GenerationRequest:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     priority: int = 0
     cache_salt: str = ""
     owner: str = ""

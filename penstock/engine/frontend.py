@@ -167,9 +167,11 @@ class Frontend:
             ids = request.prompt_ids
             self._check_ids("prompt", ids)
         elif request.prompt is not None:
-            ids = await self._encode(request.prompt, "prompt", request.add_special_tokens)
+            ids = await self._encode(request.prompt, "prompt", request.add_special_tokens is not False)
         else:
-            ids = await self._encode(await asyncio.to_thread(self.render, request), "messages", False)
+            text = await asyncio.to_thread(self.render, request)
+            ids = await self._encode(text, "messages", bool(request.add_special_tokens))
+            ids = self.text.tokenizer.begin_chat(ids)
         if not ids:
             field = _prompt_field(request)
             raise RequestError(f"{field} is empty; at least one token is needed.", param=field, code="invalid_value")

@@ -20,6 +20,8 @@ from penstock.config.errors import EngineDeadError, OverloadedError, RequestErro
 REQUEST_ID = "penstock.request_id"
 """Key of a request's id in its ASGI scope."""
 _MAX_MESSAGE_CHARS = 600
+Unavailable = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Fields of a body, the values of each that change nothing, and what to do instead of any other."""
 
 
 class Dialect(str, Enum):
@@ -74,6 +76,14 @@ def not_ready(message: str, code: str, retry_after: int = 1) -> HttpError:
 def bad_value(param: str, value: object, allowed: str, code: str = "invalid_value") -> RequestError:
     """A 400 that names the field, its value and what is allowed."""
     return RequestError(f"{param} is {shown(value)}; allowed: {allowed}.", param=param, code=code)
+
+
+def refuse_unavailable(body: object, unavailable: Unavailable) -> None:
+    """Raises RequestError for a field of a body that asks for what is not served."""
+    for name, (harmless, remedy) in unavailable.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in harmless:
+            raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
 
 
 def error_type(status: int) -> str:

@@ -21,7 +21,7 @@ def text_request(body: RequestBody, prompt: str | Sequence[int], sampling: Sampl
         sampling=sampling,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
-        add_special_tokens=body.add_special_tokens is not False,
+        add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )

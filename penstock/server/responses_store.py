@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config import limits
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, RequestError, shown
+from penstock.server.errors import HttpError
 
 _Result = TypeVar("_Result")
 _APPLICATION = 0x50454E53  # marks a file as ours
@@ -109,6 +110,22 @@ class ResponseStore:
             return Record(decode(zlib.decompress(row[0])), decode(zlib.decompress(row[1])), _unpacked(row[2]))
 
         return await self._run(read)
+
+    async def found(self, owner: str, response_id: str) -> Record:
+        """As `get`; raises HttpError 404 where there is none."""
+        record = await self.get(owner, response_id)
+        if record is None:
+            raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
+        return record
+
+    async def previous(self, owner: str, response_id: str) -> Record:
+        """As `get`, of a response that another goes on from; raises RequestError unless it is there and has ended."""
+        record = await self.get(owner, response_id)
+        status = record.response["status"] if record else "not found"
+        if record is None or status not in ("completed", "incomplete"):
+            message = f"Previous response with id {shown(response_id)}: {status.replace('_', ' ')}."
+            raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
+        return record
 
     async def delete(self, owner: str, response_id: str) -> bool:
         """Whether it was there."""

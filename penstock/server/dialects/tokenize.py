@@ -57,7 +57,7 @@ def _request(body: TokenizeBody) -> GenerationRequest:
         template_kwargs=template_kwargs(
             body.chat_template_kwargs, None, chat_template=body.chat_template, documents=body.documents
         ),
-        add_special_tokens=(body.messages is None) if body.add_special_tokens is None else body.add_special_tokens,
+        add_special_tokens=body.add_special_tokens,
     )
 
 
@@ -76,7 +76,7 @@ def tokenize_router(service: Service) -> APIRouter:
             if body.prompt != "":  # which cannot be continued, but can be counted
                 raise
             ids = ()
-        pieces = [frontend.piece(token) for token in ids] if body.return_token_strs else None
+        pieces = list(map(frontend.text.tokenizer.piece, ids)) if body.return_token_strs else None
         counts = {"count": len(ids), "max_model_len": service.max_model_len()}
         return json_response({**counts, "tokens": list(ids), "token_strs": pieces})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -12,6 +14,15 @@ from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
 from penstock.server.document import EVENTS, takes
+from penstock.server.errors import REQUEST_ID
+
+
+def named(call: Call, request: Request) -> Call:
+    """The call under the id its client gave in X-Request-Id, which counts for more than the body's, as with vLLM."""
+    given = str(request.scope[REQUEST_ID])
+    if request.headers.get("x-request-id") != given:
+        return call
+    return replace(call, id=f"{call.id.partition('-')[0]}-{given}")
 
 
 def openai_router(service: Service) -> APIRouter:
@@ -21,7 +32,7 @@ def openai_router(service: Service) -> APIRouter:
     async def run(request: Request, call: Call) -> Response:
         with spelled({"grammar": call.form}):
             answer = await opened(request, service, call.requests, call.search)
-        reply = Reply(call, answer, frontend)
+        reply = Reply(named(call, request), answer, frontend)
         if call.stream:
             return EventStream(reply.events(), answer.aclose, service.lifecycle)
         return await complete(reply.whole(), answer, request.receive, service.lifecycle)

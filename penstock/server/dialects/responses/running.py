@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 
-from penstock.config.errors import PenstockError, RequestError, shown
+from penstock.config.errors import PenstockError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Answer, Service, typed_event
@@ -20,7 +20,7 @@ from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.translate import Call, check_combinations, prompt_request, sampling_of
-from penstock.server.errors import HttpError, not_ready
+from penstock.server.errors import not_ready
 from penstock.server.fitting import shortened
 from penstock.server.responses_store import Record, ResponseStore
 
@@ -45,29 +45,18 @@ class Responses:
         await self.jobs.aclose()
         await self.store.aclose()
 
-    async def record(self, owner: str, response_id: str) -> Record:
-        """Raises HttpError 404 unless that owner has such a response."""
-        record = await self.store.get(owner, response_id)
-        if record is None:
-            raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
-        return record
-
     async def stopped(self, owner: str, response_id: str) -> Record:
-        """As `record`, of a response that is cancelled if it runs."""
+        """A response that is there, cancelled if it runs."""
         if (job := self.jobs.get(owner, response_id)) is not None:
             await job.cancel()
-        return await self.record(owner, response_id)
+        return await self.store.found(owner, response_id)
 
     async def prompt(self, sent: Request, body: InputTokensBody, owner: str, sampling: SamplingParams) -> Prompt:
         """All items the model is shown, those of earlier responses first, and the request they make."""
         earlier: list[Item] = []
         if body.previous_response_id is not None:
-            found = await self.store.get(owner, body.previous_response_id)
-            status = found.response["status"] if found else "not found"
-            if found is None or status not in ("completed", "incomplete"):
-                message = f"Previous response with id {shown(body.previous_response_id)}: {status.replace('_', ' ')}."
-                raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
-            earlier = [*found.input, *found.response["output"]]
+            previous = await self.store.previous(owner, body.previous_response_id)
+            earlier = [*previous.input, *previous.response["output"]]
         known: dict[str, Item] = {}
         for name in {name.split("_")[1] for name in references(body.input) if "_" in name}:
             record = await self.store.get(owner, f"resp_{name}")  # ids of our own items hold that of their response

@@ -13,13 +13,13 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
-from penstock.server.errors import bad_value
+from penstock.server.errors import Unavailable, bad_value, refuse_unavailable
 from penstock.server.sampling import sampling_params
 from penstock.server.structured import asked
 
-_UNAVAILABLE: Mapping[str, str] = {
-    "conversation": "Conversations are not kept here; continue a response with previous_response_id.",
-    "prompt": "Prompt templates are not kept here; send instructions and input.",
+_UNAVAILABLE: Unavailable = {
+    "conversation": ((), "Conversations are not kept here; continue a response with previous_response_id."),
+    "prompt": ((), "Prompt templates are not kept here; send instructions and input."),
 }
 
 
@@ -63,9 +63,7 @@ def prompt_request(
     Raises:
         RequestError: a field that is not served, or tools or a tool choice that are not acceptable.
     """
-    for name, remedy in _UNAVAILABLE.items():
-        if getattr(body, name, None) is not None:
-            raise RequestError(f"{name} is not available. {remedy}", param=name, code="unsupported_parameter")
+    refuse_unavailable(body, _UNAVAILABLE)
     tools, choice = _tools(body)
     form = asked({"response_format": body.text.format if body.text else None})
     return GenerationRequest(
