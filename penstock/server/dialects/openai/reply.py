@@ -145,7 +145,7 @@ class Reply:
         return list(self._answer.generations[index].prompt_ids)
 
     def _message(self, choice: _Choice, text: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if reasoning := "".join(choice.reasoning):
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         if calls := whole_calls(choice.calls):
