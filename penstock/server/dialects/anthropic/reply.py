@@ -119,7 +119,7 @@ class Reply:
         if delta.text.isspace() and self._open != ("text", 0):
             self._blank.append(delta.text)
         elif delta.text:
-            yield from self._enter("text", {"text": "", "citations": None})
+            yield from self._enter("text", {"text": "", "citations": []})
             yield self._piece({"type": "text_delta", "text": "".join((*self._blank, delta.text))})
             self._blank.clear()
         for call in delta.tool_calls:
