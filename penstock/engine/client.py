@@ -34,7 +34,7 @@ __all__ = ["ProcessClient", "ThreadClient"]
 class ProcessClient:
     """EngineClient over one engine process, restarted when it dies. Belongs to the event loop that awaited `start`.
 
-    While the process is down or silent (no heartbeat for HEARTBEAT_TIMEOUT_S) the state is RESTARTING and new
+    While the process is down or silent (nothing heard for HEARTBEAT_TIMEOUT_S) the state is RESTARTING and new
     requests are refused; requests that ran end with finish_reason ERROR. Restarts wait 0.5 s, doubling to 30 s;
     MAX_START_FAILURES failed starts in a row end in STOPPED.
     """
@@ -67,8 +67,9 @@ class ProcessClient:
 
     @property
     def state(self) -> EngineState:
-        silent = self._child is not None and time.monotonic() - self._child.last_heard > HEARTBEAT_TIMEOUT_S
-        return EngineState.RESTARTING if silent and self._state is EngineState.READY else self._state
+        if self._state is EngineState.READY and self._child is not None and self._child.silence > HEARTBEAT_TIMEOUT_S:
+            return EngineState.RESTARTING
+        return self._state
 
     @property
     def info(self) -> EngineInfo:
@@ -146,7 +147,7 @@ class ProcessClient:
                 started = time.monotonic()
                 await self._child.wait()
                 self._state = EngineState.RESTARTING
-                _log.error("the engine process died; it is started again")
+                _log.error("%s It is started again.", self._child.ending())
                 self._streams.fail_all(
                     "The engine stopped unexpectedly while this request was running; it is being restarted. "
                     "Send the request again."

@@ -27,6 +27,7 @@ from penstock.core.request import EngineOutput
 from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
 from penstock.engine.messages import MessageError
+from penstock.engine.watched_time import WatchedTime
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineInfo
@@ -90,12 +91,16 @@ class Heart:
         self._thread.join()
 
     def _beat(self, context: zmq.Context[zmq.Socket[bytes]], launch: messages.Launch) -> None:
-        events = EventSocket(context, launch.events)
+        events, clock = EventSocket(context, launch.events), WatchedTime(2 * HEARTBEAT_S)
+        step, since = self.step_began, 0.0
         while not self._stop.wait(HEARTBEAT_S):
             if os.getppid() != launch.parent:
                 remove_sockets(launch)
                 os._exit(1)
-            if (began := self.step_began) is not None and time.monotonic() - began > STEP_TIMEOUT_S:
+            now = clock.seconds()
+            if step != self.step_began:
+                step, since = self.step_began, now
+            elif step is not None and now - since > STEP_TIMEOUT_S:
                 _log.critical("a step has taken more than %g s; the engine process ends", STEP_TIMEOUT_S)
                 os._exit(2)
             events.send(messages.Heartbeat())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, RequestError
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+from penstock.engine.watched_time import WatchedTime
 
 
 def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
@@ -33,14 +33,18 @@ def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
 class OutputStream:
     """The outputs of one request, for one reader. Ends after the last branch's last output."""
 
-    __slots__ = ("_close", "_error", "_events", "_waiter", "closed", "last_read", "open", "queued", "request")
+    __slots__ = (
+        *("_clock", "_close", "_error", "_events", "_last_read", "_waiter"),
+        *("closed", "open", "queued", "request"),
+    )
 
-    def __init__(self, request: EngineRequest, close: Callable[[OutputStream], None]) -> None:
+    def __init__(self, request: EngineRequest, close: Callable[[OutputStream], None], clock: WatchedTime) -> None:
         self.request = request
         self.open = set(range(request.sampling.n))
         self.queued = True
         self.closed = False
-        self.last_read = time.monotonic()
+        self._clock = clock
+        self._last_read = clock.seconds()
         self._close = close
         self._error: Exception | None = None
         self._events: deque[EngineOutput] = deque()
@@ -61,7 +65,7 @@ class OutputStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        self.last_read = time.monotonic()
+        self._last_read = self._clock.seconds()
         return self._events.popleft()
 
     async def aclose(self) -> None:
@@ -75,7 +79,7 @@ class OutputStream:
     @property
     def stalled(self) -> bool:
         """Whether outputs lie unread for longer than a reader may take."""
-        return bool(self._events) and time.monotonic() - self.last_read > limits.STREAM_STALL_TIMEOUT_S
+        return bool(self._events) and self._clock.seconds() - self._last_read > limits.STREAM_STALL_TIMEOUT_S
 
     def push(self, output: EngineOutput) -> None:
         """Buffers an output; a full buffer is compacted to one output a branch, so no token is lost."""
@@ -84,7 +88,7 @@ class OutputStream:
         if self.closed:
             return
         if not self._events:
-            self.last_read = time.monotonic()
+            self._last_read = self._clock.seconds()
         self._events.append(output)
         if len(self._events) > limits.STREAM_BUFFER_EVENTS:
             self._events = deque(merge(self._events))
@@ -111,6 +115,7 @@ class StreamTable:
     def __init__(self, cancel: Callable[[str], None]) -> None:
         """`cancel` tells the engine to end a request."""
         self._cancel = cancel
+        self._clock = WatchedTime(limits.STREAM_STALL_TIMEOUT_S / 12)  # of deliveries: a pause is one of them
         self._live: dict[str, OutputStream] = {}
         self.queued_requests = 0
         self.queued_tokens = 0
@@ -139,7 +144,7 @@ class StreamTable:
                 f"{self.queued_tokens} prompt tokens wait already; {tokens} more would exceed the limit of "
                 f"{limits.MAX_QUEUED_TOKENS}; retry later."
             )
-        stream = OutputStream(request, self._closed_by_reader)
+        stream = OutputStream(request, self._closed_by_reader, self._clock)
         self._live[request.request_id] = stream
         self.queued_requests += 1
         self.queued_tokens += tokens

@@ -32,6 +32,7 @@ from penstock.server.connection import ABORT
 from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
+from penstock.server.patience import patience
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -361,7 +362,7 @@ class EventStream(Response):
         while more:
             pieces: list[bytes | None]
             try:
-                async with asyncio.timeout(limits.SSE_KEEPALIVE_S):
+                async with patience(limits.SSE_KEEPALIVE_S):
                     pieces = [await self._buffer.get()]
             except TimeoutError:
                 pieces = [self._keepalive]
@@ -371,7 +372,7 @@ class EventStream(Response):
             more = pieces[-1] is not None
             body = b"".join(piece for piece in pieces if piece is not None)
             try:
-                async with asyncio.timeout(limits.STREAM_STALL_TIMEOUT_S):
+                async with patience(limits.STREAM_STALL_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": body, "more_body": more})
             except TimeoutError:
                 scope.get("extensions", {}).get(ABORT, {}).get("call", lambda: None)()
