@@ -105,7 +105,7 @@ class EngineClient(Protocol):
         """Cancels a request; its branches end with finish_reason CANCELLED within one step. Unknown ids are ignored."""
 
     async def stats(self) -> EngineStats:
-        """The newest snapshot; an empty one while no engine is there."""
+        """The newest snapshot; while no engine is there nothing runs in it, and counters never fall."""
 
     async def close(self) -> None:
         """Ends the engine and frees everything it held."""

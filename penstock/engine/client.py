@@ -16,6 +16,7 @@ from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.child import EngineChild
+from penstock.engine.counting import ended, together
 from penstock.engine.messages import MessageError
 from penstock.engine.streams import OutputStream, StreamTable
 from penstock.engine.thread_client import ThreadClient as ThreadClient
@@ -46,6 +47,7 @@ class ProcessClient:
         self._streams = StreamTable(self.cancel)
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
+        self._past = EngineStats()  # counters of engines that are gone
         self._latest = EngineStats()
         self._stats_answer: asyncio.Future[None] | None = None
         self._child: EngineChild | None = None
@@ -99,13 +101,16 @@ class ProcessClient:
                 self._child.send(messages.encode(messages.Cancel(request_id)))
 
     async def stats(self) -> EngineStats:
-        """The newest snapshot: the last known one of an engine silent for STATS_TIMEOUT_S, empty when it died."""
+        """The newest snapshot: the last known one of an engine silent for STATS_TIMEOUT_S.
+
+        Counters go on from those last known of engines that are gone; nothing runs in these.
+        """
         if self.state is EngineState.READY and self._child is not None:
             if self._stats_answer is None:
                 self._stats_answer = asyncio.get_running_loop().create_future()
                 self._child.send(messages.encode(messages.StatsQuery()))
             await asyncio.wait((self._stats_answer,), timeout=STATS_TIMEOUT_S)
-        return self._latest
+        return together(self._past, self._latest)
 
     async def close(self) -> None:
         """Ends the process and its supervision; unfinished branches get an ERROR output."""
@@ -137,7 +142,7 @@ class ProcessClient:
         child, self._child = self._child, None
         if child is not None:
             await child.close()
-        self._latest = EngineStats()
+        self._past, self._latest = ended(together(self._past, self._latest)), EngineStats()
         self._answer_stats()
 
     async def _supervise(self) -> None:

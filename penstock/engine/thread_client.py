@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo, EngineState
+from penstock.engine.counting import ended
 from penstock.engine.driver import EngineDriver
 from penstock.engine.streams import OutputStream, StreamTable
 
@@ -150,7 +151,7 @@ class ThreadClient:
     def _ended(self, message: str) -> None:
         """In the event loop: nothing will come from the thread any more."""
         self._state = EngineState.STOPPED
-        self._latest = EngineStats()
+        self._latest = ended(self._latest)
         self._finished.set()
         self._streams.fail_all(message)
         while not self._inbox.empty():
