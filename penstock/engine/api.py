@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -100,6 +101,16 @@ class EngineClient(Protocol):
             OverloadedError: queue limits are reached.
             EngineDeadError: no engine is there.
         """
+
+    def arriving(self) -> AbstractContextManager[None]:
+        """Held while a call's requests are made and submitted: they count as waiting meanwhile.
+
+        Raises:
+            OverloadedError: more seconds of work wait already than may.
+        """
+
+    def check_room(self) -> None:
+        """Raises OverloadedError as `arriving`, for calls that submit at once."""
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request; its branches end with finish_reason CANCELLED within one step. Unknown ids are ignored."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import zmq
 
@@ -40,11 +41,20 @@ class ProcessClient:
     MAX_START_FAILURES failed starts in a row end in STOPPED.
     """
 
-    def __init__(self, options: EngineOptions, *, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """`on_progress` is told (bytes loaded, bytes in all) while weights load."""
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+        max_queue_seconds: float | None = None,
+    ) -> None:
+        """`on_progress` is told (bytes loaded, bytes in all) while weights load.
+
+        `max_queue_seconds` of work may wait before calls are refused, None for any.
+        """
         self._options = options
         self._on_progress = on_progress
-        self._streams = StreamTable(self.cancel)
+        self._streams = StreamTable(self.cancel, max_queue_seconds)
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
         self._past = EngineStats()  # counters of engines that are gone
@@ -94,6 +104,12 @@ class ProcessClient:
         stream = self._streams.open(request)
         self._child.send(frame)
         return stream
+
+    def arriving(self) -> AbstractContextManager[None]:
+        return self._streams.waiting.arriving()
+
+    def check_room(self) -> None:
+        self._streams.waiting.check_room()
 
     def cancel(self, request_id: str) -> None:
         if self._child is not None and self._state is EngineState.READY:
@@ -179,6 +195,8 @@ class ProcessClient:
                 self._streams.deliver(outputs)
             case messages.Refused(request_id=request_id):
                 self._streams.refuse(request_id, messages.refusal_error(event))
+            case messages.Paced(pace=pace):
+                self._streams.waiting.pace = pace
             case messages.Stats(stats=stats):
                 self._latest = stats
                 self._answer_stats()

@@ -23,6 +23,7 @@ import zmq
 
 from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.core.pace import Pace
 from penstock.core.request import EngineOutput
 from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
@@ -61,6 +62,9 @@ class EventSocket:
 
     def refused(self, request_id: str, error: RequestError) -> None:
         self.send(messages.refusal(request_id, error))
+
+    def paced(self, pace: Pace) -> None:
+        self.send(messages.Paced(pace))
 
     def progress(self, done: int, total: int) -> None:
         """Reports loading, at most ten times a second, and its end."""

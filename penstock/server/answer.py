@@ -137,16 +137,17 @@ class Answer:
         `search`: by beams, or for the best of so many branches; None generates.
         """
         started = time.monotonic()
-        tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
-        try:
-            generations = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if not isinstance(result, BaseException):
-                    await result.aclose()
-            raise
+        with service.frontend.client.arriving():
+            tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
+            try:
+                generations = await asyncio.gather(*tasks)
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                for result in await asyncio.gather(*tasks, return_exceptions=True):
+                    if not isinstance(result, BaseException):
+                        await result.aclose()
+                raise
         return cls(requests, generations, service.metrics, started)
 
     @property

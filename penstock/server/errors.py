@@ -78,6 +78,8 @@ def bad_value(param: str, value: object, allowed: str, code: str = "invalid_valu
 
 def error_type(status: int) -> str:
     """OpenAI's `error.type` of an HTTP status."""
+    if status == 429:
+        return "rate_limit_error"
     if status < 500:
         return "invalid_request_error"
     return "service_unavailable" if status == 503 else "server_error"

@@ -116,7 +116,7 @@ async def test_kill_ends_every_stream_and_restarts(client: ProcessClient) -> Non
     assert client.state is EngineState.RESTARTING
     with pytest.raises(EngineDeadError, match="restarted"):
         client.submit(request())
-    assert (len(client._streams), client._streams.queued_requests) == (0, 0)
+    assert (len(client._streams), client._streams.waiting.requests) == (0, 0)
     await until(lambda: client.state is EngineState.READY)
     assert client.pid != killed
     assert len(tokens_of(await read(client.submit(request())))) == 8
