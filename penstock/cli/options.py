@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.config.environment import read_environment
-from penstock.config.limits import DRAIN_TIMEOUT_S
+from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
 from penstock.config.options import EngineOptions, ServerOptions
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -116,6 +116,8 @@ SERVER_FLAGS = (
          "Let requests bring a chat template of their own.", "--trust-request-chat-template"),
     flag("responses_store", str, "memory", _NETWORK,
          "File in which responses of /v1/responses are kept; memory keeps them until the server ends.", metavar="FILE"),
+    flag("max_queue_seconds", float, MAX_QUEUE_SECONDS, _NETWORK,
+         "Seconds of work that may wait; calls beyond are refused with 429 and Retry-After. inf for no bound."),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (

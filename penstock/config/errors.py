@@ -141,7 +141,7 @@ class ModelNotFoundError(RequestError):
 class OverloadedError(RequestError):
     """Queue limits are reached; retry after `retry_after` seconds."""
 
-    status = 503
+    status = 429
 
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message, code="overloaded")

@@ -28,6 +28,7 @@ MAX_THREADS = 1024
 # Queueing
 MAX_QUEUED_REQUESTS = 4096
 MAX_QUEUED_TOKENS = 16 * 2**20
+MAX_QUEUE_SECONDS = 30.0  # of work, unless --max-queue-seconds says otherwise
 
 # One request
 MAX_N = 128

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.config.limits import DRAIN_TIMEOUT_S
+from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
 
 GPUS = ("cuda", "rocm", "xpu", "mps")
 SHORT_TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -137,6 +137,7 @@ class ServerOptions:
         port: 0 lets the system choose.
         api_keys: accepted keys; empty means open (loopback only).
         drain_timeout: seconds given to running requests after SIGTERM.
+        max_queue_seconds: work that may wait, in seconds, before calls are refused; infinite for no bound.
         allowed_origins: CORS origins; empty allows none.
         trust_request_chat_template: requests may bring a chat template of their own, run within the same bounds.
         responses_store: file in which responses of the Responses API are kept, "memory" to keep them until the server
@@ -147,6 +148,7 @@ class ServerOptions:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     drain_timeout: float = DRAIN_TIMEOUT_S
+    max_queue_seconds: float = MAX_QUEUE_SECONDS
     allowed_origins: tuple[str, ...] = ()
     trust_request_chat_template: bool = False
     responses_store: str = "memory"

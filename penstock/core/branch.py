@@ -48,6 +48,7 @@ class Branch:
         request: what it belongs to.
         index: 0 … n - 1.
         order: arrival number of the request; smaller is older.
+        turn: when it is its owner's turn, see `Turns`; -1 before it was queued.
         namespace: of the prefix tree.
         tokens: prompt and generated tokens known here.
         in_flight: sampled tokens of outstanding steps, not yet known here.
@@ -73,6 +74,7 @@ class Branch:
     namespace: Hashable
     tokens: list[int]
     state: BranchState = BranchState.WAITING
+    turn: int = -1
     in_flight: int = 0
     computed: int = 0
     committed: int = 0

@@ -26,30 +26,34 @@ class Policy(Protocol):
     """Orders branches and names the victim when memory runs out."""
 
     def key(self, branch: Branch) -> tuple[int, ...]:
-        """Smaller is served first and preempted last. Constant over a branch's life."""
+        """Smaller is served first and preempted last. Constant from when a branch was first queued."""
 
     def victim(self, candidates: Sequence[Branch], cache: KVCache) -> Branch:
         """Which of the (non-empty) candidates, all later in order than the one in need, is preempted."""
 
 
 class FirstComeFirstServed:
-    """Arrival order; the victim is the one cheapest to recompute."""
+    """Arrival order, owners in turn; the victim is the one cheapest to recompute."""
 
     def key(self, branch: Branch) -> tuple[int, ...]:
-        return (branch.order, branch.index)
+        return (branch.turn, branch.order, branch.index)
 
     def victim(self, candidates: Sequence[Branch], cache: KVCache) -> Branch:
-        return min(candidates, key=lambda b: (recompute_cost(b, cache), -b.order, -b.index))
+        return min(candidates, key=lambda b: (recompute_cost(b, cache), -b.turn, -b.order, -b.index))
 
 
 class PriorityOrder:
-    """Lower priority value first, then arrival; the victim is of the last priority, and there the cheapest."""
+    """Lower priority value first, then owners in turn; the victim is the cheapest of the last priority."""
 
     def key(self, branch: Branch) -> tuple[int, ...]:
-        return (branch.request.priority, branch.order, branch.index)
+        return (branch.request.priority, branch.turn, branch.order, branch.index)
 
     def victim(self, candidates: Sequence[Branch], cache: KVCache) -> Branch:
-        return min(candidates, key=lambda b: (-b.request.priority, recompute_cost(b, cache), -b.order, -b.index))
+        def worth(branch: Branch) -> tuple[int, ...]:
+            cost = recompute_cost(branch, cache)
+            return (-branch.request.priority, cost, -branch.turn, -branch.order, -branch.index)
+
+        return min(candidates, key=worth)
 
 
 def policy_named(name: str) -> Policy:

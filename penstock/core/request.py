@@ -131,7 +131,7 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot for metrics; counters grow since the engine started.
+    """A snapshot for metrics; counters grow since the engine started, or its client where that restarts engines.
 
     Attributes:
         running, waiting: branches in the batch, branches queued.

@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 
 from penstock.core.branch import Branch, BranchState
 from penstock.core.policies import Policy
+from penstock.core.turns import Turns
 
 
 class Roster:
@@ -22,12 +23,15 @@ class Roster:
         self.free_rows = list(range(rows - 1, -1, -1))
         self._num_rows = rows
         self._key = policy.key
+        self._turns = Turns()
         self._leaving: dict[int, list[int]] = {}  # rows, by the step after which they may be used again
         self._released: list[int] = []  # rows the runner has to be told of
 
     def enqueue(self, branch: Branch) -> None:
         """Puts a branch into the queue."""
         branch.state = BranchState.WAITING
+        if branch.turn < 0:
+            self._turns.give(branch)
         insort(self.waiting, branch, key=self._key)
 
     def dequeue(self, branch: Branch) -> None:
@@ -36,6 +40,7 @@ class Roster:
 
     def seat(self, branch: Branch) -> None:
         """Gives a branch that left the queue a row."""
+        self._turns.reach(branch)
         branch.row = self.free_rows.pop()
         branch.state = BranchState.RUNNING
         insort(self.running, branch, key=self._key)
@@ -50,6 +55,11 @@ class Roster:
         if branch.introduced:
             self._released.append(branch.row)
         branch.row, branch.introduced = -1, False
+
+    def finish(self, branch: Branch) -> None:
+        """A branch that neither waits nor runs any more has ended."""
+        branch.state = BranchState.FINISHED
+        self._turns.settle(branch)
 
     def step_over(self, step: int) -> None:
         """Rows that waited for this step are free now."""

@@ -473,7 +473,7 @@ class Scheduler:
             self._leave_batch(branch, keep=reason is not FinishReason.ERROR)
         else:
             self._roster.dequeue(branch)
-        branch.state = BranchState.FINISHED
+        self._roster.finish(branch)
         branch.awaits = None
         self._emit(branch, row, count, reason, error)
         request_id = branch.request.request_id

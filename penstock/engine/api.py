@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -101,11 +102,21 @@ class EngineClient(Protocol):
             EngineDeadError: no engine is there.
         """
 
+    def arriving(self) -> AbstractContextManager[None]:
+        """Held while a call's requests are made and submitted: they count as waiting meanwhile.
+
+        Raises:
+            OverloadedError: more seconds of work wait already than may.
+        """
+
+    def check_room(self) -> None:
+        """Raises OverloadedError as `arriving`, for calls that submit at once."""
+
     def cancel(self, request_id: str) -> None:
         """Cancels a request; its branches end with finish_reason CANCELLED within one step. Unknown ids are ignored."""
 
     async def stats(self) -> EngineStats:
-        """The newest snapshot; an empty one while no engine is there."""
+        """The newest snapshot; while no engine is there nothing runs in it, and counters never fall."""
 
     async def close(self) -> None:
         """Ends the engine and frees everything it held."""

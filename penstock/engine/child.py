@@ -10,7 +10,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +21,11 @@ from penstock.config.options import EngineOptions
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo
 from penstock.engine.messages import MessageError
+from penstock.engine.watched_time import WatchedTime
 
 TERMINATE_S = 5.0
 UNRESPONSIVE_S = 60.0
+LOOK_S = 0.5  # between two looks at how long the process has been silent
 _DRAIN_S, _SILENT = 0.05, (0, 2, -9, -15)  # statuses of a process that had nothing to say
 _MAX_SOCKET_PATH = 100  # what a unix socket address holds, less some
 # As `python -m penstock.engine.process`, but with this very package and never a module of the current directory, which
@@ -39,7 +40,7 @@ class EngineChild:
     """An engine process and its two sockets, inside a directory that only this user may enter.
 
     The receiving side binds each socket, so that nobody who connects can take a message meant for another.
-    A process that sends no heartbeat for UNRESPONSIVE_S is killed.
+    A process that sends nothing for UNRESPONSIVE_S, while this one runs and listens, is killed.
     """
 
     def __init__(
@@ -63,7 +64,9 @@ class EngineChild:
         self._watchdog: asyncio.TimerHandle | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._receiver: asyncio.Task[None] | None = None
-        self.last_heard = time.monotonic()
+        self._killed_for_silence = False
+        self._clock = WatchedTime(2 * LOOK_S)
+        self._last_heard = self._clock.seconds()
         self._events: zmq.asyncio.Socket = zmq.asyncio.Socket(context, zmq.PULL)
         self._events.set(zmq.RCVHWM, 0)
         self._events.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
@@ -77,6 +80,13 @@ class EngineChild:
     def pid(self) -> int:
         """The process id; 0 before the start."""
         return self._process.pid if self._process is not None else 0
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which this process has listened and heard nothing; 0 while something it sent is unread."""
+        if self._unread():
+            self._heard()
+        return self._clock.seconds() - self._last_heard
 
     async def start(self) -> EngineInfo:
         """Starts the process and waits until it serves.
@@ -143,9 +153,10 @@ class EngineChild:
             await self._process.wait()
 
     async def _receive(self) -> None:
-        self._heard()
+        self._watch()
         while True:
             frame = await self._events.recv()
+            self._heard()
             try:
                 event = messages.decode_event(frame)
             except MessageError as error:
@@ -159,9 +170,8 @@ class EngineChild:
     def _handle(self, event: messages.Event) -> None:
         match event:
             case messages.Heartbeat():
-                self._heard()
+                pass
             case messages.Ready(info=info):
-                self._heard()
                 if not self._ready.done():
                     self._ready.set_result(info)
             case messages.Fatal(message=message):
@@ -172,21 +182,35 @@ class EngineChild:
                 self._on_event(event)
 
     def _heard(self) -> None:
-        self.last_heard = time.monotonic()
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-        self._watchdog = self._loop.call_later(UNRESPONSIVE_S, self._kill)
+        self._last_heard = self._clock.seconds()
+
+    def _unread(self) -> bool:
+        return not self._events.closed and bool(int(self._events.get(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _watch(self) -> None:
+        """Kills the process when it has been silent for too long; else looks again later."""
+        if self.silence > UNRESPONSIVE_S:
+            self._killed_for_silence = True
+            self._kill()
+        else:
+            self._watchdog = self._loop.call_later(LOOK_S, self._watch)
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    def _unexplained(self) -> messages.Fatal:
+    def ending(self, when: str = "") -> str:
+        """How the process ended, in a sentence; `when` is put into it."""
+        if self._killed_for_silence:
+            return f"The engine process gave no sign of life for {UNRESPONSIVE_S:g} s and was ended by Penstock{when}."
         code = self._process.returncode if self._process is not None else None
         how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
         hint = " Signal 9 often means that memory ran out." if code == -9 else ""
-        return messages.Fatal("EngineDeadError", f"The engine process {how} before it could serve.{hint}")
+        return f"The engine process {how}{when}.{hint}"
+
+    def _unexplained(self) -> messages.Fatal:
+        return messages.Fatal("EngineDeadError", self.ending(" before it could serve"))
 
 
 def _private_directory() -> Path:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import zmq
 
@@ -16,6 +17,7 @@ from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.child import EngineChild
+from penstock.engine.counting import ended, together
 from penstock.engine.messages import MessageError
 from penstock.engine.streams import OutputStream, StreamTable
 from penstock.engine.thread_client import ThreadClient as ThreadClient
@@ -34,18 +36,28 @@ __all__ = ["ProcessClient", "ThreadClient"]
 class ProcessClient:
     """EngineClient over one engine process, restarted when it dies. Belongs to the event loop that awaited `start`.
 
-    While the process is down or silent (no heartbeat for HEARTBEAT_TIMEOUT_S) the state is RESTARTING and new
+    While the process is down or silent (nothing heard for HEARTBEAT_TIMEOUT_S) the state is RESTARTING and new
     requests are refused; requests that ran end with finish_reason ERROR. Restarts wait 0.5 s, doubling to 30 s;
     MAX_START_FAILURES failed starts in a row end in STOPPED.
     """
 
-    def __init__(self, options: EngineOptions, *, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """`on_progress` is told (bytes loaded, bytes in all) while weights load."""
+    def __init__(
+        self,
+        options: EngineOptions,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+        max_queue_seconds: float | None = None,
+    ) -> None:
+        """`on_progress` is told (bytes loaded, bytes in all) while weights load.
+
+        `max_queue_seconds` of work may wait before calls are refused, None for any.
+        """
         self._options = options
         self._on_progress = on_progress
-        self._streams = StreamTable(self.cancel)
+        self._streams = StreamTable(self.cancel, max_queue_seconds)
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
+        self._past = EngineStats()  # counters of engines that are gone
         self._latest = EngineStats()
         self._stats_answer: asyncio.Future[None] | None = None
         self._child: EngineChild | None = None
@@ -67,8 +79,9 @@ class ProcessClient:
 
     @property
     def state(self) -> EngineState:
-        silent = self._child is not None and time.monotonic() - self._child.last_heard > HEARTBEAT_TIMEOUT_S
-        return EngineState.RESTARTING if silent and self._state is EngineState.READY else self._state
+        if self._state is EngineState.READY and self._child is not None and self._child.silence > HEARTBEAT_TIMEOUT_S:
+            return EngineState.RESTARTING
+        return self._state
 
     @property
     def info(self) -> EngineInfo:
@@ -92,19 +105,28 @@ class ProcessClient:
         self._child.send(frame)
         return stream
 
+    def arriving(self) -> AbstractContextManager[None]:
+        return self._streams.waiting.arriving()
+
+    def check_room(self) -> None:
+        self._streams.waiting.check_room()
+
     def cancel(self, request_id: str) -> None:
         if self._child is not None and self._state is EngineState.READY:
             with contextlib.suppress(EngineDeadError, MessageError):
                 self._child.send(messages.encode(messages.Cancel(request_id)))
 
     async def stats(self) -> EngineStats:
-        """The newest snapshot: the last known one of an engine silent for STATS_TIMEOUT_S, empty when it died."""
+        """The newest snapshot: the last known one of an engine silent for STATS_TIMEOUT_S.
+
+        Counters go on from those last known of engines that are gone; nothing runs in these.
+        """
         if self.state is EngineState.READY and self._child is not None:
             if self._stats_answer is None:
                 self._stats_answer = asyncio.get_running_loop().create_future()
                 self._child.send(messages.encode(messages.StatsQuery()))
             await asyncio.wait((self._stats_answer,), timeout=STATS_TIMEOUT_S)
-        return self._latest
+        return together(self._past, self._latest)
 
     async def close(self) -> None:
         """Ends the process and its supervision; unfinished branches get an ERROR output."""
@@ -136,7 +158,7 @@ class ProcessClient:
         child, self._child = self._child, None
         if child is not None:
             await child.close()
-        self._latest = EngineStats()
+        self._past, self._latest = ended(together(self._past, self._latest)), EngineStats()
         self._answer_stats()
 
     async def _supervise(self) -> None:
@@ -146,7 +168,7 @@ class ProcessClient:
                 started = time.monotonic()
                 await self._child.wait()
                 self._state = EngineState.RESTARTING
-                _log.error("the engine process died; it is started again")
+                _log.error("%s It is started again.", self._child.ending())
                 self._streams.fail_all(
                     "The engine stopped unexpectedly while this request was running; it is being restarted. "
                     "Send the request again."
@@ -173,6 +195,8 @@ class ProcessClient:
                 self._streams.deliver(outputs)
             case messages.Refused(request_id=request_id):
                 self._streams.refuse(request_id, messages.refusal_error(event))
+            case messages.Paced(pace=pace):
+                self._streams.waiting.pace = pace
             case messages.Stats(stats=stats):
                 self._latest = stats
                 self._answer_stats()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.config.errors import EngineDeadError, RequestError
+from penstock.core.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
 
 MAX_FAILED_STEPS = 3
+PACE_S = 0.25  # between two words on how fast steps are
 _log = logging.getLogger(__name__)
 
 
@@ -25,6 +28,9 @@ class Sink(Protocol):
     def refused(self, request_id: str, error: RequestError) -> None:
         """A request was not admitted."""
 
+    def paced(self, pace: Pace) -> None:
+        """How fast steps are now."""
+
 
 class EngineDriver:
     """An engine and the sink it reports to. Belongs to one thread."""
@@ -36,6 +42,7 @@ class EngineDriver:
         self._failed_steps = 0
         self._steps_at_error = -1
         self._unprepared = False
+        self._paced_at = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -84,10 +91,17 @@ class EngineDriver:
         self._unprepared = True
         if outputs := self._engine.step():
             self._sink.outputs(outputs)
+        self._tell_pace()
         if self._engine.dead is not None:
             raise self._engine.dead
         if any(output.finish_reason is FinishReason.ERROR for output in outputs):
             self._check_health()
+
+    def _tell_pace(self) -> None:
+        now = monotonic()
+        if now - self._paced_at >= PACE_S and (pace := self._engine.pace()) is not None:
+            self._paced_at = now
+            self._sink.paced(pace)
 
     def _check_health(self) -> None:
         """After errors: a step that failed as a whole, unlike one with a failed row, was not counted as done."""

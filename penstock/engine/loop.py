@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from penstock.config.errors import EngineDeadError
+from penstock.core.pace import Pace, PaceMeter
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
@@ -31,8 +32,10 @@ class Engine:
         self.runner = runner
         self.constraints = constraints or Constraints()
         self._depth = scheduler.options.depth
-        self._submitted: deque[int] = deque()
+        self._submitted: deque[StepPlan] = deque()
         self._steps = 0
+        self._meter = PaceMeter(scheduler.options.max_num_seqs, scheduler.options.max_num_batched_tokens)
+        self._working_since: float | None = None  # or since the last commit
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.dead: EngineDeadError | None = None
 
@@ -66,16 +69,33 @@ class Engine:
 
         An exception in the runner ends the requests in the outstanding steps with an error; the others go on.
         """
+        if self._working_since is None:
+            self._working_since = perf_counter()
         while len(self._submitted) <= self._depth and (plan := self._plan()) is not None:
-            self._submitted.append(plan.step)
+            self._submitted.append(plan)
             if not self._guarded(self.runner.submit, plan, self.constraints.begin(plan)):
                 return self._outputs()
-        if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0])):
-            self._submitted.popleft()
+        if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
+            self._measure(self._submitted.popleft())
             self._commit(result)
         elif not self.scheduler.has_work:
             self.constraints.wait(_WAIT_S)
+        if not self.scheduler.has_work:
+            self._working_since = None
         return self._outputs()
+
+    def pace(self) -> Pace | None:
+        """How fast steps are, once that is known."""
+        return self._meter.pace()
+
+    def _measure(self, plan: StepPlan) -> None:
+        """Takes the time of a step, whatever was done in it: since the last one, unless there was nothing to do."""
+        now = perf_counter()
+        prompt = sum(span.prompt_tokens for span in plan.spans)
+        output = sum(len(span.tokens) for span in plan.spans) - prompt
+        rows = len(self.scheduler.running) if self.scheduler.waiting else None
+        self._meter.add(prompt, output, now - (self._working_since or now), rows)
+        self._working_since = now
 
     def _outputs(self) -> list[EngineOutput]:
         outputs = self.scheduler.take_outputs()

@@ -22,6 +22,7 @@ from penstock.config.errors import (
     TemplateError,
 )
 from penstock.config.options import EngineOptions
+from penstock.core.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo
 
@@ -100,6 +101,12 @@ class Stats(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class Paced(msgspec.Struct, frozen=True, tag=True):
+    """How fast the engine works."""
+
+    pace: Pace
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """The process runs (even while it loads or a step takes long)."""
 
@@ -112,7 +119,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Submit | Cancel | StatsQuery
-Event = Progress | Ready | Outputs | Refused | Stats | Heartbeat | Fatal
+Event = Progress | Ready | Outputs | Refused | Stats | Paced | Heartbeat | Fatal
 
 T = TypeVar("T")
 _encoder = msgspec.msgpack.Encoder()

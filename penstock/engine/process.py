@@ -23,10 +23,12 @@ import zmq
 
 from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.core.pace import Pace
 from penstock.core.request import EngineOutput
 from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
 from penstock.engine.messages import MessageError
+from penstock.engine.watched_time import WatchedTime
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineInfo
@@ -61,6 +63,9 @@ class EventSocket:
     def refused(self, request_id: str, error: RequestError) -> None:
         self.send(messages.refusal(request_id, error))
 
+    def paced(self, pace: Pace) -> None:
+        self.send(messages.Paced(pace))
+
     def progress(self, done: int, total: int) -> None:
         """Reports loading, at most ten times a second, and its end."""
         now = time.monotonic()
@@ -90,12 +95,16 @@ class Heart:
         self._thread.join()
 
     def _beat(self, context: zmq.Context[zmq.Socket[bytes]], launch: messages.Launch) -> None:
-        events = EventSocket(context, launch.events)
+        events, clock = EventSocket(context, launch.events), WatchedTime(2 * HEARTBEAT_S)
+        step, since = self.step_began, 0.0
         while not self._stop.wait(HEARTBEAT_S):
             if os.getppid() != launch.parent:
                 remove_sockets(launch)
                 os._exit(1)
-            if (began := self.step_began) is not None and time.monotonic() - began > STEP_TIMEOUT_S:
+            now = clock.seconds()
+            if step != self.step_began:
+                step, since = self.step_began, now
+            elif step is not None and now - since > STEP_TIMEOUT_S:
                 _log.critical("a step has taken more than %g s; the engine process ends", STEP_TIMEOUT_S)
                 os._exit(2)
             events.send(messages.Heartbeat())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from penstock.config import limits
-from penstock.config.errors import OverloadedError, RequestError
+from penstock.config.errors import RequestError
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+from penstock.engine.waiting import Waiting, Work
+from penstock.engine.watched_time import WatchedTime
 
 
 def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
@@ -33,14 +34,22 @@ def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
 class OutputStream:
     """The outputs of one request, for one reader. Ends after the last branch's last output."""
 
-    __slots__ = ("_close", "_error", "_events", "_waiter", "closed", "last_read", "open", "queued", "request")
+    __slots__ = (
+        *("_clock", "_close", "_error", "_events", "_last_read", "_waiter"),
+        *("closed", "open", "queued", "request", "tokens", "work"),
+    )
 
-    def __init__(self, request: EngineRequest, close: Callable[[OutputStream], None]) -> None:
+    def __init__(
+        self, request: EngineRequest, work: Work, close: Callable[[OutputStream], None], clock: WatchedTime
+    ) -> None:
         self.request = request
+        self.work = work
+        self.tokens = 0
         self.open = set(range(request.sampling.n))
         self.queued = True
         self.closed = False
-        self.last_read = time.monotonic()
+        self._clock = clock
+        self._last_read = clock.seconds()
         self._close = close
         self._error: Exception | None = None
         self._events: deque[EngineOutput] = deque()
@@ -61,7 +70,7 @@ class OutputStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        self.last_read = time.monotonic()
+        self._last_read = self._clock.seconds()
         return self._events.popleft()
 
     async def aclose(self) -> None:
@@ -75,7 +84,7 @@ class OutputStream:
     @property
     def stalled(self) -> bool:
         """Whether outputs lie unread for longer than a reader may take."""
-        return bool(self._events) and time.monotonic() - self.last_read > limits.STREAM_STALL_TIMEOUT_S
+        return bool(self._events) and self._clock.seconds() - self._last_read > limits.STREAM_STALL_TIMEOUT_S
 
     def push(self, output: EngineOutput) -> None:
         """Buffers an output; a full buffer is compacted to one output a branch, so no token is lost."""
@@ -84,7 +93,7 @@ class OutputStream:
         if self.closed:
             return
         if not self._events:
-            self.last_read = time.monotonic()
+            self._last_read = self._clock.seconds()
         self._events.append(output)
         if len(self._events) > limits.STREAM_BUFFER_EVENTS:
             self._events = deque(merge(self._events))
@@ -102,18 +111,18 @@ class OutputStream:
 
 
 class StreamTable:
-    """Live requests by id, and the limits on how many may wait.
+    """Live requests by id, and those of them that wait.
 
     A request counts as waiting until its first output from a step. A stream closed by its reader stays listed until
     the engine has confirmed its end, so that a late output never meets a new request of the same id.
     """
 
-    def __init__(self, cancel: Callable[[str], None]) -> None:
-        """`cancel` tells the engine to end a request."""
+    def __init__(self, cancel: Callable[[str], None], max_queue_seconds: float | None = None) -> None:
+        """`cancel` tells the engine to end a request; `max_queue_seconds` is for `Waiting`."""
         self._cancel = cancel
+        self._clock = WatchedTime(limits.STREAM_STALL_TIMEOUT_S / 12)  # of deliveries: a pause is one of them
         self._live: dict[str, OutputStream] = {}
-        self.queued_requests = 0
-        self.queued_tokens = 0
+        self.waiting = Waiting(max_queue_seconds)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -131,18 +140,8 @@ class StreamTable:
                 param="request_id",
                 code="duplicate_request_id",
             )
-        tokens = len(request.prompt_ids) * request.sampling.n
-        if self.queued_requests >= limits.MAX_QUEUED_REQUESTS:
-            raise OverloadedError(f"{self.queued_requests} requests wait already, the most allowed; retry later.")
-        if self.queued_tokens + tokens > limits.MAX_QUEUED_TOKENS:
-            raise OverloadedError(
-                f"{self.queued_tokens} prompt tokens wait already; {tokens} more would exceed the limit of "
-                f"{limits.MAX_QUEUED_TOKENS}; retry later."
-            )
-        stream = OutputStream(request, self._closed_by_reader)
+        stream = OutputStream(request, self.waiting.enter(request), self._closed_by_reader, self._clock)
         self._live[request.request_id] = stream
-        self.queued_requests += 1
-        self.queued_tokens += tokens
         return stream
 
     def deliver(self, outputs: Iterable[EngineOutput]) -> None:
@@ -151,8 +150,11 @@ class StreamTable:
             stream = self._live.get(output.request_id)
             if stream is None or output.branch not in stream.open:
                 continue
+            if output.cached_tokens is not None and output.branch == 0:
+                self.waiting.cached(len(stream.request.prompt_ids), output.cached_tokens)
             if output.tokens or output.cached_tokens is not None:
                 self._dequeue(stream)
+                stream.tokens += len(output.tokens)
             stream.push(output)
             if not stream.open:
                 self._forget(stream)
@@ -182,9 +184,10 @@ class StreamTable:
     def _dequeue(self, stream: OutputStream) -> None:
         if stream.queued:
             stream.queued = False
-            self.queued_requests -= 1
-            self.queued_tokens -= len(stream.request.prompt_ids) * stream.request.sampling.n
+            self.waiting.leave(stream.request, stream.work)
 
     def _forget(self, stream: OutputStream) -> None:
+        if not stream.queued:
+            self.waiting.answered(stream.tokens // stream.request.sampling.n)
         self._dequeue(stream)
         self._live.pop(stream.request.request_id, None)

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.errors import EngineDeadError, RequestError
+from penstock.core.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo, EngineState
+from penstock.engine.counting import ended
 from penstock.engine.driver import EngineDriver
 from penstock.engine.streams import OutputStream, StreamTable
 
@@ -32,11 +35,16 @@ class ThreadClient:
         info = await client.start()
     """
 
-    def __init__(self, engine_factory: Callable[[], tuple[Engine, EngineInfo]]) -> None:
-        """`engine_factory` runs in the engine's thread: all tensor work happens there."""
+    def __init__(
+        self, engine_factory: Callable[[], tuple[Engine, EngineInfo]], *, max_queue_seconds: float | None = None
+    ) -> None:
+        """`engine_factory` runs in the engine's thread: all tensor work happens there.
+
+        `max_queue_seconds` of work may wait before calls are refused, None for any.
+        """
         self._factory = engine_factory
         self._inbox: SimpleQueue[_Item] = SimpleQueue()
-        self._streams = StreamTable(self.cancel)
+        self._streams = StreamTable(self.cancel, max_queue_seconds)
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
         self._latest = EngineStats()
@@ -79,6 +87,12 @@ class ThreadClient:
         self._inbox.put(request)
         return stream
 
+    def arriving(self) -> AbstractContextManager[None]:
+        return self._streams.waiting.arriving()
+
+    def check_room(self) -> None:
+        self._streams.waiting.check_room()
+
     def cancel(self, request_id: str) -> None:
         self._inbox.put(request_id)
 
@@ -104,6 +118,12 @@ class ThreadClient:
 
     def refused(self, request_id: str, error: RequestError) -> None:
         self._post(self._streams.refuse, request_id, error)
+
+    def paced(self, pace: Pace) -> None:
+        self._post(self._paced, pace)
+
+    def _paced(self, pace: Pace) -> None:
+        self._streams.waiting.pace = pace
 
     def _main(self, ready: asyncio.Future[EngineInfo]) -> None:
         try:
@@ -150,7 +170,7 @@ class ThreadClient:
     def _ended(self, message: str) -> None:
         """In the event loop: nothing will come from the thread any more."""
         self._state = EngineState.STOPPED
-        self._latest = EngineStats()
+        self._latest = ended(self._latest)
         self._finished.set()
         self._streams.fail_all(message)
         while not self._inbox.empty():

@@ -32,6 +32,7 @@ from penstock.server.connection import ABORT
 from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
+from penstock.server.patience import patience
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -136,16 +137,17 @@ class Answer:
         `search`: by beams, or for the best of so many branches; None generates.
         """
         started = time.monotonic()
-        tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
-        try:
-            generations = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if not isinstance(result, BaseException):
-                    await result.aclose()
-            raise
+        with service.frontend.client.arriving():
+            tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
+            try:
+                generations = await asyncio.gather(*tasks)
+            except BaseException:
+                for task in tasks:
+                    task.cancel()
+                for result in await asyncio.gather(*tasks, return_exceptions=True):
+                    if not isinstance(result, BaseException):
+                        await result.aclose()
+                raise
         return cls(requests, generations, service.metrics, started)
 
     @property
@@ -361,7 +363,7 @@ class EventStream(Response):
         while more:
             pieces: list[bytes | None]
             try:
-                async with asyncio.timeout(limits.SSE_KEEPALIVE_S):
+                async with patience(limits.SSE_KEEPALIVE_S):
                     pieces = [await self._buffer.get()]
             except TimeoutError:
                 pieces = [self._keepalive]
@@ -371,7 +373,7 @@ class EventStream(Response):
             more = pieces[-1] is not None
             body = b"".join(piece for piece in pieces if piece is not None)
             try:
-                async with asyncio.timeout(limits.STREAM_STALL_TIMEOUT_S):
+                async with patience(limits.STREAM_STALL_TIMEOUT_S):
                     await send({"type": "http.response.body", "body": body, "more_body": more})
             except TimeoutError:
                 scope.get("extensions", {}).get(ABORT, {}).get("call", lambda: None)()

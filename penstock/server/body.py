@@ -18,6 +18,7 @@ from starlette.types import Message, Receive
 from penstock.config import limits
 from penstock.config.errors import RequestError, shown
 from penstock.server.errors import HttpError
+from penstock.server.patience import patience
 from penstock.server.shapes import PATTERNS
 
 _INLINE_BYTES = 64 * 2**10  # larger bodies are read and translated in a thread, so that running streams go on
@@ -33,22 +34,23 @@ def limited(receive: Receive, declared: int | None) -> Receive:
         receive: the server's own.
         declared: the Content-Length, or None for a chunked body, which is counted as it comes in.
     """
-    loop = asyncio.get_running_loop()
-    started, received, complete = loop.time(), 0, False
+    received, complete, waited = 0, False, 0.0
 
     def refuse() -> NoReturn:
         limit = limits.MAX_BODY_BYTES
         raise HttpError(413, f"The request body is larger than {limit} bytes; send less.", code="body_too_large")
 
     async def bounded() -> Message:
-        nonlocal received, complete
+        nonlocal received, complete, waited
         if complete:
             return await receive()
         if declared is not None and declared > limits.MAX_BODY_BYTES:
             refuse()
         try:
-            async with asyncio.timeout_at(started + limits.BODY_TIMEOUT_S + received / limits.SLOWEST_BODY_BYTES_PER_S):
+            allowed = limits.BODY_TIMEOUT_S + received / limits.SLOWEST_BODY_BYTES_PER_S
+            async with patience(allowed - waited) as timer:
                 message = await receive()
+                waited += timer.elapsed()
         except TimeoutError:
             raise HttpError(408, "The request body came in too slowly; send it in one go.", code="timeout") from None
         received += len(message.get("body", b""))

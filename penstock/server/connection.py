@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.config import limits
 from penstock.server.errors import encode_json, error_object
+from penstock.server.patience import PatientTimer
 
 ABORT = "penstock.abort"
 _LINGER_S = 1.0
@@ -29,7 +30,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: PatientTimer | None = None
         self._in_head = True
         self._head_bytes = 0
         self._field_bytes = 0
@@ -77,6 +78,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            keep = PatientTimer(self.loop, self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = keep  # type: ignore[assignment] # uvicorn only cancels it
         if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
             self._arm(_LINGER_S, self.transport.close)
 
@@ -108,7 +113,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _arm(self, seconds: float, action: Any) -> None:
         self._disarm()
-        self._timer = self.loop.call_later(seconds, action)
+        self._timer = PatientTimer(self.loop, seconds, action)
 
     def _disarm(self) -> None:
         if self._timer is not None:

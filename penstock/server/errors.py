@@ -88,6 +88,8 @@ def refuse_unavailable(body: object, unavailable: Unavailable) -> None:
 
 def error_type(status: int) -> str:
     """OpenAI's `error.type` of an HTTP status."""
+    if status == 429:
+        return "rate_limit_error"
     if status < 500:
         return "invalid_request_error"
     return "service_unavailable" if status == 503 else "server_error"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+
+from penstock.server.patience import patience
 
 
 @dataclass(slots=True)
@@ -44,7 +46,9 @@ class Lifecycle:
         self.draining = True
         if self.in_flight:
             waiting = [asyncio.ensure_future(self._idle.wait()), asyncio.ensure_future(self.aborted.wait())]
-            await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(TimeoutError):
+                async with patience(timeout):
+                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
         return not self.in_flight

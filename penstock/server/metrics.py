@@ -195,8 +195,6 @@ async def log_throughput(client: EngineClient, interval: float = 10.0) -> None:
             now, at = await client.stats(), time.monotonic()
         except PenstockError:
             continue
-        if now.steps < before.steps:  # the engine was restarted and counts from 0 again
-            before = EngineStats()
         if now.steps != before.steps or now.running or now.waiting:
             logger.info("%s", throughput_line(before, now, at - then))
         before, then = now, at

@@ -112,7 +112,7 @@ def serve(
         PenstockError: the engine cannot start; the message is its own.
     """
     validate(engine_options)
-    _check_drain_timeout(server_options.drain_timeout)
+    _check_seconds(server_options)
     check_exposure(server_options)
     ApiKeys(server_options.api_keys)
     _log_to_stderr()
@@ -124,9 +124,12 @@ def serve(
         listener.close()
 
 
-def _check_drain_timeout(seconds: float) -> None:
-    if not 0 <= seconds < math.inf:
-        raise ConfigError(f"--drain-timeout is {seconds:g}; allowed: a number of seconds from 0.")
+def _check_seconds(options: ServerOptions) -> None:
+    if not 0 <= options.drain_timeout < math.inf:
+        raise ConfigError(f"--drain-timeout is {options.drain_timeout:g}; allowed: a number of seconds from 0.")
+    if not options.max_queue_seconds > 0:
+        allowed = "a number of seconds above 0, or inf for no bound"
+        raise ConfigError(f"--max-queue-seconds is {options.max_queue_seconds:g}; allowed: {allowed}.")
 
 
 def _print(text: str) -> None:
@@ -162,7 +165,7 @@ async def _serve(
     engine_options = replace(engine_options, served_model_name=name)
     lifecycle, stop = Lifecycle(), asyncio.Event()
     _on_signals(lifecycle, stop)
-    client = ProcessClient(engine_options, on_progress=on_progress)
+    client = ProcessClient(engine_options, on_progress=on_progress, max_queue_seconds=options.max_queue_seconds)
     starting = asyncio.ensure_future(client.start())
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
@@ -24,7 +24,7 @@ from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from tests.core.harness import Collector, expected_tokens, null_engine, request
 from tests.core.ownership import Ownership
 
-LIVES, RULES = 440, 50
+LIVES, RULES = 450, 50
 STEMS = tuple(tuple((stem * 7 + i * i) % 3 for i in range(40)) for stem in range(3))
 KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear")
 
@@ -51,6 +51,7 @@ ADDED = st.tuples(
     st.sampled_from([None, None, 0, 1, 5]),  # budget of reasoning
     st.sampled_from([(2,), (0, 1), (1, 1, 0)]),  # what ends it
     st.sampled_from([None, None, 0]),  # logprobs
+    st.sampled_from(["", "", "a", "b"]),  # owner
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
@@ -136,7 +137,7 @@ class EngineLife(RuleBasedStateMachine):
     def _add(
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
         scored: int | None, stop: bool, priority: int, salt: str, budget: int | None, end: tuple[int, ...],
-        logprobs: int | None,
+        logprobs: int | None, owner: str,
     ) -> bool:  # fmt: skip
         name = f"r{len(self.requests)}"
         asked = request(
@@ -144,6 +145,7 @@ class EngineLife(RuleBasedStateMachine):
             prompt_logprobs=scored, stop_ids=(1,) if stop else (), seed=len(self.requests), priority=priority,
             cache_salt=salt, thinking=None if budget is None else Thinking(end, budget=budget), logprobs=logprobs,
         )  # fmt: skip
+        asked = replace(asked, owner=owner)
         self.engine.add(asked)
         self.requests[name] = asked
         return True

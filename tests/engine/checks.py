@@ -40,6 +40,6 @@ async def check_residue(client: ThreadClient | ProcessClient) -> None:
 
     await asyncio.gather(*map(one, range(1000)))
     await until_empty(client)
-    assert (client._streams.queued_requests, client._streams.queued_tokens) == (0, 0)
+    assert (client._streams.waiting.requests, client._streams.waiting.tokens) == (0, 0)
     stats = await client.stats()
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)

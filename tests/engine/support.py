@@ -94,6 +94,20 @@ class Slow(Wrapped):
         return super().sample(step)
 
 
+class Busy(Wrapped):
+    """A runner that computes for `seconds` of processor time a step."""
+
+    def __init__(self, runner: Runner, seconds: float) -> None:
+        super().__init__(runner)
+        self._seconds = seconds
+
+    def sample(self, step: int) -> StepResult:
+        until = time.thread_time() + self._seconds
+        while time.thread_time() < until:
+            pass
+        return super().sample(step)
+
+
 class Lost(Wrapped):
     """A runner whose device fails for good in a step."""
 
@@ -112,7 +126,7 @@ import os, sys, time, types
 sys.path.insert(0, {root!r})
 from penstock.config.errors import CheckpointError
 from penstock.engine import process
-from tests.engine.support import Lost, Slow, null_engine
+from tests.engine.support import Busy, Lost, Slow, null_engine
 
 def build_engine(options, progress, *, grammars):
     progress(1, 2)
@@ -128,6 +142,11 @@ def build_engine(options, progress, *, grammars):
     if options.model == "stuck":
         process.STEP_TIMEOUT_S = 0.2
         return null_engine(wrap=lambda runner: Slow(runner, 60))
+    if options.model == "busy":
+        process.STEP_TIMEOUT_S, process.HEARTBEAT_S = 4.0, 0.1
+        return null_engine(wrap=lambda runner: Busy(runner, 0.4))
+    if options.model == "mute":
+        process.HEARTBEAT_S = 3600.0
     if options.model == "lost":
         return null_engine(wrap=lambda runner: Lost(Slow(runner, 0.05), 5))
     return null_engine(options.max_model_len or 2048, wrap=lambda runner: Slow(runner, 0.002))

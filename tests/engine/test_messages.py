@@ -22,6 +22,7 @@ from penstock.config.errors import (
 )
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
+from penstock.core.pace import Pace
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.sampling import SamplingParams
@@ -35,7 +36,7 @@ REQUEST = EngineRequest(
         n=3, max_tokens=7, min_tokens=2, temperature=1, logit_bias=((5, -1.5),), allowed_token_ids=(1, 5),
         bad_words=("a",), bad_words_ids=((1,), (2, 3)), stop=("x", "é"), stop_token_ids=(4,), seed=-(2**63), logprobs=0,
     ),
-    (2, 4), 2**64 - 1, -3, "salt", 0,
+    (2, 4), 2**64 - 1, -3, "salt", "owner", 0,
 )  # fmt: skip
 INFO = EngineInfo("m", "/p", "A", 1, 2, 3, 4, 5, 6, "float32", "cpu", "exact", (Decision("a", "b", "c"),))
 OUTPUT = EngineOutput(
@@ -57,6 +58,7 @@ def test_commands_come_back(command: messages.Command) -> None:
         messages.Outputs([OUTPUT, EngineOutput("s", 0)]),
         messages.Refused("r", "RequestError", "no", None, "code"),
         messages.Stats(EngineStats(running=1, miss_reasons=(("first_seen", 2),), plan_seconds=0.5)),
+        messages.Paced(Pace(0.01, 0.0, 1e-5, 7.5, 512)),
         messages.Heartbeat(),
         messages.Fatal("ConfigError", "no"),
     ],

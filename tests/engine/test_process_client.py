@@ -116,10 +116,30 @@ async def test_kill_ends_every_stream_and_restarts(client: ProcessClient) -> Non
     assert client.state is EngineState.RESTARTING
     with pytest.raises(EngineDeadError, match="restarted"):
         client.submit(request())
-    assert (len(client._streams), client._streams.queued_requests) == (0, 0)
+    assert (len(client._streams), client._streams.waiting.requests) == (0, 0)
     await until(lambda: client.state is EngineState.READY)
     assert client.pid != killed
     assert len(tokens_of(await read(client.submit(request())))) == 8
+
+
+async def test_counters_go_on_over_restarts(client: ProcessClient) -> None:
+    await read(client.submit(request(prompt=40, max_tokens=20)))
+    before = await client.stats()
+    assert (before.generated_tokens, before.prompt_tokens, before.finished) == (20, 40, 1)
+    assert dict(before.miss_reasons) == {"first_seen": 1}
+    assert client.pid > 0
+    os.kill(client.pid, signal.SIGKILL)
+    await until(lambda: client.state is EngineState.RESTARTING)
+    away = await client.stats()
+    assert (away.generated_tokens, away.steps, away.miss_reasons) == (20, before.steps, before.miss_reasons)
+    assert (away.running, away.blocks_cached, away.blocks_total) == (0, 0, 0)
+    await until(lambda: client.state is EngineState.READY)
+    await read(client.submit(request(prompt=40, max_tokens=20)))
+    after = await client.stats()
+    assert (after.generated_tokens, after.prompt_tokens, after.finished) == (40, 80, 2)
+    assert after.forward_seconds >= before.forward_seconds
+    assert dict(after.miss_reasons) == {"first_seen": 2}
+    assert after.blocks_total == before.blocks_total
 
 
 async def test_a_device_that_fails_ends_its_requests_and_the_process(folder: Path) -> None:

@@ -207,7 +207,13 @@ def serving(client: EngineClient, text: TextPipeline, options: ServerOptions | N
 
 
 @contextlib.contextmanager
-def running(text: TextPipeline, options: ServerOptions | None = None, *, num_blocks: int = 1024) -> Iterator[Running]:
+def running(
+    text: TextPipeline,
+    options: ServerOptions | None = None,
+    *,
+    num_blocks: int = 1024,
+    max_queue_seconds: float | None = None,
+) -> Iterator[Running]:
     """A server over a null engine that answers ANSWER."""
     built: list[tuple[Engine, ScriptedRunner]] = []
 
@@ -220,7 +226,7 @@ def running(text: TextPipeline, options: ServerOptions | None = None, *, num_blo
         built.append((engine, engine.runner))
         return engine, replace(info, model_path="/secret/path", vocab_size=text.vocab_size)
 
-    client = ThreadClient(build)
+    client = ThreadClient(build, max_queue_seconds=max_queue_seconds)
     with serving(client, text, options) as server:
         until(lambda: client.state is EngineState.READY)
         yield Running(server.url, server.port, server.lifecycle, server.loop, client, *built[0])

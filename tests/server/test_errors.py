@@ -79,7 +79,7 @@ def test_leavers_are_counted_as_cancelled(server: Running) -> None:
     [
         (TemplateError("roles must alternate"), 400, "invalid_request_error"),
         (EngineDeadError("gone: /tmp/socket"), 503, "service_unavailable"),
-        (OverloadedError("full", retry_after=7), 503, "service_unavailable"),
+        (OverloadedError("full", retry_after=7), 429, "rate_limit_error"),
         (MemoryError("x"), 500, "server_error"),
     ],
 )
@@ -87,7 +87,7 @@ def test_kinds_of_errors(error: Exception, status: int, kind: str) -> None:
     found, body, headers = describe(error)
     assert (found, body["error"]["type"]) == (status, kind)
     assert "/tmp" not in body["error"]["message"]
-    assert ("Retry-After" in headers) == (status == 503)
+    assert ("Retry-After" in headers) == (status in (429, 503))
 
 
 def test_values_are_shown_short() -> None:

@@ -15,7 +15,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import ParameterError
+from penstock.config.errors import OverloadedError, ParameterError
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.sampling import SamplingParams
 from penstock.engine.pooling import Pooled, pool_all
@@ -58,6 +58,11 @@ class ClassifyBody(InputBody):
 async def answered(service: Service, request: Request, work: Coroutine[Any, Any, list[Pooled]]) -> list[Pooled]:
     """Waits for results while the client is there, and counts them."""
     started = time.monotonic()
+    try:
+        service.frontend.client.check_room()
+    except OverloadedError:
+        work.close()
+        raise
     results = await while_connected(work, request.receive, service.lifecycle)
     for result in results:
         service.metrics.pooled(result.prompt_tokens, time.monotonic() - started)

@@ -1,0 +1,60 @@
+"""Whose turn it is: start-time fair queueing over those who send requests (Goyal, Vin, Cheng, SIGCOMM 1996)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.branch import Branch
+
+
+@dataclass(slots=True)
+class _Owner:
+    """One who sends requests.
+
+    Attributes:
+        next: the turn of its next branch by what it has had.
+        last: the turn of its newest branch, which those in the queue stay behind.
+        queued: branches of its that have not been admitted yet.
+    """
+
+    next: int = 0
+    last: int = 0
+    queued: int = 0
+
+
+class Turns:
+    """Gives each branch a turn, a point in a time that is counted in tokens: who has had fewer tokens comes sooner.
+
+    A turn is never before that of a branch admitted already, so that nobody who runs is overtaken in order. Turns of
+    one owner's branches in the queue rise, so that of one owner alone they are the order of arrival.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0
+        self._owners: dict[str, _Owner] = {}
+
+    def give(self, branch: Branch) -> None:
+        """Sets the turn of a branch that is queued for the first time; its owner pays for all it asks for."""
+        owner = self._owners.setdefault(branch.request.owner, _Owner())
+        branch.turn = max(self._now, owner.next, owner.last + 1 if owner.queued else 0)
+        owner.last, owner.next = branch.turn, max(self._now, owner.next) + branch.longest
+        owner.queued += 1
+
+    def reach(self, branch: Branch) -> None:
+        """A branch is admitted: whoever had no turn yet comes after it."""
+        if branch.cached_tokens is None:  # for the first time
+            self._owners[branch.request.owner].queued -= 1
+        if branch.turn > self._now:
+            self._now = branch.turn
+            past = [name for name, owner in self._owners.items() if not owner.queued and owner.next <= self._now]
+            for name in past:
+                del self._owners[name]
+
+    def settle(self, branch: Branch) -> None:
+        """A branch has ended: what it asked for and did not get is not counted against its owner."""
+        owner = self._owners.get(branch.request.owner)
+        if owner is None:
+            return
+        admitted = branch.cached_tokens is not None
+        owner.queued -= not admitted
+        owner.next -= branch.longest - (len(branch.tokens) if admitted else 0)

@@ -1,0 +1,40 @@
+"""An engine's figures over its restarts: what was counted stays counted, so that no counter ever falls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields
+from typing import Any, Final
+
+from penstock.core.request import EngineStats
+
+GAUGES: Final = frozenset(
+    {
+        *("running", "waiting", "waiting_tokens", "slots_used", "slots_allocated"),
+        *("blocks_used", "blocks_cached", "blocks_total"),
+    }
+)
+"""Fields that say how things are now; the others grow."""
+
+
+def ended(stats: EngineStats) -> EngineStats:
+    """What is left of an engine that is gone: its counters."""
+    return EngineStats(**{name: value for name, value in _values(stats).items() if name not in GAUGES})
+
+
+def together(past: EngineStats, now: EngineStats) -> EngineStats:
+    """The figures of an engine, counted on from those of the ones before it."""
+    before = _values(past)
+    return EngineStats(
+        **{name: value if name in GAUGES else _sum(before[name], value) for name, value in _values(now).items()}
+    )
+
+
+def _values(stats: EngineStats) -> dict[str, Any]:
+    return {field.name: getattr(stats, field.name) for field in fields(stats)}
+
+
+def _sum(past: Any, now: Any) -> Any:
+    if isinstance(now, tuple):  # pairs of a reason and a count
+        return tuple((Counter(dict(past)) + Counter(dict(now))).items())
+    return past + now

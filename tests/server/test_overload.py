@@ -1,0 +1,96 @@
+"""A server with more to do than it can: who is refused, how fast, with what words."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from penstock.engine.text_pipeline import TextPipeline
+from tests.server.support import Running, running, until
+
+MANY = {"prompt": [[5, 6, number] for number in range(200)], "max_tokens": 50, "ignore_eos": True}
+PATHS = {
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/responses": {"input": "Hello", "model": "scripted"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "model": "scripted"},
+    "/api/chat": {"messages": [{"role": "user", "content": "Hello"}], "model": "scripted"},
+    "/api/generate": {"prompt": "Hello", "model": "scripted"},
+}
+
+
+@pytest.fixture
+def busy(text: TextPipeline) -> Iterator[Running]:
+    """A server in which seconds of work wait, of which one may: a single call of 200 prompts that came to it idle."""
+    with running(text, max_queue_seconds=1.0) as server:
+        server.runner.delay = 0.05
+        thread = threading.Thread(target=leave_in_the_end, args=(server,))
+        thread.start()
+        waiting = server.client._streams.waiting
+        until(lambda: waiting.requests > 0 and waiting.seconds() > 2, 20)
+        yield server
+        server.runner.delay = 0.0
+        thread.join()
+
+
+def leave_in_the_end(server: Running) -> None:
+    answer = httpx.post(f"{server.url}/v1/completions", json=MANY, timeout=60)
+    assert len(answer.json()["choices"]) == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
+    answer = httpx.post(busy.url + path, json=PATHS[path])
+    assert answer.status_code == 429
+    assert 1 <= int(answer.headers["retry-after"]) <= 31
+    assert "s of work wait already" in answer.text
+
+
+def test_clients_know_what_it_means(busy: Running) -> None:
+    api = openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.RateLimitError) as refused:
+        api.chat.completions.create(model="scripted", messages=[{"role": "user", "content": "Hello"}])
+    assert (refused.value.code, refused.value.type) == ("overloaded", "rate_limit_error")
+    with pytest.raises(anthropic.RateLimitError, match="rate_limit_error"):
+        anthropic.Anthropic(base_url=busy.url, api_key="none", max_retries=0).messages.create(
+            model="scripted", max_tokens=5, messages=[{"role": "user", "content": "Hello"}]
+        )
+
+
+def test_who_is_refused_leaves_nothing_and_there_is_room_again(busy: Running) -> None:
+    for _ in range(20):
+        assert httpx.post(f"{busy.url}/v1/completions", json=PATHS["/v1/completions"]).status_code == 429
+    assert busy.client._streams.waiting._arriving == 0
+    busy.runner.delay = 0.0
+    until(lambda: busy.client._streams.waiting.requests == 0)
+    assert httpx.post(f"{busy.url}/v1/completions", json=PATHS["/v1/completions"]).status_code == 200
+
+
+def test_those_who_leave_the_queue_are_not_computed(busy: Running) -> None:
+    """Their clients have gone: the engine forgets them before they get a row."""
+    seen = len(busy.runner.seen)
+    busy.client._streams.waiting._most_seconds = None
+    for _ in range(10):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{busy.url}/v1/completions", json={"prompt": "Hello", "max_tokens": 7}, timeout=0.05)
+    until(lambda: busy.stats().cancelled == 10)
+    assert not any(row.sampling.max_tokens == 7 for row in busy.runner.seen[seen:])
+
+
+def test_a_refusal_costs_no_tokenising(busy: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes before anything is done with the prompt, so it is as fast for a long one."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the prompt was tokenised")
+
+    monkeypatch.setattr("penstock.engine.frontend.Frontend.tokenize", fail)
+    started = time.thread_time()
+    answer = httpx.post(f"{busy.url}/v1/completions", json={"prompt": "word " * 10_000})
+    assert answer.status_code == 429
+    assert time.thread_time() - started < 5
