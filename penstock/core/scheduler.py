@@ -7,21 +7,21 @@ decoding rows: Agrawal et al., Sarathi-Serve, 2403.02310. Integers only; the run
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from types import MappingProxyType
 
 from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
-from penstock.core.branch import Branch, BranchState
+from penstock.core.branch import Branch, BranchState, namespace_of
 from penstock.core.cache_spec import CacheGroup
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.counters import Counters
 from penstock.core.kv_cache import KVCache
 from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_gates, policy_named
+from penstock.core.prefix import Match
 from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
-from penstock.core.radix_tree import Match
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.roster import Roster
 
@@ -106,9 +106,8 @@ class Scheduler:
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; ids of live requests must differ.")
         self._check_fits(request)
-        namespace: Hashable = (request.adapter, request.cache_salt)
-        if not self.options.enable_prefix_caching:
-            namespace = request.request_id  # its branches still share the prompt
+        options = self.options
+        namespace = namespace_of(request, caching=options.enable_prefix_caching, shared=options.share_prefix_cache)
         now, unscored = monotonic(), request.sampling.first_scored(0)
         branches = [
             Branch(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
@@ -480,7 +479,7 @@ class Scheduler:
         if all(other.state is BranchState.FINISHED for other in self._requests[request_id]):
             del self._requests[request_id]
             if not self.options.enable_prefix_caching:
-                self.cache.tree.drop_namespace(branch.namespace)
+                self.cache.tree.drop_space(branch.namespace.space)
             if reason is FinishReason.CANCELLED:
                 self.counters.cancelled += 1
             elif reason is FinishReason.ERROR:

@@ -12,6 +12,7 @@ from penstock.config.resolve import Decision
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
+from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.runtime.assemble import load, make_runner, scheduler_options
 from penstock.runtime.constraints import Constraints
@@ -52,6 +53,8 @@ def build_engine(
     limits = scheduler_options(concrete, prepared.plan, model)
     runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
     engine = Engine(Scheduler(limits, prepared.groups), runner, constraints)
+    if concrete.shared_prompts:
+        pin_shared_prompts(engine, TextPipeline.load(concrete.model), concrete.shared_prompts)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
     for note in notes:

@@ -74,7 +74,7 @@ class Frontend:
         eos_ids = () if sampling.ignore_eos and grammar is None else self.text.eos_ids  # a grammar's end is the end
         outputs = self.client.submit(
             EngineRequest(
-                request.request_id,
+                request.live_id,
                 prompt_ids,
                 sampling,
                 stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),

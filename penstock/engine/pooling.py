@@ -45,7 +45,7 @@ async def _pool(frontend: Frontend, request: GenerationRequest, params: PoolingP
     if len(ids) > (most := frontend.info.max_model_len):
         raise ContextLengthError(f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param=field)
     scheduling: dict[str, Any] = {name: getattr(request, name) for name in ("priority", "cache_salt", "owner")}
-    sent = EngineRequest(request.request_id, ids, request.sampling, pooling=params, **scheduling)
+    sent = EngineRequest(request.live_id, ids, request.sampling, pooling=params, **scheduling)
     outputs, cached = frontend.client.submit(sent), 0
     try:
         async for output in outputs:

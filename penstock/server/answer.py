@@ -28,6 +28,7 @@ from penstock.engine.api import Delta, EngineState
 from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
+from penstock.server.auth import owner_of
 from penstock.server.connection import ABORT
 from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready
 from penstock.server.lifecycle import Lifecycle
@@ -244,8 +245,13 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def open_within_context(service: Service, request: GenerationRequest) -> Answer:
-    """Starts a request; one that asks for more tokens than the context has room for gets as many as there is room."""
+async def opened_within_context(sent: Request, service: Service, request: GenerationRequest) -> Answer:
+    """As `opened`; who asks for more tokens than the context has room for gets as many as there is room."""
+    opening = _open_within_context(service, replace(request, owner=owner_of(sent)))
+    return await while_connected(opening, sent.receive, service.lifecycle)
+
+
+async def _open_within_context(service: Service, request: GenerationRequest) -> Answer:
     unbounded = replace(request, sampling=replace(request.sampling, max_tokens=None))
     wanted, context = request.sampling.max_tokens, service.max_model_len()
     if wanted is not None and context is not None and wanted >= context:
@@ -287,8 +293,9 @@ async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, 
 async def opened(
     request: Request, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
 ) -> Answer:
-    """As `Answer.open`, for a client who may leave meanwhile."""
-    return await while_connected(Answer.open(service, requests, search), request.receive, service.lifecycle)
+    """As `Answer.open`, for the client who sent this and may leave meanwhile."""
+    owned = [replace(one, owner=owner_of(request)) for one in requests]
+    return await while_connected(Answer.open(service, owned, search), request.receive, service.lifecycle)
 
 
 async def complete(

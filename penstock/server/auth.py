@@ -10,11 +10,14 @@ import socket
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from penstock.config.errors import ConfigError, shown
 from penstock.config.options import ServerOptions
 from penstock.server.errors import HttpError
 
+OWNER = "penstock.owner"
+"""Where an ASGI scope tells whose request it is; see `owner_of`."""
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::\d{1,5})?")
 
@@ -43,6 +46,11 @@ class ApiKeys:
     def owner(self, headers: Headers) -> str:
         """Names who sends a request that was let in, without telling the key; of an open server all are one."""
         return _digest(b"owner:" + _presented(headers).encode("latin-1")).hex()[:32] if self._digests else ""
+
+
+def owner_of(request: Request) -> str:
+    """Who sends a request that has passed the gate."""
+    return str(request.scope[OWNER])
 
 
 def _presented(headers: Headers) -> str:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.config import limits
 from penstock.config.errors import PenstockError
-from penstock.server.auth import ApiKeys, HostRule
+from penstock.server.auth import OWNER, ApiKeys, HostRule
 from penstock.server.body import limited
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
@@ -61,6 +61,7 @@ class Gate:
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
+            scope[OWNER] = self._keys.owner(headers)
             await self._app(scope, limited(receive, _declared_length(headers)), tracked)
         except ClientGone:
             status = _CLIENT_CLOSED_REQUEST

@@ -6,16 +6,21 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.requests import Request
+
 from penstock.config import limits
 from penstock.config.errors import ParameterError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
+from penstock.server.auth import owner_of
 from penstock.server.errors import bad_value
 from penstock.server.shapes import RequestBody
 
 
-def text_request(body: RequestBody, prompt: str | Sequence[int], sampling: SamplingParams) -> GenerationRequest:
-    """A request for one of a body's prompts."""
+def text_request(
+    sent: Request | None, body: RequestBody, prompt: str | Sequence[int], sampling: SamplingParams
+) -> GenerationRequest:
+    """A request for one of a body's prompts. Its owner is who `sent` it, None where that is told later."""
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         sampling=sampling,
@@ -24,6 +29,7 @@ def text_request(body: RequestBody, prompt: str | Sequence[int], sampling: Sampl
         add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        owner="" if sent is None else owner_of(sent),
     )
 
 

@@ -72,7 +72,7 @@ def cohere_router(service: Service) -> APIRouter:
         with spelled({"dimensions": "output_dimension"}):
             params = pooling.embedding(body.output_dimension)
         name = next((known for known in KINDS[body.input_type] if known in pooling.prompts.texts), None)
-        sent = [text_request(body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
+        sent = [text_request(request, body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
         work = pool_all(service.frontend, sent, [params] * len(sent), "texts")
         results = await answered(service, request, work)
         forms = dict.fromkeys(body.embedding_types or ("float",))

@@ -103,7 +103,7 @@ def embeddings_router(service: Service) -> APIRouter:
         texts = prompts_of(body.input, "input")
         if isinstance(body, EmbeddingBody) and not params.classify:
             texts = pooling.prompted(texts, body.prompt_name, body.prompt)
-        sent = [text_request(body, text, ONE_TOKEN) for text in texts]
+        sent = [text_request(request, body, text, ONE_TOKEN) for text in texts]
         return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent)))
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))

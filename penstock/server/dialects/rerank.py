@@ -62,7 +62,7 @@ def rerank_router(service: Service) -> APIRouter:
     ) -> list[Pooled]:
         service.check_model(body.model)
         service.require_ready()
-        make = functools.partial(text_request, body, sampling=ONE_TOKEN)
+        make = functools.partial(text_request, request, body, sampling=ONE_TOKEN)
         work = score_pairs(service.frontend, pairs, make, field, body.instruction)
         return await answered(service, request, work)
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from penstock.config.errors import spelled
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import EventStream, Service, complete, event, open_within_context, while_connected
+from penstock.server.answer import EventStream, Service, complete, event, opened_within_context
 from penstock.server.body import read_json, translated, validate
 from penstock.server.conversation import function_fields
 from penstock.server.dialects.anthropic.reply import PING, Reply
@@ -46,8 +46,7 @@ def anthropic_router(service: Service) -> APIRouter:
         with spelled(_sent_names(body)):
             call = await translated(request, messages_call, body, frontend.text.defaults)
             service.require_ready()
-            opening = open_within_context(service, call.request)
-            answer = await while_connected(opening, request.receive, service.lifecycle)
+            answer = await opened_within_context(request, service, call.request)
         reply = Reply(call, answer)
         if call.stream:
             return EventStream(

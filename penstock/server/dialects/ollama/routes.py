@@ -15,7 +15,7 @@ from penstock.config.errors import RequestError, shown, spelled
 from penstock.core.pooling import PoolingParams
 from penstock.engine.api import EngineState
 from penstock.engine.pooling import Pooled, pool_all
-from penstock.server.answer import EventStream, Service, complete, open_within_context, while_connected
+from penstock.server.answer import EventStream, Service, complete, opened_within_context
 from penstock.server.body import read_json, translated, validate
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.dialects.ollama.about import described, kept, listed, served
@@ -68,7 +68,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         if call.context:
             ids = await frontend.tokenize(asked)
             asked = replace(asked, messages=None, prompt=None, prompt_ids=(*call.context, *ids))
-        answer = await while_connected(open_within_context(service, asked), request.receive, service.lifecycle)
+        answer = await opened_within_context(request, service, asked)
         reply = Reply(call, answer, frontend)
         if call.stream:
             return EventStream(
@@ -105,7 +105,7 @@ def _add_embeddings(router: APIRouter, service: Service) -> None:
 
     async def embedded(request: Request, texts: list[str], params: PoolingParams, field: str) -> list[Pooled]:
         service.require_ready()
-        sent = [text_request(RequestBody(), text, ONE_TOKEN) for text in pooling.prompted(texts)]
+        sent = [text_request(request, RequestBody(), text, ONE_TOKEN) for text in pooling.prompted(texts)]
         return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent), field))
 
     @router.post("/api/embed", summary="Embed texts", openapi_extra=takes(EmbedBody))

@@ -145,7 +145,7 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     sampling = _sampling(body, defaults, **extra)
     form = _asked(body)
     grammar = form.grammar if form else None
-    requests = tuple(replace(text_request(body, prompt, sampling), grammar=grammar) for prompt in prompts)
+    requests = tuple(replace(text_request(None, body, prompt, sampling), grammar=grammar) for prompt in prompts)
     search = _search(body, max(max_tokens, 1))
     rest = {"echo": echo, "no_output": body.max_tokens == 0, "search": search}
     return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, **rest)

@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -63,7 +64,8 @@ class Responses:
             known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
         request_id = uuid.uuid4().hex
         items = earlier + checked_items(body.input, earlier, known, request_id)
-        return items, await translated(sent, prompt_request, body, items, request_id, sampling)
+        request = await translated(sent, prompt_request, body, items, request_id, sampling)
+        return items, replace(request, owner=owner)
 
     async def call(self, sent: Request, body: ResponsesBody, owner: str) -> Call:
         """Translates a body.
