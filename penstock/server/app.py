@@ -84,7 +84,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         lifespan=lifespan,
         default_response_class=Response,
     )
-    for router in (*_routers(service, responses, keys), _operator_router(service, app)):
+    for router in (*_routers(service, responses), _operator_router(service, app)):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics)
@@ -103,11 +103,11 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     return app
 
 
-def _routers(service: Service, responses: Responses, keys: ApiKeys) -> tuple[APIRouter, ...]:
+def _routers(service: Service, responses: Responses) -> tuple[APIRouter, ...]:
     """Those of the dialects."""
     return (
         openai_router(service),
-        responses_router(responses, keys),
+        responses_router(responses),
         anthropic_router(service),
         ollama_router(service),
         models_router(service),
@@ -115,7 +115,7 @@ def _routers(service: Service, responses: Responses, keys: ApiKeys) -> tuple[API
         cohere_router(service),
         rerank_router(service),
         tokenize_router(service),
-        render_router(responses, keys),
+        render_router(responses),
     )
 
 

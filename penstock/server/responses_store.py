@@ -118,6 +118,14 @@ class ResponseStore:
             raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
         return record
 
+    async def items(self, owner: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """By id, the items of the responses that these items are of; an item's id holds that of its response."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in {item_id.split("_")[1] for item_id in ids if "_" in item_id}:
+            record = await self.get(owner, f"resp_{name}")
+            found |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
+        return found
+
     async def previous(self, owner: str, response_id: str) -> Record:
         """As `get`, of a response that another goes on from; raises RequestError unless it is there and has ended."""
         record = await self.get(owner, response_id)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.config.errors import ParameterError
 
 FUNCTION_NAME: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,128}$"}
 """As the document has it; letters of other alphabets are taken too."""
@@ -92,3 +93,9 @@ class RequestBody(Body):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None
+
+
+def check_stream_options(stream: bool | None, options: BaseModel | None) -> None:
+    """Raises ParameterError for options of a stream that was not asked for."""
+    if options is not None and not stream:
+        raise ParameterError("stream_options", options.model_dump(exclude_none=True), "only together with stream: true")

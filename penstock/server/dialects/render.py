@@ -12,7 +12,6 @@ from starlette.responses import Response
 from penstock.config.errors import spelled
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.auth import ApiKeys
 from penstock.server.body import read_json, translated, validate
 from penstock.server.dialects.openai.routes import named
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
@@ -24,7 +23,7 @@ from penstock.server.document import takes
 from penstock.server.errors import json_response
 
 
-def render_router(responses: Responses, keys: ApiKeys) -> APIRouter:
+def render_router(responses: Responses) -> APIRouter:
     """The routes over one service."""
     router, service = APIRouter(), responses.service
     frontend = service.frontend
@@ -68,7 +67,7 @@ def render_router(responses: Responses, keys: ApiKeys) -> APIRouter:
         ids = (await chat_request(request))[3]
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
-    _count_responses(router, responses, keys)
+    _count_responses(router, responses)
     return router
 
 
@@ -90,7 +89,7 @@ def _rendered(
     }
 
 
-def _count_responses(router: APIRouter, responses: Responses, keys: ApiKeys) -> None:
+def _count_responses(router: APIRouter, responses: Responses) -> None:
     service = responses.service
 
     @router.post("/v1/responses/input_tokens", summary="Count a prompt's tokens", openapi_extra=takes(InputTokensBody))
@@ -99,6 +98,6 @@ def _count_responses(router: APIRouter, responses: Responses, keys: ApiKeys) -> 
         service.check_model(body.model)
         service.require_ready()
         with spelled(response_names(body)):
-            _, prompt = await responses.prompt(request, body, keys.owner(request.headers), SamplingParams())
+            _, prompt = await responses.prompt(request, body, SamplingParams())
             ids = await service.frontend.tokenize(prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

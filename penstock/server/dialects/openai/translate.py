@@ -25,6 +25,7 @@ from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sam
 from penstock.server.errors import Unavailable, refuse_unavailable
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.sampling import sampling_params
+from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
@@ -155,8 +156,7 @@ def _call(
     body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], form: Asked | None, **rest: Any
 ) -> Call:
     options = body.stream_options
-    if options is not None and not body.stream:
-        raise ParameterError("stream_options", options.model_dump(exclude_none=True), "only together with stream: true")
+    check_stream_options(body.stream, options)
     return Call(
         id=prefix + (body.request_id or requests[0].request_id),
         requests=requests,

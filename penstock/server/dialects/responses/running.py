@@ -15,6 +15,7 @@ from penstock.config.errors import PenstockError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Answer, Service, typed_event
+from penstock.server.auth import owner_of
 from penstock.server.background import Job, Jobs
 from penstock.server.body import translated
 from penstock.server.dialects.responses.composer import Composer, Event
@@ -52,33 +53,31 @@ class Responses:
             await job.cancel()
         return await self.store.found(owner, response_id)
 
-    async def prompt(self, sent: Request, body: InputTokensBody, owner: str, sampling: SamplingParams) -> Prompt:
+    async def prompt(self, sent: Request, body: InputTokensBody, sampling: SamplingParams) -> Prompt:
         """All items the model is shown, those of earlier responses first, and the request they make."""
+        owner = owner_of(sent)
         earlier: list[Item] = []
         if body.previous_response_id is not None:
             previous = await self.store.previous(owner, body.previous_response_id)
             earlier = [*previous.input, *previous.response["output"]]
-        known: dict[str, Item] = {}
-        for name in {name.split("_")[1] for name in references(body.input) if "_" in name}:
-            record = await self.store.get(owner, f"resp_{name}")  # ids of our own items hold that of their response
-            known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
+        known = await self.store.items(owner, references(body.input))
         request_id = uuid.uuid4().hex
         items = earlier + checked_items(body.input, earlier, known, request_id)
         request = await translated(sent, prompt_request, body, items, request_id, sampling)
         return items, replace(request, owner=owner)
 
-    async def call(self, sent: Request, body: ResponsesBody, owner: str) -> Call:
+    async def call(self, sent: Request, body: ResponsesBody) -> Call:
         """Translates a body.
 
         Raises:
             RequestError: it is not acceptable.
         """
         check_combinations(body)
-        items, request = await self.prompt(sent, body, owner, sampling_of(body, self.service.frontend.text.defaults))
+        items, request = await self.prompt(sent, body, sampling_of(body, self.service.frontend.text.defaults))
         if body.truncation == "auto":
             self.service.require_ready()
             request = await shortened(self.service.frontend, request)
-        return Call(f"resp_{request.request_id}", owner, body, tuple(items), request)
+        return Call(f"resp_{request.request_id}", body, tuple(items), request)
 
     async def told(self, call: Call, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
         """All that happens; the response is kept before the last is told."""
@@ -106,14 +105,14 @@ class Responses:
 
     async def keep(self, call: Call, response: Item, events: tuple[bytes, ...] = (), *, running: bool = False) -> None:
         """Stores a response. That it cannot be stored is no reason to lose the answer."""
-        if not await self.store.keep(call.owner, Record(response, list(call.input), events), running=running):
+        if not await self.store.keep(call.request.owner, Record(response, list(call.input), events), running=running):
             response["store"] = False
 
     async def background(self, call: Call) -> Job:
         """Starts a response that its client need not wait for."""
         self.jobs.check_room()
         composer = Composer(call, self.service)
-        job = Job(call.owner, composer.response)
+        job = Job(call.request.owner, composer.response)
         job.tell(typed_event(composer.status("created")))
         job.tell(typed_event(composer.status("queued")))
         await self.keep(call, composer.response, running=True)

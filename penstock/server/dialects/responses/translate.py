@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.errors import RequestError
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -15,6 +14,7 @@ from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
 from penstock.server.errors import Unavailable, bad_value, refuse_unavailable
 from penstock.server.sampling import sampling_params
+from penstock.server.shapes import check_stream_options
 from penstock.server.structured import asked
 
 _UNAVAILABLE: Unavailable = {
@@ -29,14 +29,12 @@ class Call:
 
     Attributes:
         id: of the response.
-        owner: whose it is; see `ApiKeys.owner`.
         body: what was sent.
         input: all items the model is shown, those of earlier responses included.
         request: what is run.
     """
 
     id: str
-    owner: str
     body: ResponsesBody
     input: tuple[Item, ...]
     request: GenerationRequest
@@ -51,8 +49,7 @@ def check_combinations(body: ResponsesBody) -> None:
     """Raises RequestError for fields that are not served, alone or together."""
     if body.background and body.store is False:
         raise bad_value("store", False, "true, or left out, with background: true, which is fetched later")
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options is only allowed together with stream: true.", param="stream_options")
+    check_stream_options(body.stream, body.stream_options)
 
 
 def prompt_request(
