@@ -73,7 +73,7 @@ class Engine:
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0])):
             self._submitted.popleft()
             self._commit(result)
-        elif not self.scheduler.has_work:
+        elif not self.scheduler.has_work or self.constraints.renewing:
             self.constraints.wait(_WAIT_S)
         return self._outputs()
 
