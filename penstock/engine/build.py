@@ -9,13 +9,14 @@ from functools import partial
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
+from penstock.core.policies import default_gates
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
 from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.runtime.assemble import load, make_runner, scheduler_options
-from penstock.runtime.constraints import Constraints
+from penstock.runtime.constraints import Constraints, GrammarGate
 from penstock.runtime.grammar import Vocabulary
 from penstock.runtime.levels import guarantee, level_notes, products_note
 from penstock.runtime.prepare import (
@@ -52,7 +53,8 @@ def build_engine(
     prepared, kv_types, notes = load(prepared, progress)
     limits = scheduler_options(concrete, prepared.plan, model)
     runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
-    engine = Engine(Scheduler(limits, prepared.groups), runner, constraints)
+    gates = (GrammarGate(constraints), *default_gates())
+    engine = Engine(Scheduler(limits, prepared.groups, gates=gates), runner, constraints)
     if concrete.shared_prompts:
         pin_shared_prompts(engine, TextPipeline.load(concrete.model), concrete.shared_prompts)
     mode, _, detail = executor.describe.partition(": ")

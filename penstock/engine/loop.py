@@ -78,7 +78,7 @@ class Engine:
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
             self._measure(self._submitted.popleft())
             self._commit(result)
-        elif not self.scheduler.has_work:
+        elif not self.scheduler.has_work or self.constraints.renewing:
             self.constraints.wait(_WAIT_S)
         if not self.scheduler.has_work:
             self._working_since = None
