@@ -46,7 +46,8 @@ def _beginnings(text: TextPipeline, number: int, prompt: str) -> Iterator[list[i
             ]
         except TemplateError as error:
             raise ConfigError(f"shared prompt {number} cannot be a system message of this model: {error}") from error
-        yield _common([text.tokenizer.encode(chat, add_special_tokens=False) for chat in chats])
+        encode, begin = text.tokenizer.encode, text.tokenizer.begin_chat
+        yield _common([begin(tuple(encode(chat, add_special_tokens=False))) for chat in chats])
     yield _common([text.tokenizer.encode(prompt + question) for question in _QUESTIONS])
 
 
