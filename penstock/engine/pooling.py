@@ -14,6 +14,8 @@ from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.text.pairs import encode_pair
 
+_STARTED_TOGETHER = 4  # of many texts, so that others get their turn between
+
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
@@ -63,7 +65,11 @@ async def pool_all(
     """One result a request, all computed together; raises the first refusal, which cancels the rest."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pool(frontend, *both, field)) for both in zip(requests, params, strict=True)]
+            tasks = []
+            for number, both in enumerate(zip(requests, params, strict=True), 1):
+                tasks.append(group.create_task(pool(frontend, *both, field)))
+                if number % _STARTED_TOGETHER == 0:
+                    await asyncio.sleep(0)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]

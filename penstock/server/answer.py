@@ -30,15 +30,18 @@ from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
 from penstock.server.auth import owner_of
 from penstock.server.connection import ABORT
-from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready
+from penstock.server.encoding import encode_json, json_answer
+from penstock.server.errors import ClientGone, HttpError, describe, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 from penstock.server.patience import patience
+from penstock.server.prompts import check_shared
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
 _Result = TypeVar("_Result")
+_OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 _KEEPALIVE = b": keep-alive\n\n"
 
 
@@ -138,9 +141,14 @@ class Answer:
         `search`: by beams, or for the best of so many branches; None generates.
         """
         started = time.monotonic()
+        check_shared(requests)
+        tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
         with service.frontend.client.arriving():
-            tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
             try:
+                for number, request in enumerate(requests, 1):
+                    tasks.append(asyncio.ensure_future(_start(service.frontend, request, search)))
+                    if number % _OPENED_TOGETHER == 0:
+                        await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
             except BaseException:
                 for task in tasks:
@@ -303,7 +311,7 @@ async def complete(
 ) -> Response:
     """The whole answer as JSON, whose generations end when the client leaves or the server aborts."""
     try:
-        return json_response(await while_connected(body, receive, lifecycle))
+        return await json_answer(await while_connected(body, receive, lifecycle))
     finally:
         await answer.aclose()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from penstock.config.errors import RequestError, shown
 from penstock.core.constraint import ToolChoice, ToolMode
-from penstock.server.body import parse_json
 from penstock.server.errors import bad_value
+from penstock.server.strict_json import parse_json
 from penstock.text.grammar.wellformed import first_fault
 
 _MAX_ROLE_CHARS = 64

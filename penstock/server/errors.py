@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError, shown
+from penstock.server.encoding import json_response
 
 REQUEST_ID = "penstock.request_id"
 """Key of a request's id in its ASGI scope."""
@@ -184,16 +183,3 @@ def error_response(error: BaseException, scope: Scope) -> Response:
     """The HTTP answer to an exception."""
     status, body, headers = describe(error, scope)
     return json_response(body, status, headers)
-
-
-def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON, compact, UTF-8."""
-    return Response(encode_json(body), status, headers=dict(headers or {}), media_type="application/json")
-
-
-def encode_json(body: object) -> bytes:
-    """Compact UTF-8 JSON; a character UTF-8 cannot carry is replaced rather than failing the answer."""
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

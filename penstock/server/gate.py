@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -10,12 +11,14 @@ from contextlib import nullcontext
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.config import limits
 from penstock.config.errors import PenstockError
 from penstock.server.auth import OWNER, ApiKeys, HostRule
-from penstock.server.body import limited
+from penstock.server.body import TURN, limited
+from penstock.server.connection import ANNOUNCED
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
@@ -33,6 +36,7 @@ class Gate:
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, hosts: HostRule, lifecycle: Lifecycle, metrics: Metrics) -> None:
         self._app, self._keys, self._hosts = app, keys, hosts
         self._lifecycle, self._metrics = lifecycle, metrics
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -46,7 +50,7 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope[REQUEST_ID] = request_id
+        scope[REQUEST_ID], scope[TURN] = request_id, self._turn
         own = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
         if dialect_of_scope(scope) is Dialect.ANTHROPIC:
             own.append((b"request-id", request_id.encode()))
@@ -62,8 +66,9 @@ class Gate:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
             scope[OWNER] = self._keys.owner(headers)
-            await self._app(scope, limited(receive, _declared_length(headers)), tracked)
-        except ClientGone:
+            announced = scope.get("extensions", {}).get(ANNOUNCED, {})
+            await self._app(scope, limited(receive, _declared_length(headers), announced), tracked)
+        except (ClientGone, ClientDisconnect):  # the second: while the body came in
             status = _CLIENT_CLOSED_REQUEST
         except Exception as error:
             if not isinstance(error, PenstockError):
@@ -80,6 +85,7 @@ def _declared_length(headers: Headers) -> int | None:
     value = headers.get("content-length")
     if value is None:
         return None
+    value = value.strip(" \t")
     if not (value.isascii() and value.isdigit()) or len(value) > 20:
         raise HttpError(400, "Content-Length is not a number of bytes.", code="invalid_header")
     return int(value)

@@ -33,6 +33,24 @@ def text_request(
     )
 
 
+def check_shared(requests: Sequence[GenerationRequest]) -> None:
+    """Refuses what makes work for each of many prompts, if it comes to more than one prompt may ask for.
+
+    Raises:
+        ParameterError: a grammar, words or token ids too many for so many prompts.
+    """
+    sampling, grammar = requests[0].sampling, requests[0].grammar
+    words, ids = sum(map(len, sampling.bad_words)), len(sampling.allowed_token_ids or ())
+    for field, size, unit in (
+        ("grammar", len(grammar.source) if grammar else 0, "characters"),
+        ("bad_words", words, "characters"),
+        ("allowed_token_ids", ids, "token ids"),
+    ):
+        if len(requests) > 1 and size * len(requests) > limits.MAX_SHARED_WORK:
+            told = f"at most {limits.MAX_SHARED_WORK // len(requests)} with {len(requests)} prompts; send fewer of them"
+            raise ParameterError(field, f"{size} {unit}", told)
+
+
 def prompts_of(prompt: Any, field: str) -> Sequence[str | Sequence[int]]:
     """One prompt or many, each a text or token ids.
 
@@ -56,4 +74,4 @@ def _is_text(value: object) -> bool:
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config import limits
-from penstock.config.errors import ConfigError, RequestError, shown
+from penstock.config.errors import ConfigError, ParameterError, RequestError, shown
 from penstock.server.errors import HttpError
 
 _Result = TypeVar("_Result")
@@ -119,9 +119,17 @@ class ResponseStore:
         return record
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """By id, the items of the responses that these items are of; an item's id holds that of its response."""
+        """By id, the items of the responses that these items are of; an item's id holds that of its response.
+
+        Raises:
+            ParameterError: they are of too many.
+        """
         found: dict[str, dict[str, Any]] = {}
-        for name in {item_id.split("_")[1] for item_id in ids if "_" in item_id}:
+        names = {item_id.split("_")[1] for item_id in ids if "_" in item_id}
+        if len(names) > limits.MAX_REFERENCED_RESPONSES:
+            told = f"at most {limits.MAX_REFERENCED_RESPONSES}; send the items themselves"
+            raise ParameterError("input", f"items of {len(names)} responses", told)
+        for name in names:
             record = await self.get(owner, f"resp_{name}")
             found |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
         return found

@@ -66,6 +66,7 @@ class Tokenizer:
         self._between = list(between_ids)
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._bytes: dict[int, bytes] = {}
+        self._longest = 0
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
@@ -205,6 +206,12 @@ class Tokenizer:
     def piece(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, None outside the vocabulary."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    @property
+    def longest_piece(self) -> int:
+        """Characters of the longest token, as the vocabulary writes it."""
+        self._longest = self._longest or max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return self._longest
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it, None if there is no such token."""

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from penstock.server.answer import Service
 from penstock.server.document import gives
-from penstock.server.errors import Dialect, dialect_of_scope, json_response
+from penstock.server.encoding import json_response
+from penstock.server.errors import Dialect, dialect_of_scope
 
 
 def models_router(service: Service) -> APIRouter:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from penstock.config.errors import spelled
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.body import read_json, translated, validate
+from penstock.server.body import read_body, translated
 from penstock.server.dialects.openai.routes import named
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
@@ -20,7 +20,7 @@ from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody
 from penstock.server.dialects.responses.translate import sent_names as response_names
 from penstock.server.document import takes
-from penstock.server.errors import json_response
+from penstock.server.encoding import json_answer, json_response
 
 
 def render_router(responses: Responses) -> APIRouter:
@@ -30,7 +30,7 @@ def render_router(responses: Responses) -> APIRouter:
 
     async def chat_request(request: Request) -> tuple[ChatBody, Call, str, tuple[int, ...]]:
         """A chat's body and call, its prompt and the prompt's tokens."""
-        body = validate(ChatBody, await read_json(request))
+        body = await read_body(request, ChatBody)
         service.check_model(body.model)
         service.check_template(body.chat_template)
         service.require_ready()
@@ -42,11 +42,11 @@ def render_router(responses: Responses) -> APIRouter:
     @router.post("/v1/chat/completions/render", summary="A chat as it would run", openapi_extra=takes(ChatBody))
     async def render_chat(request: Request) -> Response:
         body, call, prompt, ids = await chat_request(request)
-        return json_response(_rendered(body, service.model, call.id, call.requests[0], prompt, ids))
+        return await json_answer(_rendered(body, service.model, call.id, call.requests[0], prompt, ids))
 
     @router.post("/v1/completions/render", summary="Texts as they would run", openapi_extra=takes(CompletionBody))
     async def render_texts(request: Request) -> Response:
-        body = validate(CompletionBody, await read_json(request))
+        body = await read_body(request, CompletionBody)
         service.check_model(body.model)
         service.require_ready()
         with spelled(sent_names(body)):
@@ -56,7 +56,7 @@ def render_router(responses: Responses) -> APIRouter:
                 ids = await frontend.tokenize(item)
                 prompt = frontend.detokenize(ids) if item.prompt is None else item.prompt
                 result.append(_rendered(body, service.model, f"{call.id}-{index}", item, prompt, ids))
-        return json_response(result)
+        return await json_answer(result)
 
     @router.post("/apply-template", summary="The prompt of a chat", openapi_extra=takes(ChatBody))
     async def apply_template(request: Request) -> Response:
@@ -94,7 +94,7 @@ def _count_responses(router: APIRouter, responses: Responses) -> None:
 
     @router.post("/v1/responses/input_tokens", summary="Count a prompt's tokens", openapi_extra=takes(InputTokensBody))
     async def response_tokens(request: Request) -> Response:
-        body = validate(InputTokensBody, await read_json(request))
+        body = await read_body(request, InputTokensBody)
         service.check_model(body.model)
         service.require_ready()
         with spelled(response_names(body)):

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from penstock.config.errors import spelled
 from penstock.server.answer import EventStream, Service, complete, opened
-from penstock.server.body import read_json, translated, validate
+from penstock.server.body import read_body, translated
 from penstock.server.dialects.openai.reply import Reply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
@@ -39,7 +39,7 @@ def openai_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, EVENTS))
     async def chat_completions(request: Request) -> Response:
-        body = validate(ChatBody, await read_json(request))
+        body = await read_body(request, ChatBody)
         service.check_model(body.model)
         service.check_template(body.chat_template)
         with spelled(sent_names(body)):
@@ -49,7 +49,7 @@ def openai_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, EVENTS))
     async def completions(request: Request) -> Response:
-        body = validate(CompletionBody, await read_json(request))
+        body = await read_body(request, CompletionBody)
         service.check_model(body.model)
         with spelled(sent_names(body)):
             call = await translated(request, completion_call, body, frontend.text.defaults)

@@ -11,13 +11,14 @@ from penstock.config.errors import spelled
 from penstock.server.answer import EventStream, complete, opened, typed_event
 from penstock.server.auth import owner_of
 from penstock.server.background import Job
-from penstock.server.body import read_json, read_query, validate
+from penstock.server.body import read_body, read_query
 from penstock.server.dialects.responses.composer import Composer
 from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import ItemsQuery, ResponsesBody, RetrieveQuery
 from penstock.server.dialects.responses.translate import sent_names
 from penstock.server.document import EVENTS, asks, gives, takes
-from penstock.server.errors import HttpError, bad_value, json_response
+from penstock.server.encoding import json_response
+from penstock.server.errors import HttpError, bad_value
 from penstock.server.pages import page_of
 from penstock.server.paths import RESPONSE
 
@@ -28,7 +29,7 @@ def responses_router(responses: Responses) -> APIRouter:
 
     @router.post("/v1/responses", summary="Create a response", openapi_extra=takes(ResponsesBody, EVENTS))
     async def create(request: Request) -> Response:
-        body = validate(ResponsesBody, await read_json(request))
+        body = await read_body(request, ResponsesBody)
         service.check_model(body.model)
         with spelled(sent_names(body)):
             call = await responses.call(request, body)

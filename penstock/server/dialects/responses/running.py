@@ -62,7 +62,7 @@ class Responses:
             earlier = [*previous.input, *previous.response["output"]]
         known = await self.store.items(owner, references(body.input))
         request_id = uuid.uuid4().hex
-        items = earlier + checked_items(body.input, earlier, known, request_id)
+        items = earlier + await translated(sent, checked_items, body.input, earlier, known, request_id)
         request = await translated(sent, prompt_request, body, items, request_id, sampling)
         return items, replace(request, owner=owner)
 
