@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -62,7 +63,8 @@ class Responses:
         known = await self.store.items(owner, references(body.input))
         request_id = uuid.uuid4().hex
         items = earlier + checked_items(body.input, earlier, known, request_id)
-        return items, await translated(sent, prompt_request, body, items, request_id, sampling)
+        request = await translated(sent, prompt_request, body, items, request_id, sampling)
+        return items, replace(request, owner=owner)
 
     async def call(self, sent: Request, body: ResponsesBody) -> Call:
         """Translates a body.
@@ -119,7 +121,7 @@ class Responses:
 
     async def _work(self, call: Call, composer: Composer, job: Job) -> None:
         try:
-            async with aclosing(await Answer.open(self.service, [call.request], owner=call.owner)) as answer:
+            async with aclosing(await Answer.open(self.service, [call.request], owner=call.request.owner)) as answer:
                 async for told in self._events(composer, answer):
                     job.tell(typed_event(told))
         except (asyncio.CancelledError, Exception) as error:
