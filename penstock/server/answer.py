@@ -134,13 +134,19 @@ class Answer:
 
     @classmethod
     async def open(
-        cls, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
+        cls,
+        service: Service,
+        requests: Sequence[GenerationRequest],
+        search: BeamParams | int | None = None,
+        *,
+        owner: str,
     ) -> Answer:
-        """Starts all; if one is refused, none runs and the first refusal is raised.
+        """Starts all, for one owner; if one is refused, none runs and the first refusal is raised.
 
         `search`: by beams, or for the best of so many branches; None generates.
         """
         started = time.monotonic()
+        requests = [replace(request, owner=owner) for request in requests]
         check_shared(requests)
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
         with service.frontend.client.arriving():
@@ -255,21 +261,21 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 async def opened_within_context(sent: Request, service: Service, request: GenerationRequest) -> Answer:
     """As `opened`; who asks for more tokens than the context has room for gets as many as there is room."""
-    opening = _open_within_context(service, replace(request, owner=owner_of(sent)))
+    opening = _open_within_context(service, request, owner_of(sent))
     return await while_connected(opening, sent.receive, service.lifecycle)
 
 
-async def _open_within_context(service: Service, request: GenerationRequest) -> Answer:
+async def _open_within_context(service: Service, request: GenerationRequest, owner: str) -> Answer:
     unbounded = replace(request, sampling=replace(request.sampling, max_tokens=None))
     wanted, context = request.sampling.max_tokens, service.max_model_len()
     if wanted is not None and context is not None and wanted >= context:
-        return await Answer.open(service, [unbounded])
+        return await Answer.open(service, [unbounded], owner=owner)
     try:
-        return await Answer.open(service, [request])
+        return await Answer.open(service, [request], owner=owner)
     except ContextLengthError as error:
         if error.param != "max_tokens":
             raise
-    return await Answer.open(service, [unbounded])
+    return await Answer.open(service, [unbounded], owner=owner)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -302,8 +308,8 @@ async def opened(
     request: Request, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
 ) -> Answer:
     """As `Answer.open`, for the client who sent this and may leave meanwhile."""
-    owned = [replace(one, owner=owner_of(request)) for one in requests]
-    return await while_connected(Answer.open(service, owned, search), request.receive, service.lifecycle)
+    opening = Answer.open(service, requests, search, owner=owner_of(request))
+    return await while_connected(opening, request.receive, service.lifecycle)
 
 
 async def complete(

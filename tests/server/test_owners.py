@@ -48,7 +48,7 @@ TEXT_ONLY = {
     *(f"/api/{name}" for name in ("show", "pull", "push", "create", "copy", "blobs/{digest}")),
     "/apply-template",
     "/v1/messages/count_tokens",
-    "/v1/responses/{response_id}/cancel",
+    "/v1/responses/resp_1/cancel",
 }
 SYSTEM = "You answer the telephone of a restaurant. " * 12
 QUESTION = "Could we please have a table for two by the window at seven this evening? " * 6

@@ -133,10 +133,10 @@ def test_clients_that_leave_end_their_request(server: Running, stream: bool) -> 
 
 
 def test_an_answer_that_cannot_be_stored_is_answered(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(*_: Any, **__: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(ResponseStore, "put", full)
+    monkeypatch.setattr(ResponseStore, "_put", full)
     answer = create(server).json()
     assert (answer["status"], answer["store"]) == ("completed", False)
 

@@ -121,7 +121,7 @@ class Responses:
 
     async def _work(self, call: Call, composer: Composer, job: Job) -> None:
         try:
-            async with aclosing(await Answer.open(self.service, [call.request])) as answer:
+            async with aclosing(await Answer.open(self.service, [call.request], owner=call.request.owner)) as answer:
                 async for told in self._events(composer, answer):
                     job.tell(typed_event(told))
         except (asyncio.CancelledError, Exception) as error:
