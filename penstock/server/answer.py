@@ -141,7 +141,10 @@ class Answer:
             tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
             try:
                 generations = await asyncio.gather(*tasks)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError):
+                    for _ in range(sum(request.sampling.n for request in requests)):
+                        service.metrics.finished(FinishReason.CANCELLED.value)
                 for task in tasks:
                     task.cancel()
                 for result in await asyncio.gather(*tasks, return_exceptions=True):

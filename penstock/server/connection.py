@@ -6,11 +6,10 @@ import asyncio
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from penstock.config import limits
 from penstock.server.errors import encode_json, error_object
 from penstock.server.patience import PatientTimer
+from penstock.server.watching import WatchingProtocol
 
 ABORT = "penstock.abort"
 _LINGER_S = 1.0
@@ -20,7 +19,7 @@ class _HeadTooLarge(Exception):
     """Raised inside a parser callback; the parser turns it into a parser error."""
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class LimitedProtocol(WatchingProtocol):
     """One connection.
 
     Request line and headers must come within `limits.HEADER_TIMEOUT_S` and `limits.MAX_HEADER_BYTES`. When a response
@@ -78,10 +77,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            keep = PatientTimer(self.loop, self.timeout_keep_alive, self.timeout_keep_alive_handler)
-            self.timeout_keep_alive_task = keep  # type: ignore[assignment] # uvicorn only cancels it
         if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
             self._arm(_LINGER_S, self.transport.close)
 
