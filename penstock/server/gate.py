@@ -16,6 +16,7 @@ from penstock.config import limits
 from penstock.config.errors import PenstockError
 from penstock.server.auth import ApiKeys, HostRule
 from penstock.server.body import limited
+from penstock.server.deadline import timeout_of, until
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
@@ -61,7 +62,8 @@ class Gate:
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
-            await self._app(scope, limited(receive, _declared_length(headers)), tracked)
+            bounded = until(limited(receive, _declared_length(headers)), timeout_of(headers))
+            await self._app(scope, bounded, tracked)
         except ClientGone:
             status = _CLIENT_CLOSED_REQUEST
         except Exception as error:
