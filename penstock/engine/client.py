@@ -64,6 +64,7 @@ class ProcessClient:
         self._supervisor: asyncio.Task[None] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._why_stopped = "The engine has not started."
+        self._gave_up = asyncio.Event()
 
     async def start(self) -> EngineInfo:
         if self._context is not None or self._state is EngineState.STOPPED:
@@ -93,6 +94,11 @@ class ProcessClient:
     def pid(self) -> int:
         """The engine's process id; 0 while there is none."""
         return self._child.pid if self._child is not None else 0
+
+    async def given_up(self) -> EngineDeadError:
+        """Returns, with why, when the engine could not be started again and nobody tries any more."""
+        await self._gave_up.wait()
+        return EngineDeadError(self._why_stopped)
 
     def submit(self, request: EngineRequest) -> OutputStream:
         if self.state is not EngineState.READY or self._child is None:
@@ -187,6 +193,7 @@ class ProcessClient:
                 if failures == MAX_START_FAILURES:
                     self._state = EngineState.STOPPED  # the reason may name paths: it is for the log, not for clients
                     self._why_stopped = "The engine stopped and could not be started again; its log says why."
+                    self._gave_up.set()
                     return
 
     def _on_event(self, event: messages.Event) -> None:

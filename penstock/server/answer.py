@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from penstock.config import limits
 from penstock.config.errors import (
@@ -30,6 +30,7 @@ from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
 from penstock.server.auth import owner_of
 from penstock.server.connection import ABORT
+from penstock.server.deadline import gone
 from penstock.server.encoding import encode_json, json_answer
 from penstock.server.errors import ClientGone, HttpError, describe, not_ready
 from penstock.server.lifecycle import Lifecycle
@@ -156,7 +157,10 @@ class Answer:
                     if number % _OPENED_TOGETHER == 0:
                         await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError):
+                    for _ in range(sum(request.sampling.n for request in requests)):
+                        service.metrics.finished(FinishReason.CANCELLED.value)
                 for task in tasks:
                     task.cancel()
                 for result in await asyncio.gather(*tasks, return_exceptions=True):
@@ -278,9 +282,10 @@ async def _open_within_context(service: Service, request: GenerationRequest, own
     return await Answer.open(service, [unbounded], owner=owner)
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
+async def _disconnected(receive: Receive) -> Message:
+    while (message := await receive())["type"] != "http.disconnect":
         pass
+    return message
 
 
 async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, lifecycle: Lifecycle) -> _Result:
@@ -288,20 +293,20 @@ async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, 
 
     Raises:
         ClientGone: the client left first.
-        HttpError: 503, the server is aborting.
+        HttpError: 503, the server is aborting; 504, the request's deadline has passed.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    left = asyncio.ensure_future(_disconnected(receive))
     aborted = asyncio.ensure_future(lifecycle.aborted.wait())
     try:
-        await asyncio.wait((task, gone, aborted), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, left, aborted), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        if gone.done():
-            raise ClientGone
+        if left.done():
+            raise gone(left.result())
         raise not_ready("The server is shutting down.", "shutting_down")
     finally:
-        await _end((task, gone, aborted))
+        await _end((task, left, aborted))
 
 
 async def opened(
@@ -352,18 +357,18 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             produce = asyncio.ensure_future(self._produce())
             write = asyncio.ensure_future(self._write(scope, send))
-            gone = asyncio.ensure_future(_disconnected(receive))
+            left = asyncio.ensure_future(_disconnected(receive))
             aborted = asyncio.ensure_future(self._lifecycle.aborted.wait())
-            tasks = (produce, write, gone, aborted)
-            await asyncio.wait((write, gone, aborted), return_when=asyncio.FIRST_COMPLETED)
+            tasks = (produce, write, left, aborted)
+            await asyncio.wait((write, left, aborted), return_when=asyncio.FIRST_COMPLETED)
             if write.done():
                 write.result()
-            elif gone.done():
-                raise ClientGone
-            else:
-                await _end((write,))
-                last = self._failed(not_ready("The server is shutting down.", "shutting_down"))
-                await send({"type": "http.response.body", "body": last})
+                return
+            end = gone(left.result()) if left.done() else not_ready("The server is shutting down.", "shutting_down")
+            if isinstance(end, ClientGone):
+                raise end
+            await _end((write,))
+            await send({"type": "http.response.body", "body": self._failed(end)})
         finally:
             await _end(tasks)
             if self._close is not None:

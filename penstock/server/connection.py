@@ -6,13 +6,12 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, NoReturn
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from penstock.config import limits
 from penstock.server.encoding import encode_json
 from penstock.server.errors import error_object
 from penstock.server.framing import Chunks, Refused, authority_of, body_length, check_fields
 from penstock.server.patience import PatientTimer
+from penstock.server.watching import WatchingProtocol
 
 ABORT = "penstock.abort"
 ANNOUNCED = "penstock.announced"
@@ -20,7 +19,7 @@ _LINGER_S = 1.0
 _HEAD_END = b"\r\n\r\n"
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class LimitedProtocol(WatchingProtocol):
     """One connection.
 
     Request line and headers must come within `limits.HEADER_TIMEOUT_S` and `limits.MAX_HEADER_BYTES`, and what they say
@@ -134,10 +133,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            keep = PatientTimer(self.loop, self.timeout_keep_alive, self.timeout_keep_alive_handler)
-            self.timeout_keep_alive_task = keep  # type: ignore[assignment] # uvicorn only cancels it
         if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
             self._arm(_LINGER_S, self.transport.close)
 

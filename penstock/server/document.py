@@ -112,8 +112,8 @@ def openapi(app: FastAPI, models: Sequence[type[BaseModel]], names: Sequence[str
         _name_model(schemas["$defs"][model.__name__], served)
     _close(components["schemas"])
     for path, operations in document["paths"].items():
-        model = _ERRORS[dialect_of(path)].__name__
-        failure = {"application/json": {"schema": {"$ref": _REF.format(model=model)}}}
+        error = _ERRORS[dialect_of(path)].__name__
+        failure = {"application/json": {"schema": {"$ref": _REF.format(model=error)}}}
         for operation in operations.values():
             operation["responses"].pop("422", None)
             for status, about in _STATUSES.items():

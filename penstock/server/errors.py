@@ -108,6 +108,7 @@ _ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
         413: "request_too_large",
         429: "rate_limit_error",
         503: "overloaded_error",
+        504: "timeout_error",
     }
 )
 

@@ -19,6 +19,7 @@ from penstock.config.errors import PenstockError
 from penstock.server.auth import OWNER, ApiKeys, HostRule
 from penstock.server.body import TURN, limited
 from penstock.server.connection import ANNOUNCED
+from penstock.server.deadline import timeout_of, until
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
@@ -67,7 +68,8 @@ class Gate:
             self._keys.check(scope["path"], headers)
             scope[OWNER] = self._keys.owner(headers)
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
-            await self._app(scope, limited(receive, _declared_length(headers), announced), tracked)
+            bounded = until(limited(receive, _declared_length(headers), announced), timeout_of(headers))
+            await self._app(scope, bounded, tracked)
         except (ClientGone, ClientDisconnect):  # the second: while the body came in
             status = _CLIENT_CLOSED_REQUEST
         except Exception as error:

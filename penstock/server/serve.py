@@ -112,7 +112,7 @@ def serve(
 
     Raises:
         ConfigError: an option is out of range, or the address cannot be used or would be open to others without a key.
-        PenstockError: the engine cannot start; the message is its own.
+        PenstockError: the engine cannot start; the message is its own. Or it died and cannot be started again.
     """
     validate(engine_options)
     _check_seconds(server_options)
@@ -171,7 +171,7 @@ async def _serve(
     lifecycle, stop = Lifecycle(), asyncio.Event()
     _on_signals(lifecycle, stop)
     client = ProcessClient(engine_options, on_progress=on_progress, max_queue_seconds=options.max_queue_seconds)
-    starting = asyncio.ensure_future(client.start())
+    starting, dead = asyncio.ensure_future(client.start()), asyncio.ensure_future(client.given_up())
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
     try:
@@ -186,18 +186,21 @@ async def _serve(
         if starting.done():
             gc.freeze()  # collecting garbage would look through all of this again and again
             say(_greeting(url_of(listener), starting.result(), name, keyed=bool(options.api_keys)))
-            await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((stopping, serving, dead), return_when=asyncio.FIRST_COMPLETED)
+            if dead.done():  # whoever supervises this process may have more luck
+                raise dead.result()
             await _drain(lifecycle, options.drain_timeout, say)
         stopping.cancel()
         if serving.done():
             serving.result()
     finally:
         starting.cancel()
+        dead.cancel()
         if server is not None and serving is not None:
             server.should_exit = True
             lifecycle.aborted.set()
             await asyncio.wait([serving])
-        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.gather(starting, dead, return_exceptions=True)
         await client.close()
 
 

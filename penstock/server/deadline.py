@@ -1,0 +1,59 @@
+"""A request's own deadline: what nobody will wait for any more is not computed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive
+
+from penstock.config.errors import shown
+from penstock.server.errors import ClientGone, HttpError
+
+DEADLINE = "penstock.deadline"
+"""Key of an `http.disconnect` that says that time is up; the client is still there."""
+_UNITS = (("x-request-timeout", 1.0), ("x-envoy-expected-rq-timeout-ms", 0.001))
+
+
+def timeout_of(headers: Headers) -> float | None:
+    """Seconds from now in which the whole answer is wanted, as the client or a proxy before the server says.
+
+    Raises:
+        HttpError: 400, it says so in other words.
+    """
+    for name, unit in _UNITS:
+        if (text := headers.get(name)) is not None:
+            try:
+                seconds = float(text) * unit if len(text) <= 32 else math.nan
+            except ValueError:
+                seconds = math.nan
+            if not 0 < seconds < math.inf:
+                allowed = "a number of seconds above 0" if unit == 1.0 else "a number of milliseconds above 0"
+                raise HttpError(400, f"The header {name} is {shown(text)}; allowed: {allowed}.", code="invalid_header")
+            return seconds
+    return None
+
+
+def until(receive: Receive, seconds: float | None) -> Receive:
+    """An ASGI `receive` that tells of a client that has gone when its time is up."""
+    if seconds is None:
+        return receive
+    end = asyncio.get_running_loop().time() + seconds
+
+    async def bounded() -> Message:
+        try:
+            async with asyncio.timeout_at(end):
+                return await receive()
+        except TimeoutError:
+            return {"type": "http.disconnect", DEADLINE: seconds}
+
+    return bounded
+
+
+def gone(message: Message) -> Exception:
+    """What an `http.disconnect` means for the work it ends."""
+    if DEADLINE not in message:
+        return ClientGone()
+    sentence = f"The answer was not complete within the {message[DEADLINE]:g} s that the request gives it."
+    return HttpError(504, sentence, code="deadline_exceeded")
