@@ -147,7 +147,7 @@ class Running(Serving):
         self.engine.scheduler.check_integrity()
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -200,7 +200,7 @@ def serving(client: EngineClient, text: TextPipeline, options: ServerOptions | N
     finally:
         loop.call_soon_threadsafe(lifecycle.aborted.set)
         server.should_exit = True  # type: ignore[attr-defined]
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
         assert client.state is EngineState.STOPPED
         assert engine_threads() == threads
