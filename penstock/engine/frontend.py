@@ -29,6 +29,7 @@ from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
 _INLINE_CHARS = 1024  # shorter texts are tokenised at once: a worker thread would cost more
+_INLINE_GRAMMAR_CHARS = 512  # what a longer schema means may take longer to find out than a loop can wait
 _INLINE_IDS = 4096  # shorter lists are checked at once
 
 _Made = TypeVar("_Made")
@@ -210,7 +211,7 @@ class Frontend:
                 given = (kind, source) if made is None else (GrammarKind.LARK.value, made)
                 return Grammar(GrammarKind.LARK, translate(*given, special)) if given[0] else None
 
-        inline = len(source) <= _INLINE_CHARS and not (reading is not None and reading.functions)
+        inline = len(source) <= _INLINE_GRAMMAR_CHARS and not (reading is not None and reading.functions)
         return await _beside(make, inline=inline)
 
     def _thinking(self, request: GenerationRequest, reading: Reading | None, held: bool) -> Thinking | None:
