@@ -52,6 +52,12 @@ def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
     assert "s of work wait already" in answer.text
 
 
+def test_work_in_the_background_is_refused_before_it_begins(busy: Running) -> None:
+    answer = httpx.post(f"{busy.url}/v1/responses", json={**PATHS["/v1/responses"], "background": True})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+
+
 def test_clients_know_what_it_means(busy: Running) -> None:
     api = openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.RateLimitError) as refused:
