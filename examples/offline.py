@@ -1,6 +1,6 @@
 """Several prompts in one batch, and a chat, without a server.
 
-    python examples/offline.py [MODEL]
+python examples/offline.py [MODEL]
 """
 
 import sys

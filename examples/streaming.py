@@ -1,6 +1,6 @@
 """Answers that arrive token by token, two at the same time.
 
-    python examples/streaming.py
+python examples/streaming.py
 """
 
 import asyncio

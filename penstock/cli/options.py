@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -105,6 +106,13 @@ PARSER_FLAGS = (
          "Format in which answers reason, for example qwen3; none for none. Default: from the chat template.",
          metavar="NAME"),
 )  # fmt: skip
+SHARING_FLAGS = (
+    flag("share_prefix_cache", bool, False, _MEMORY,
+         "Share computed prefixes across API keys; their owners can tell who sent what another sent before.",
+         "--share-prefix-cache"),
+    flag("shared_prompts", list[Path] | None, None, _MEMORY,
+         "A system prompt to compute at start and keep for all keys; repeatable.", "--shared-prompt", metavar="FILE"),
+)  # fmt: skip
 SERVED_NAME_FLAG = flag("served_model_name", str | None, None, _MODEL, "The name clients use. Default: the folder's.")
 SERVER_FLAGS = (
     flag("host", str, "127.0.0.1", _NETWORK, "Address to listen on; a public one needs --api-key."),
@@ -149,7 +157,15 @@ def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
     if chosen.pop("async_scheduling"):
         chosen["depth"] = 1
     chosen["enforce_eager"] = chosen["enforce_eager"] or None
+    chosen["shared_prompts"] = tuple(map(_text_of, chosen.get("shared_prompts") or ()))
     return EngineOptions(**chosen)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeError) as error:
+        raise typer.BadParameter(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from None
 
 
 def _freely_seeded(given: Mapping[str, Any]) -> EngineOptions:
@@ -193,7 +209,9 @@ def takes(
 
 takes_engine_options = takes("engine", MODEL_FLAGS, _engine_options)
 takes_freely_seeded_engine_options = takes("engine", MODEL_FLAGS, _freely_seeded)
-takes_named_engine_options = takes("engine", (*MODEL_FLAGS, *PARSER_FLAGS, SERVED_NAME_FLAG), _engine_options)
+takes_named_engine_options = takes(
+    "engine", (*MODEL_FLAGS, *PARSER_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG), _engine_options
+)
 takes_server_options = takes("server", SERVER_FLAGS, _server_options)
 takes_sampling = takes("sampling", SAMPLING_FLAGS, _sampling)
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 # HTTP
 MAX_BODY_BYTES = 32 * 2**20
 MAX_HEADER_BYTES = 64 * 2**10
+MAX_HEADERS = 256
+MAX_QUERY_FIELDS = 128
 MAX_JSON_DEPTH = 64
-MAX_JSON_ITEMS = 2**21
+MAX_JSON_ITEMS = 2**19  # values
+MAX_JSON_PARTS = 2**17  # of these, strings, lists and objects, keys included
 HEADER_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 10.0
 SLOWEST_BODY_BYTES_PER_S = 64 * 2**10
@@ -33,6 +36,7 @@ MAX_QUEUE_SECONDS = 30.0  # of work, unless --max-queue-seconds says otherwise
 # One request
 MAX_N = 128
 MAX_PROMPTS_PER_CALL = 1024
+MAX_SHARED_WORK = 2**20  # characters of a grammar, say, that each prompt of a call needs anew
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -43,7 +47,7 @@ MAX_BIAS = 100.0  # of one entry, up or down
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0  # presence and frequency, up or down
 MAX_REPETITION_PENALTY = 100.0
-MAX_ALLOWED_TOKEN_IDS = 2**20
+MAX_ALLOWED_TOKEN_IDS = 2**19
 MAX_TOP_LOGPROBS = 20
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_K = 2**31 - 1
@@ -59,6 +63,7 @@ MAX_PRIORITY = 2**31 - 1
 # Responses that are kept
 MAX_STORED_RESPONSES_BYTES = 256 * 2**20
 MAX_STORED_RESPONSE_AGE_S = 30 * 86400.0  # as OpenAI keeps them
+MAX_REFERENCED_RESPONSES = 64  # by the items of one request
 MAX_BACKGROUND_JOBS = 256
 
 # Text
@@ -66,6 +71,7 @@ TEMPLATE_TIMEOUT_S = 2.0
 TEMPLATE_MAX_CHARS = 16 * 2**20
 MAX_TEMPLATE_SOURCE_CHARS = 2**20
 MAX_PROMPT_CHARS = 32 * 2**20
+TOKENISED_CHARS = 2**18  # of a text that no context holds, and which is counted nevertheless
 
 # Grammars
 MAX_GRAMMAR_CHARS = 2**20

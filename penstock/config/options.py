@@ -41,6 +41,9 @@ class EngineOptions:
         kv_cache_memory: bytes for the KV cache; None derives it from free memory, on a GPU from what a step leaves.
         kv_blocks: exact number of KV blocks (tests, benchmarks); overrides kv_cache_memory.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
+        share_prefix_cache: across owners (API keys) too, who can then learn from `cached_tokens` and from the time to a
+            first token whether somebody else has sent a prompt.
+        shared_prompts: system prompts computed at start and kept for all owners.
         policy: "fcfs" or "priority".
         depth: plans in flight while the next is made (0 or 1); None takes 1 on a GPU.
         enforce_eager: run all steps layer by layer, none as recorded graphs; None does that where there is no GPU.
@@ -70,6 +73,8 @@ class EngineOptions:
     kv_cache_memory: int | None = None
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
+    share_prefix_cache: bool = False
+    shared_prompts: tuple[str, ...] = ()
     policy: str = "fcfs"
     depth: int | None = None
     enforce_eager: bool | None = None
@@ -108,7 +113,7 @@ class SchedulerOptions:
         max_model_len: longest prompt plus output.
         block_size: tokens in one block.
         num_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
-        enable_prefix_caching, policy, depth, max_chunk_tokens: as in EngineOptions.
+        enable_prefix_caching, policy, depth, max_chunk_tokens, share_prefix_cache: as in EngineOptions.
         recurrent: whether layers keep states, so that a branch can go on from another's blocks only at a checkpoint.
         checkpoints: slots for copies of states, behind those of the rows.
         whole_prompts: a prompt is computed in one step: its tokens see those after them.
@@ -126,6 +131,7 @@ class SchedulerOptions:
     recurrent: bool = False
     checkpoints: int = 0
     whole_prompts: bool = False
+    share_prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

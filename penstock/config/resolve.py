@@ -145,9 +145,13 @@ def validate(options: EngineOptions) -> None:
     _integer(options, "kv_blocks", 2, 2**31 - 1)
     _integer(options, "depth", 0, 1)
     _integer(options, "seed", -(2**63), 2**64 - 1, optional=False)
-    for name in ("enable_prefix_caching", "batch_invariant"):
+    for name in ("enable_prefix_caching", "share_prefix_cache", "batch_invariant"):
         if not isinstance(getattr(options, name), bool):
             raise _refuse(name, getattr(options, name), "true, false")
+    if not all(isinstance(text, str) and text for text in options.shared_prompts):
+        raise _refuse("shared_prompts", options.shared_prompts, "texts that are not empty")
+    if options.shared_prompts and not options.enable_prefix_caching:
+        raise ConfigError("shared prompts need the prefix cache; leave out --no-enable-prefix-caching.")
     if options.enforce_eager not in (None, True, False):
         raise _refuse("enforce_eager", options.enforce_eager, "true, false")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from penstock.core.pooling import PoolingKind
-from penstock.core.radix_tree import Node
-from penstock.core.request import EngineRequest
+from penstock.core.prefix import Namespace, Node
+from penstock.core.request import PUBLIC, EngineRequest
 
 
 class BranchState(Enum):
@@ -38,6 +37,15 @@ class CacheHold:
     announced: list[Node] = field(default_factory=list)
     pins: list[tuple[int, int]] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
+
+
+def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Namespace:
+    """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` its own branches."""
+    if not caching:
+        return Namespace(request.request_id)
+    if request.owner == PUBLIC:
+        return Namespace(request.adapter, None)
+    return Namespace(request.adapter, (request.cache_salt, "" if shared else request.owner))
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +79,7 @@ class Branch:
     request: EngineRequest
     index: int
     order: int
-    namespace: Hashable
+    namespace: Namespace
     tokens: list[int]
     state: BranchState = BranchState.WAITING
     turn: int = -1
@@ -103,6 +111,11 @@ class Branch:
         if pooling is not None and pooling.kind is not PoolingKind.LAST:
             return 0
         return self.scored if scored and self.scored < self.num_prompt - 1 else len(self.tokens) - 1
+
+    @property
+    def public(self) -> bool:
+        """Whether everybody finds its prompt again."""
+        return self.namespace.owner is None
 
     @property
     def known(self) -> int:

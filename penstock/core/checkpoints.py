@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from penstock.core.radix_tree import Node
+from penstock.core.prefix import Node
 
 
 class Checkpoints:
@@ -17,6 +17,7 @@ class Checkpoints:
         self.slots = range(rows, rows + count)
         self._free = list(reversed(self.slots))
         self._holders: OrderedDict[int, Node] = OrderedDict()  # by slot, the least recently used first
+        self._pinned: dict[int, Node] = {}  # by slot
 
     def give(self, node: Node) -> int | None:
         """A slot for the state at the end of a node that has none: a free one, or that used least recently, or None."""
@@ -29,7 +30,13 @@ class Checkpoints:
 
     def touch(self, slot: int) -> None:
         """The slot is used."""
-        self._holders.move_to_end(slot)
+        if slot in self._holders:
+            self._holders.move_to_end(slot)
+
+    def pin(self, node: Node) -> None:
+        """Keeps a node's checkpoint, if it has one, for good."""
+        if node.state is not None and node.state in self._holders:
+            self._pinned[node.state] = self._holders.pop(node.state)
 
     def drop(self, node: Node) -> None:
         """Gives up the node's checkpoint, if it has one."""
@@ -39,10 +46,12 @@ class Checkpoints:
             node.state = None
 
     def clear(self) -> None:
+        """Gives up all that are not pinned."""
         for node in list(self._holders.values()):
             self.drop(node)
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every slot is free or of a node with tokens."""
-        assert sorted([*self._free, *self._holders]) == list(self.slots), "a slot is lost or doubled"
-        assert all(node.state == slot and node.filled for slot, node in self._holders.items())
+        holders = {**self._holders, **self._pinned}
+        assert sorted([*self._free, *holders]) == list(self.slots), "a slot is lost or doubled"
+        assert all(node.state == slot and node.filled for slot, node in holders.items())

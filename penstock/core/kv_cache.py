@@ -9,8 +9,9 @@ from penstock.core.block_pool import BlockPool
 from penstock.core.branch import Branch, CacheHold
 from penstock.core.cache_spec import CacheGroup, CacheKind
 from penstock.core.checkpoints import Checkpoints
+from penstock.core.prefix import Match, Node
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
-from penstock.core.radix_tree import Match, Node, RadixTree
+from penstock.core.radix_tree import RadixTree
 
 _SERVED = (CacheKind.FULL, CacheKind.LATENT, CacheKind.SLIDING)
 
@@ -49,17 +50,20 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Tokens the whole cache holds; sliding groups bound it only where there is nothing else."""
-        pools = zip(self.pools, self.windows, strict=True)
-        kept = [pool.num_blocks - 1 for pool, window in pools if window is None]
-        return min(kept or [pool.num_blocks - 1 for pool in self.pools]) * self.block_size
+        kept = [g for g, window in enumerate(self.windows) if window is None] or range(len(self.pools))
+        return min(self._room(g) for g in kept) * self.block_size
+
+    def _room(self, group: int) -> int:
+        """Blocks of a group that requests can have: all but those of pinned prefixes."""
+        return self.pools[group].num_blocks - 1 - len(self.tree.pinned[group])
 
     def available(self, group: int) -> int:
         """Blocks that can be had now, by eviction if need be."""
         return self.pools[group].num_free + self.tree.idle[group]
 
     def can_hold(self, tokens: int, chunk: int) -> bool:
-        """Whether a branch of that many tokens fits into empty pools."""
-        return all(self.peak_blocks(g, tokens, chunk) < pool.num_blocks for g, pool in enumerate(self.pools))
+        """Whether a branch of that many tokens fits into pools that hold nothing but pinned prefixes."""
+        return all(self.peak_blocks(g, tokens, chunk) <= self._room(g) for g in range(len(self.pools)))
 
     def will_fit(self, branch: Branch, tokens: int) -> bool:
         """Whether `extend` can succeed once the steps in flight have committed."""
@@ -134,7 +138,7 @@ class KVCache:
                 hold.pins.append((g, block))
         branch.computed = branch.committed = len(match.nodes) * self.block_size
         if self.states and self.states.slots:  # another branch may go on from where this one leaves what is known
-            last = (len(branch.tokens) - 1) // self.block_size * self.block_size
+            last = (len(branch.tokens) - (not branch.public)) // self.block_size * self.block_size
             hold.marks = [count for count in {match.forks, last} if count > match.tokens]
 
     def copy_match(self, branch: Branch, match: Match, step: int) -> None:
@@ -163,8 +167,13 @@ class KVCache:
         return min(length, *(count - start for count in branch.hold.marks)) if branch.hold.marks else length
 
     def _keep_state(self, branch: Branch, node: Node) -> None:
-        """Has the state of the branch's row copied for the node where it ends, unless a step in flight goes beyond."""
+        """Has the state of the branch's row copied for the node where it ends, unless a step in flight goes beyond.
+
+        Not for a public node, where others would see that somebody's prompt left it there.
+        """
         at_rest = node.depth == branch.committed and branch.last_step <= self.committed_step
+        if node.public and not branch.public:
+            return
         free = self.states if at_rest and node.filled and node.state is None else None
         if free and (slot := free.give(node)) is not None:
             self.ops.append(CacheOp(CacheOpKind.CHECKPOINT, len(self.pools), branch.row, slot, node.depth))
@@ -180,7 +189,9 @@ class KVCache:
         hold = branch.hold
         assert hold is not None
         if branch.computed < branch.num_prompt:
-            hold.announced = self.tree.announce(hold.cursor, branch.tokens[: branch.num_prompt], branch)
+            hold.announced = self.tree.announce(
+                hold.cursor, branch.namespace, branch.tokens[: branch.num_prompt], branch
+            )
 
     def extend(self, branch: Branch, tokens: int) -> tuple[tuple[int, ...], ...] | None:
         """Grows the tables to hold that many tokens; returns new blocks per group, or None and changes nothing."""
@@ -213,7 +224,7 @@ class KVCache:
             self._drop_tail(hold)
         while hold.cursor.depth + size <= committed:
             start = hold.cursor.depth
-            self._fill(hold, tuple(branch.tokens[start : start + size]), start // size)
+            self._fill(branch, hold, tuple(branch.tokens[start : start + size]), start // size)
         if committed in hold.marks:
             hold.marks.remove(committed)
             self._keep_state(branch, hold.cursor)
@@ -222,12 +233,19 @@ class KVCache:
                 self._fill_tail(branch, committed)
             self.tree.withdraw(hold.announced, branch)  # whatever is not filled by now never will be
             hold.announced = []
+            if branch.public:
+                self._pin(hold.cursor)
         for g, window in enumerate(self.windows):
             if window is not None:
                 self._drop_passed(g, hold, max(0, committed - window + 1) // size)
 
-    def _fill(self, hold: CacheHold, key: tuple[int, ...], index: int) -> None:
-        node, taken = self.tree.fill(hold.cursor, key, [table[index] for table in hold.tables])
+    def _pin(self, node: Node) -> None:
+        self.tree.pin(node)
+        if self.states:
+            self.states.pin(node)
+
+    def _fill(self, branch: Branch, hold: CacheHold, key: tuple[int, ...], index: int) -> None:
+        node, taken = self.tree.fill(hold.cursor, branch.namespace, key, [table[index] for table in hold.tables])
         if not taken:  # somebody computed the same block: hold theirs too, so that the path stays pinned
             for g, block in enumerate(node.blocks):
                 if block != NULL_BLOCK and self.windows[g] is None:  # sliding blocks may go one by one
@@ -242,11 +260,11 @@ class KVCache:
         assert hold is not None
         start = hold.cursor.depth
         key = tuple(branch.tokens[start:committed])
-        if not key or self.tree.has_longer(hold.cursor, key):
+        if not key or branch.public or self.tree.has_longer(hold.cursor, branch.namespace, key):
             return
         index = start // self.block_size
         self._drop_tail(hold)
-        node, taken = self.tree.fill(hold.cursor, key, [table[index] for table in hold.tables])
+        node, taken = self.tree.fill(hold.cursor, branch.namespace, key, [table[index] for table in hold.tables])
         hold.tail = node if taken else None
 
     def _drop_tail(self, hold: CacheHold) -> None:
@@ -298,7 +316,7 @@ class KVCache:
         for g, pool in enumerate(self.pools):
             pool.check_integrity()
             expected = [0] * pool.num_blocks
-            references = list(self.tree.held(g))
+            references = [*self.tree.held(g), *self.tree.pinned[g]]
             for branch in branches:
                 if branch.hold is not None:
                     references += [block for block in branch.hold.tables[g] if block != NULL_BLOCK]

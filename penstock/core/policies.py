@@ -9,7 +9,7 @@ from typing import Protocol
 from penstock.config.errors import ConfigError
 from penstock.core.branch import Branch
 from penstock.core.kv_cache import KVCache
-from penstock.core.radix_tree import Match
+from penstock.core.prefix import Match
 
 
 def recompute_cost(branch: Branch, cache: KVCache) -> int:

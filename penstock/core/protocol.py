@@ -164,6 +164,8 @@ class RowResult:
         prompt_logprobs: entries for prompt positions whose *next* prompt token was scored in this step, in order.
         pooled: the result of a row that pools, float32 in the machine's byte order, once its prompt is computed.
         error: a sentence if this row alone failed (for example logits that are not finite); it then ends.
+        again: no token could be chosen yet: the branch goes back to the queue, and the step is done again once its
+            gates let it in.
     """
 
     row: int
@@ -172,6 +174,7 @@ class RowResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
     pooled: bytes | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

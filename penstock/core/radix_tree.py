@@ -2,7 +2,8 @@
 
 A node stands for one block of tokens (fewer for the last block of a finished branch) and holds, per cache group, the
 block with their entries. Keys are the tokens themselves, compared exactly, never hashes of them, so that no two
-prefixes can be confused. Prefix sharing as a tree: Zheng et al., SGLang, 2312.07104 (RadixAttention). Eviction weighs
+prefixes can be confused. What may be known to one owner alone hangs below a node of its own, a portal, where the
+public prefix ends. Prefix sharing as a tree: Zheng et al., SGLang, 2312.07104 (RadixAttention). Eviction weighs
 cost to recompute × uses with ageing: Cherkasova, GreedyDual-Size-Frequency, HPL-98-69R1.
 """
 
@@ -12,86 +13,15 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.block_pool import BlockPool
+from penstock.core.prefix import Key, Match, Namespace, Node
 from penstock.core.protocol import NULL_BLOCK
-
-Key = tuple[int, ...]
 
 _ATTENTION_COST_TOKENS = 4096  # depth at which attention costs about as much as the rest of a token
 _MOST_USES = 16  # more do not count, so that what was popular once goes in the end
 _MOST_GHOSTS = 65_536  # evicted prefixes remembered to explain misses
-
-
-class Node:
-    """A block of a prefix.
-
-    Attributes:
-        parent, key, children: the tree; `key` are this block's tokens.
-        depth: tokens up to and with this block.
-        path: hash of the whole prefix; explains misses, proves nothing.
-        order: keys of filled children, sorted.
-        blocks: block id per cache group, NULL_BLOCK where evicted.
-        owner: the branch that announced it and has not yet filled it, else None.
-        filled: whether its entries are computed.
-        state: slot with the recurrent state at its end, None if there is none.
-        users: branches whose computed tokens end here; it stays in the tree until they move on.
-        uses: requests that matched it, plus one.
-        stamps: per group, number of its newest entry in the eviction queue.
-    """
-
-    __slots__ = (
-        "blocks", "children", "depth", "filled", "key", "order", "owner", "parent", "path", "stamps", "state", "users",
-        "uses",
-    )  # fmt: skip
-
-    def __init__(self, parent: Node | None, key: Key, groups: int, owner: Any = None) -> None:
-        self.parent = parent
-        self.key = key
-        self.depth: int = 0 if parent is None else parent.depth + len(key)
-        self.path: int = 0 if parent is None else hash((parent.path, key))
-        self.children: dict[Key, Node] = {}
-        self.order: list[Key] = []
-        self.blocks: list[int] = [NULL_BLOCK] * groups
-        self.owner = owner
-        self.filled = False
-        self.state: int | None = None
-        self.users = 0
-        self.uses = 1
-        self.stamps = [0] * groups
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """What the tree holds of a token sequence.
-
-    Attributes:
-        nodes: whole blocks that can be shared, from the start.
-        tail, tail_tokens: a node whose first tail_tokens entries continue the match and must be copied, or None, 0.
-        pending, owner: tokens that would match once branches now computing them are done, and the branch that computes
-            the last of them; 0, None if nobody does.
-        reason: why not more matched; "" if all did.
-        whole: how many of the nodes can be had without the tail.
-        forks: where states are kept, tokens of whole blocks the tree has, whether or not there is a state there.
-    """
-
-    nodes: tuple[Node, ...]
-    tail: Node | None
-    tail_tokens: int
-    pending: int
-    owner: Any
-    reason: str
-    whole: int = 0
-    forks: int = 0
-
-    def without_tail(self) -> Match:
-        return replace(self, nodes=self.nodes[: self.whole], tail=None, tail_tokens=0)
-
-    @property
-    def tokens(self) -> int:
-        return (self.nodes[-1].depth if self.nodes else 0) + self.tail_tokens
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -121,8 +51,8 @@ class RadixTree:
         self._sliding = tuple(g for g, window in enumerate(windows) if window is not None)
         self._essential = tuple(g for g, window in enumerate(windows) if window is None)
         self._block_size = block_size
-        self._roots: dict[Hashable, Node] = {}
-        self._namespaces: dict[int, Hashable] = {}  # of each root, by identity
+        self._roots: dict[Hashable, Node] = {}  # of each space
+        self.pinned: list[list[int]] = [[] for _ in pools]  # per group: blocks of public prefixes that always stay
         self._holder: list[dict[int, Node]] = [{} for _ in pools]
         self._heaps: list[list[tuple[float, int, Node]]] = [[] for _ in pools]
         self._clock = [0.0] * len(pools)
@@ -134,15 +64,30 @@ class RadixTree:
 
     # -- matching ---------------------------------------------------------------------------------------------------
 
-    def enter(self, namespace: Hashable) -> Node:
-        """The root of a namespace, with one more user; the user moves on with `move`."""
-        root = self._roots.get(namespace)
+    def enter(self, namespace: Namespace) -> Node:
+        """The root of a namespace's space, with one more user; the user moves on with `move`."""
+        root = self._roots.get(namespace.space)
         if root is None:
-            root = self._roots[namespace] = Node(None, (), len(self._pools))
-            root.path = hash(namespace)
-            self._namespaces[id(root)] = namespace
+            root = self._roots[namespace.space] = Node(None, namespace.space, (), len(self._pools))
         root.users += 1
         return root
+
+    @staticmethod
+    def _child(node: Node, namespace: Namespace, key: Key) -> Node | None:
+        """What follows a node, as a namespace sees it."""
+        child = node.children.get(key)
+        if child is None and node.public and (portal := node.children.get(namespace.portal)) is not None:
+            child = portal.children.get(key)
+        return child
+
+    def _parent(self, node: Node, namespace: Namespace, key: Key) -> Node:
+        """Where a namespace keeps what follows a node: there if that is public, else below its portal."""
+        if not node.public or namespace.owner is None or key in node.children:
+            return node
+        portal = node.children.get(namespace.portal)
+        if portal is None:
+            portal = node.children[namespace.portal] = Node(node, namespace.portal, (), len(self._pools))
+        return portal
 
     def move(self, user_at: Node, to: Node | None) -> None:
         """A user of one node goes on to another, or leaves."""
@@ -151,31 +96,35 @@ class RadixTree:
         user_at.users -= 1
         self._unlink_if_empty(user_at)
 
-    def match(self, namespace: Hashable, tokens: Sequence[int], limit: int) -> Match:
+    def match(self, namespace: Namespace, tokens: Sequence[int], limit: int) -> Match:
         """Finds the longest prefix, at most `limit` tokens long, that every cache group can serve."""
-        root = self._roots.get(namespace)
+        root = self._roots.get(namespace.space)
         if root is None:
             return Match((), None, 0, 0, None, "first_seen" if limit else "")
         size = self._block_size
         node, position = root, 0
         nodes: list[Node] = []
         while position + size <= limit:
-            child = node.children.get(tuple(tokens[position : position + size]))
+            child = self._child(node, namespace, tuple(tokens[position : position + size]))
             if child is None or not child.filled:
                 break
             nodes.append(child)
             node, position = child, position + size
         found = position
+        portal = node.children.get(namespace.portal) if node.public else None
         valid = self._servable(nodes)
         served, (tail, tail_tokens) = valid, (None, 0)
         if valid == len(nodes) or self._drop_state:
-            tail, tail_tokens = self._best_tail(node, nodes, tokens, position, limit)
+            rest = tuple(tokens[position : min(limit, position + size)])
+            tails = [self._best_tail(parent, nodes, rest) for parent in (node, portal) if parent is not None]
+            tail, tail_tokens = max(tails, key=lambda found: found[1])
             found += tail_tokens
             served = len(nodes) if tail else valid
         total = (nodes[served - 1].depth if served else 0) + tail_tokens
-        pending, owner = self._pending(node, tokens, position)
+        pending, owner = self._pending(node, namespace, tokens, position)
         pending = min(pending, limit)
-        reason = "" if total >= limit else self._miss_reason(node, tokens, position, found > total, pending > found)
+        at = node if portal is None else portal
+        reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
         forks = position if self._drop_state else 0
         return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks)
 
@@ -196,11 +145,8 @@ class RadixTree:
     def _window_present(self, missing_until: dict[int, int], length: int) -> bool:
         return all(until == 0 or until <= length - (self._windows[g] or 0) + 1 for g, until in missing_until.items())
 
-    def _best_tail(
-        self, node: Node, nodes: list[Node], tokens: Sequence[int], position: int, limit: int
-    ) -> tuple[Node | None, int]:
-        """The child of `node` that shares most of the tokens after `position`; neighbours in key order suffice."""
-        rest = tuple(tokens[position : min(limit, position + self._block_size)])
+    def _best_tail(self, node: Node, nodes: list[Node], rest: Key) -> tuple[Node | None, int]:
+        """The child of `node` that shares most of the tokens that follow; neighbours in key order suffice."""
         if not rest or not node.order:
             return None, 0
         if self._drop_state:
@@ -211,7 +157,7 @@ class RadixTree:
             if 0 <= index < len(node.order):
                 child = node.children[node.order[index]]
                 shared = _common(child.key, rest)
-                if shared > best[1] and self._tail_servable(nodes, child, position + shared):
+                if shared > best[1] and self._tail_servable(nodes, child, node.depth + shared):
                     best = (child, shared)
         return best
 
@@ -231,7 +177,7 @@ class RadixTree:
             missing_until[g] = next((n.depth for n in reversed(nodes) if n.blocks[g] == NULL_BLOCK), 0)
         return self._window_present(missing_until, length)
 
-    def _pending(self, node: Node, tokens: Sequence[int], position: int) -> tuple[int, Any]:
+    def _pending(self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int) -> tuple[int, Any]:
         """Where the last block that another branch is now computing for this prefix ends, and that branch; 0, None.
 
         A partial last block must be equal as a whole.
@@ -239,7 +185,7 @@ class RadixTree:
         size = self._block_size
         end, owner = 0, None
         while position < len(tokens):
-            child = node.children.get(tuple(tokens[position : position + size]))
+            child = self._child(node, namespace, tuple(tokens[position : position + size]))
             if child is None or not (child.filled or child.owner is not None):
                 break
             node, position = child, child.depth
@@ -255,19 +201,20 @@ class RadixTree:
         key = tuple(tokens[position : position + self._block_size])
         if hash((node.path, key)) in self._ghosts:
             return "evicted"
-        return "first_seen" if node.parent is None else "diverged"
+        return "diverged" if node.depth else "first_seen"
 
     # -- growing ----------------------------------------------------------------------------------------------------
 
-    def announce(self, node: Node, tokens: Sequence[int], owner: Any) -> list[Node]:
+    def announce(self, node: Node, namespace: Namespace, tokens: Sequence[int], owner: Any) -> list[Node]:
         """Adds nodes, without blocks, for tokens after `node` that `owner` is about to compute."""
         announced = []
         size = self._block_size
         for position in range(node.depth, len(tokens), size):
             key = tuple(tokens[position : position + size])
+            node = self._parent(node, namespace, key)
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = Node(node, key, len(self._pools), owner)
+                child = node.children[key] = Node(node, key, key, len(self._pools), owner)
                 announced.append(child)
             node = child
         return announced
@@ -279,20 +226,21 @@ class RadixTree:
                 node.owner = None
                 self._unlink_if_empty(node)
 
-    def fill(self, parent: Node, key: Key, blocks: Sequence[int]) -> tuple[Node, bool]:
+    def fill(self, parent: Node, namespace: Namespace, key: Key, blocks: Sequence[int]) -> tuple[Node, bool]:
         """Puts computed blocks under `parent`; returns the node and whether the blocks were taken.
 
-        They are not taken if the node is already filled and in use; then the caller keeps its own copy. Idle blocks
-        with the same content are freed in favour of the caller's.
+        They are not taken if the node is already filled and in use, or public, which no owner changes; then the caller
+        keeps its own copy. Idle blocks with the same content are freed in favour of the caller's.
         """
+        parent = self._parent(parent, namespace, key)
         node = parent.children.get(key)
         if node is not None and node.filled:
-            if not self._all_idle(node):
+            if node.public or not self._all_idle(node):
                 return node, False
             self._drop_blocks(node)
             self._unfill(node)
         if node is None:
-            node = parent.children[key] = Node(parent, key, len(self._pools))
+            node = parent.children[key] = Node(parent, key, key, len(self._pools))
         node.owner, node.filled = None, True
         at = bisect_left(parent.order, key)
         if at and len(parent.order[at - 1]) < len(key) and key[: len(parent.order[at - 1])] == parent.order[at - 1]:
@@ -305,10 +253,22 @@ class RadixTree:
                 self._holder[g][block] = node
         return node, True
 
-    def has_longer(self, parent: Node, key: Key) -> bool:
-        """Whether a filled child of `parent` starts with `key`."""
-        at = bisect_left(parent.order, key)
-        return at < len(parent.order) and parent.order[at][: len(key)] == key
+    def has_longer(self, parent: Node, namespace: Namespace, key: Key) -> bool:
+        """Whether what a namespace sees after `parent` starts with `key`."""
+        portal = parent.children.get(namespace.portal) if parent.public else None
+        orders = [node.order for node in (parent, portal) if node is not None]
+        return any(order[at][: len(key)] == key for order in orders if (at := bisect_left(order, key)) < len(order))
+
+    def pin(self, node: Node) -> None:
+        """Keeps a public prefix for good: all it needs to be had up to that node."""
+        seen_from = [0 if window is None else max(0, node.depth - window + 1) for window in self._windows]
+        up: Node | None = node
+        while up is not None:
+            for g, block in enumerate(up.blocks):
+                if block != NULL_BLOCK and up.depth > seen_from[g] and block not in self.pinned[g]:
+                    self.retain(g, block)
+                    self.pinned[g].append(block)
+            up = up.parent
 
     def discard(self, node: Node) -> None:
         """Takes a leaf out of the tree; branches that hold its blocks keep them."""
@@ -418,18 +378,17 @@ class RadixTree:
         while not (node.children or node.users or node.owner is not None or any(node.blocks)):
             parent = node.parent
             if parent is None:
-                namespace = self._namespaces.pop(id(node), None)
-                if self._roots.get(namespace) is node:
-                    del self._roots[namespace]
+                if self._roots.get(node.name) is node:
+                    del self._roots[node.name]
                 return
             self._unfill(node)
-            del parent.children[node.key]
+            del parent.children[node.name]
             node.parent = None
             node = parent
 
-    def drop_namespace(self, namespace: Hashable) -> None:
-        """Forgets a namespace that no branch uses any more."""
-        for node in reversed(list(self._walk(self._roots.get(namespace)))):
+    def drop_space(self, space: Hashable) -> None:
+        """Forgets a space that no branch uses any more."""
+        for node in reversed(list(self._walk(self._roots.get(space)))):
             self._remove(node)
 
     def clear(self) -> None:
@@ -441,19 +400,19 @@ class RadixTree:
     def check_integrity(self) -> None:
         """Raises AssertionError if counts, links or orders disagree."""
         held: list[dict[int, Node]] = [{} for _ in self._pools]
-        for namespace, root in self._roots.items():
-            assert self._namespaces[id(root)] == namespace
+        for space, root in self._roots.items():
+            assert root.name == space and root.public
             for node in self._walk(root):
-                assert node.order == sorted(key for key, child in node.children.items() if child.filled)
+                assert node.order == sorted(child.key for child in node.children.values() if child.filled)
                 assert node is root or node.filled or node.owner is not None or node.children or node.users
                 assert not (self._essential and node.filled) or all(node.blocks[g] for g in self._essential)
-                for child in node.children.values():
-                    assert (child.parent, child.depth) == (node, node.depth + len(child.key))
+                for name, child in node.children.items():
+                    assert (child.parent, child.name, child.depth) == (node, name, node.depth + len(child.key))
+                    assert child.public == (node.public and name == child.key)
                 for g, block in enumerate(node.blocks):
                     if block != NULL_BLOCK:
                         assert block not in held[g], f"block {block} of group {g} is in two nodes"
                         held[g][block] = node
-        assert len(self._roots) == len(self._namespaces)
         for g, pool in enumerate(self._pools):
             assert held[g] == self._holder[g], f"group {g}: the block index disagrees with the tree"
             assert self.idle[g] == sum(pool.refs[block] == 1 for block in held[g]), f"group {g}: idle count"

@@ -12,6 +12,9 @@ from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.sampling import SamplingParams
 
+PUBLIC = "*"
+"""Owner of prompts that the operator has made known to everybody; digests of keys have other characters."""
+
 
 class FinishReason(str, Enum):
     """Why a branch ended."""
@@ -27,7 +30,7 @@ class GenerationRequest:
     """The one internal request every dialect translates to. Exactly one of prompt, prompt_ids, messages is given.
 
     Attributes:
-        request_id: unique among live requests.
+        request_id: unique among its owner's live requests.
         sampling: how to choose tokens.
         prompt: raw text.
         prompt_ids: token ids, taken as they are.
@@ -35,7 +38,8 @@ class GenerationRequest:
         tools: function declarations for the template, as plain dicts.
         add_generation_prompt, continue_final_message: as in Hugging Face's apply_chat_template.
         template_kwargs: further variables for the template.
-        add_special_tokens: for `prompt`: whether the tokenizer adds its own (beginning of text …).
+        add_special_tokens: whether the tokenizer adds its own (beginning of text …); None for those of a `prompt`
+            alone, as chat templates write them.
         priority: lower is sooner, under the priority policy.
         cache_salt: requests share cached prefixes only with requests of the same salt.
         owner: who sent it: the digest of an API key, "" where there are none.
@@ -54,7 +58,7 @@ class GenerationRequest:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     priority: int = 0
     cache_salt: str = ""
     owner: str = ""
@@ -62,6 +66,11 @@ class GenerationRequest:
     tool_choice: ToolChoice = ANY_TOOL
     parse: bool = False
     thinking_budget: int | None = None
+
+    @property
+    def live_id(self) -> str:
+        """What the engine knows it by: no owner can use up, or find out, the ids of another."""
+        return f"{self.owner}:{self.request_id}" if self.owner else self.request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class EngineRequest:
         sampling: with max_tokens resolved (not None) and bad_words_ids filled in.
         stop_ids: token ids that end a branch: end-of-sequence ids unless ignore_eos, plus stop_token_ids.
         seed: 64-bit key of the random streams.
-        owner: who sent it, "" where that is not told apart.
+        owner: who sent it, "" where that is not told apart; a PUBLIC prompt stays in the cache, for everybody.
         pooling: what is computed of the prompt instead of a continuation; n and max_tokens are 1 then.
         grammar: what generated tokens must follow, None for anything.
         thinking: how reasoning before the grammar's text ends, None for a model or prompt without.

@@ -7,44 +7,24 @@ decoding rows: Agrawal et al., Sarathi-Serve, 2403.02310. Integers only; the run
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
 
 from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
-from penstock.core.branch import Branch, BranchState
+from penstock.core.branch import Branch, BranchState, namespace_of
 from penstock.core.cache_spec import CacheGroup
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.counters import Counters
+from penstock.core.draft import Draft, Sent
 from penstock.core.kv_cache import KVCache
 from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_gates, policy_named
+from penstock.core.prefix import Match
 from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
-from penstock.core.radix_tree import Match
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.roster import Roster
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan being made."""
-
-    step: int
-    budget: int
-    spans: dict[Branch, RowSpan] = field(default_factory=dict)
-    preempted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """One row of an outstanding plan: whose it is, and up to where its entries exist once it has run."""
-
-    branch: Branch
-    row: int
-    start: int
-    end: int
-    sample: bool
 
 
 class Scheduler:
@@ -67,7 +47,7 @@ class Scheduler:
         self._gates = tuple(default_gates() if gates is None else gates)
         self._roster = Roster(options.max_num_seqs, self._policy)
         self._requests: dict[str, list[Branch]] = {}
-        self._outstanding: OrderedDict[int, list[_Sent]] = OrderedDict()
+        self._outstanding: OrderedDict[int, list[Sent]] = OrderedDict()
         self._outputs: list[EngineOutput] = []
         self._next_step = 0
         self._arrivals = 0
@@ -106,9 +86,8 @@ class Scheduler:
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in use; ids of live requests must differ.")
         self._check_fits(request)
-        namespace: Hashable = (request.adapter, request.cache_salt)
-        if not self.options.enable_prefix_caching:
-            namespace = request.request_id  # its branches still share the prompt
+        options = self.options
+        namespace = namespace_of(request, caching=options.enable_prefix_caching, shared=options.share_prefix_cache)
         now, unscored = monotonic(), request.sampling.first_scored(0)
         branches = [
             Branch(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
@@ -161,7 +140,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
-        draft = _Draft(self._next_step, self.options.max_num_batched_tokens)
+        draft = Draft(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(branch, branch.remaining) for branch in self.running]
         if 4 * sum(branch.request.constrained for branch, length in remaining if not length) > len(remaining):
             return None  # a step without so many would gain less than waiting for their tokens
@@ -174,7 +153,7 @@ class Scheduler:
             return None
         return self._seal(draft)
 
-    def _continue(self, branch: Branch, length: int, draft: _Draft) -> None:
+    def _continue(self, branch: Branch, length: int, draft: Draft) -> None:
         """Gives a running branch up to so many tokens, preempting later ones if blocks run out."""
         length = min(length, draft.budget, self._chunk)
         if branch.state is not BranchState.RUNNING or (length := self.cache.cut(branch, branch.computed, length)) <= 0:
@@ -192,7 +171,7 @@ class Scheduler:
                 return
         self._span(branch, length, added, draft)
 
-    def _span(self, branch: Branch, length: int, added: tuple[tuple[int, ...], ...], draft: _Draft) -> None:
+    def _span(self, branch: Branch, length: int, added: tuple[tuple[int, ...], ...], draft: Draft) -> None:
         start, end = branch.computed, branch.computed + length
         tokens = tuple(branch.tokens[start:end])
         if len(tokens) < length:
@@ -209,7 +188,7 @@ class Scheduler:
         branch.computed = end
         draft.budget -= length
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: Draft) -> None:
         """Admits waiting branches in order as long as rows, tokens and gates allow."""
         if not self.waiting or not self._roster.free_rows or draft.budget <= 0:
             return
@@ -269,7 +248,7 @@ class Scheduler:
         branch.awaits = None
         return False
 
-    def _start(self, branch: Branch, match: Match, draft: _Draft) -> bool:
+    def _start(self, branch: Branch, match: Match, draft: Draft) -> bool:
         """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
         added = self._take_blocks(branch, match, draft)
         if added is None and match.tail is not None:  # the block to copy from is pinned too: do without it
@@ -284,10 +263,10 @@ class Scheduler:
         self._span(branch, self._first_length(branch, match, draft), added, draft)
         return True
 
-    def _first_length(self, branch: Branch, match: Match, draft: _Draft) -> int:
+    def _first_length(self, branch: Branch, match: Match, draft: Draft) -> int:
         return self.cache.cut(branch, match.tokens, min(branch.known - match.tokens, draft.budget, self._chunk))
 
-    def _take_blocks(self, branch: Branch, match: Match, draft: _Draft) -> tuple[tuple[int, ...], ...] | None:
+    def _take_blocks(self, branch: Branch, match: Match, draft: Draft) -> tuple[tuple[int, ...], ...] | None:
         """Pins the match and takes blocks for the first tokens after it; holds nothing if they cannot be had."""
         self.cache.attach(branch, match)
         added = self.cache.extend(branch, match.tokens + self._first_length(branch, match, draft))
@@ -310,7 +289,7 @@ class Scheduler:
             if match.reason:
                 self.counters.miss_reasons[match.reason] += 1
 
-    def _preempt(self, branch: Branch, draft: _Draft) -> None:
+    def _preempt(self, branch: Branch, draft: Draft) -> None:
         """Sends a running branch back to the queue; what it computed stays in the tree as long as memory allows."""
         span = draft.spans.pop(branch, None)
         if span is not None:
@@ -328,11 +307,11 @@ class Scheduler:
         self.cache.release(branch, keep=keep)
         self._roster.unseat(branch, self.cache.committed_step)
 
-    def _seal(self, draft: _Draft) -> StepPlan:
+    def _seal(self, draft: Draft) -> StepPlan:
         """Turns the draft into a plan and marks it outstanding."""
         new_rows: list[NewRow] = []
         spans: list[RowSpan] = []
-        sent: list[_Sent] = []
+        sent: list[Sent] = []
         for branch, span in draft.spans.items():
             if not branch.introduced:
                 branch.introduced = True
@@ -341,7 +320,7 @@ class Scheduler:
             spans.append(span)
             branch.last_step = draft.step
             branch.in_flight += span.sample
-            sent.append(_Sent(branch, span.row, span.start, span.start + len(span.tokens), span.sample))
+            sent.append(Sent(branch, span.row, span.start, span.start + len(span.tokens), span.sample))
         self._outstanding[draft.step] = sent
         self._next_step += 1
         ops, self.cache.ops = tuple(self.cache.ops), []
@@ -390,7 +369,7 @@ class Scheduler:
                 continue
             branch.in_flight -= entry.sample
             row = rows.get(entry.row) or RowResult(entry.row)
-            if entry.sample and not row.tokens and row.error is None and row.pooled is None:
+            if entry.sample and not (row.tokens or row.again) and row.error is None and row.pooled is None:
                 row = RowResult(entry.row, error="the runner returned no token for this request.")
             if branch.hold is not None and row.error is None:
                 self.cache.commit(branch, entry.end)
@@ -400,6 +379,8 @@ class Scheduler:
                 branch.scored += len(fresh)
                 row = replace(row, prompt_logprobs=fresh)
             self._accept(branch, row, forced.get(entry.row, ()))
+            if row.again and branch.state is BranchState.RUNNING:
+                self._send_back(branch)
 
     def fail_outstanding(self, error: str) -> None:
         """Ends every branch that has a step in flight with an error: what those steps did is unknown."""
@@ -480,7 +461,7 @@ class Scheduler:
         if all(other.state is BranchState.FINISHED for other in self._requests[request_id]):
             del self._requests[request_id]
             if not self.options.enable_prefix_caching:
-                self.cache.tree.drop_namespace(branch.namespace)
+                self.cache.tree.drop_space(branch.namespace.space)
             if reason is FinishReason.CANCELLED:
                 self.counters.cancelled += 1
             elif reason is FinishReason.ERROR:

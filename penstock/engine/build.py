@@ -9,20 +9,18 @@ from functools import partial
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
+from penstock.core.policies import default_gates
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
+from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.runtime.assemble import load, make_runner, scheduler_options
-from penstock.runtime.constraints import Constraints
+from penstock.runtime.claim import Claim
+from penstock.runtime.constraints import Constraints, GrammarGate
 from penstock.runtime.grammar import Vocabulary
 from penstock.runtime.levels import guarantee, level_notes, products_note
-from penstock.runtime.prepare import (
-    Prepared,
-    kernel_decisions,
-    prepare,
-    settle_compute,
-)
+from penstock.runtime.prepare import Prepared, kernel_decisions, prepare
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +36,33 @@ def build_engine(
         grammars: the vocabulary is prepared for them meanwhile; else the first grammar waits for it.
 
     Raises:
-        PenstockError: as `prepare`; also weights that are missing, left over or damaged.
+        PenstockError: as `prepare`; also weights that are missing, left over or damaged, or another engine of this
+            process that has other threads or another instruction set.
     """
-    prepared = prepare(options)
+    claim = Claim(options)
+    try:
+        return _built(claim, progress, grammars)
+    except BaseException:
+        claim.release()
+        raise
+
+
+def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool) -> tuple[Engine, EngineInfo]:
+    prepared = prepare(claim.options)
     concrete, model, kernels = prepared.options, prepared.model, prepared.kernels
     for row in prepared.plan.table():
         log.info("%-12s %12s  %s", *row)
-    settle_compute(concrete)
+    claim.settle(concrete)
     constraints = Constraints(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
     if grammars:  # once streams run, it would stop them: it keeps the interpreter to itself for a second
         constraints.warm()
     prepared, kv_types, notes = load(prepared, progress)
     limits = scheduler_options(concrete, prepared.plan, model)
     runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
-    engine = Engine(Scheduler(limits, prepared.groups), runner, constraints)
+    gates = (GrammarGate(constraints), *default_gates())
+    engine = Engine(Scheduler(limits, prepared.groups, gates=gates), runner, constraints, claim.release)
+    if concrete.shared_prompts:
+        pin_shared_prompts(engine, TextPipeline.load(concrete.model), concrete.shared_prompts)
     mode, _, detail = executor.describe.partition(": ")
     notes += (Decision("step", mode, detail), *level_notes(concrete.arithmetic, executor.fast))
     for note in notes:

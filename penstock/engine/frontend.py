@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.config import limits
 from penstock.config.errors import (
@@ -24,10 +24,19 @@ from penstock.engine.api import EngineClient, EngineInfo
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.grammar.translate import translate
+from penstock.text.length import characters
 from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
-_INLINE_CHARS = 4096  # shorter texts are tokenised at once: a worker thread would cost more
+_INLINE_CHARS = 1024  # shorter texts are tokenised at once: a worker thread would cost more
+_INLINE_IDS = 4096  # shorter lists are checked at once
+
+_Made = TypeVar("_Made")
+
+
+async def _beside(work: Callable[..., _Made], *args: Any, inline: bool) -> _Made:
+    """What `work` makes of these; beside the event loop unless it is little."""
+    return work(*args) if inline else await asyncio.to_thread(work, *args)
 
 
 def stream_key(*parts: object) -> int:
@@ -68,13 +77,15 @@ class Frontend:
         """
         self.text.pooling.check_generates()
         prompt_ids = await self.tokenize(request)
-        sampling = self._resolve(request, prompt_ids)
+        asked = request.sampling
+        size = len(prompt_ids) + len(asked.allowed_token_ids or ()) + sum(map(len, asked.bad_words))
+        sampling = await _beside(self._resolve, request, prompt_ids, inline=size <= _INLINE_IDS)
         reading = self.reading(request, prompt_ids)
         grammar = await self._held(request, reading)
         eos_ids = () if sampling.ignore_eos and grammar is None else self.text.eos_ids  # a grammar's end is the end
         outputs = self.client.submit(
             EngineRequest(
-                request.request_id,
+                request.live_id,
                 prompt_ids,
                 sampling,
                 stop_ids=tuple(dict.fromkeys((*eos_ids, *sampling.stop_token_ids))),
@@ -139,6 +150,12 @@ class Frontend:
                 f"chat_template_kwargs sets {clash[0]}, which the request's own fields set; leave it out.",
                 param="chat_template_kwargs",
             )
+        if len(request.messages) > self.info.max_model_len:
+            told = f"messages has {len(request.messages)} entries; this model's context is"
+            raise ContextLengthError(f"{told} {self.info.max_model_len} tokens. Send fewer.", param="messages")
+        variables = [value for name, value in request.template_kwargs.items() if name != "chat_template"]
+        for field, given in (("messages", (request.messages, variables)), ("tools", _tools(request))):
+            self._check_length(field, characters(given))
         try:
             return self.text.template.render(
                 request.messages,
@@ -165,11 +182,13 @@ class Frontend:
             )
         if request.prompt_ids is not None:
             ids = request.prompt_ids
-            self._check_ids("prompt", ids)
+            await _beside(self._check_ids, "prompt", ids, inline=len(ids) <= _INLINE_IDS)
         elif request.prompt is not None:
-            ids = await self._encode(request.prompt, "prompt", request.add_special_tokens)
+            ids = await self._encode(request.prompt, "prompt", request.add_special_tokens is not False)
         else:
-            ids = await self._encode(await asyncio.to_thread(self.render, request), "messages", False)
+            text = await asyncio.to_thread(self.render, request)
+            ids = await self._encode(text, "messages", bool(request.add_special_tokens))
+            ids = self.text.tokenizer.begin_chat(ids)
         if not ids:
             field = _prompt_field(request)
             raise RequestError(f"{field} is empty; at least one token is needed.", param=field, code="invalid_value")
@@ -192,7 +211,7 @@ class Frontend:
                 return Grammar(GrammarKind.LARK, translate(*given, special)) if given[0] else None
 
         inline = len(source) <= _INLINE_CHARS and not (reading is not None and reading.functions)
-        return make() if inline else await asyncio.to_thread(make)
+        return await _beside(make, inline=inline)
 
     def _thinking(self, request: GenerationRequest, reading: Reading | None, held: bool) -> Thinking | None:
         """How reasoning ends, where that matters: before a grammar's text, or within a budget."""
@@ -219,17 +238,13 @@ class Frontend:
         return self.text.tokenizer.token_bytes(token_id)
 
     async def _encode(self, text: str, field: str, add_special_tokens: bool) -> tuple[int, ...]:
-        if len(text) > limits.MAX_PROMPT_CHARS:
-            raise ContextLengthError(
-                f"{field} has {len(text)} characters; at most {limits.MAX_PROMPT_CHARS} are tokenised.", param=field
-            )
-
         def encode() -> tuple[int, ...]:
             text.encode()
+            self._check_length(field, len(text))
             return tuple(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
         try:
-            return encode() if len(text) <= _INLINE_CHARS else await asyncio.to_thread(encode)
+            return await _beside(encode, inline=len(text) <= _INLINE_CHARS)
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"{field} holds a lone surrogate at character {error.start}, which no UTF-8 text can; remove it.",
@@ -237,8 +252,22 @@ class Frontend:
                 code="invalid_value",
             ) from error
 
-    def _check_ids(self, field: str, ids: Iterable[int]) -> None:
+    def _check_length(self, field: str, length: int) -> None:
+        """Refuses a text of which the context cannot hold all, were each token the longest of the vocabulary."""
+        if length <= limits.TOKENISED_CHARS:
+            return
+        context, longest = self.info.max_model_len, self.text.tokenizer.longest_piece
+        if length > min(max(context * longest, limits.TOKENISED_CHARS), limits.MAX_PROMPT_CHARS):
+            raise ContextLengthError(
+                f"{field} has {length} characters; this model's context is {context} tokens, none of which is longer "
+                f"than {longest} characters. Shorten it.",
+                param=field,
+            )
+
+    def _check_ids(self, field: str, ids: Sequence[int]) -> None:
         size = self.text.vocab_size
+        if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < size):
+            return
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                 raise ParameterError(field, token, f"token ids from 0 to {size - 1}")
@@ -260,20 +289,28 @@ class Frontend:
                 f"context is {context} tokens. Lower max_tokens to {context - prompt} or shorten the prompt.",
                 param="max_tokens",
             )
-        self._check_ids("logit_bias", (token for token, _ in sampling.logit_bias))
-        self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
+        self._check_ids("logit_bias", [token for token, _ in sampling.logit_bias])
+        allowed = sampling.allowed_token_ids or ()
+        if len(allowed) > self.text.vocab_size:
+            told = f"at most {self.text.vocab_size}, as many as there are tokens"
+            raise ParameterError("allowed_token_ids", f"{len(allowed)} token ids", told)
+        self._check_ids("allowed_token_ids", allowed)
         self._check_ids("stop_token_ids", sampling.stop_token_ids)
         if request.tools and not request.parse:  # models mark their calls with special tokens
             sampling = replace(sampling, skip_special_tokens=False)
-        bad_words_ids = dict.fromkeys(sampling.bad_words_ids)
-        for word in sampling.bad_words:
-            bad_words_ids.update(dict.fromkeys(self._word_ids(word)))
-        return replace(sampling, max_tokens=wanted, bad_words_ids=tuple(bad_words_ids))
+        if not sampling.bad_words:
+            return replace(sampling, max_tokens=wanted)
+        words = dict.fromkeys((*sampling.bad_words_ids, *self._word_ids(sampling.bad_words)))
+        return replace(sampling, max_tokens=wanted, bad_words_ids=tuple(words))
 
-    def _word_ids(self, word: str) -> Iterable[tuple[int, ...]]:
-        """A word's tokens at the start of a text and after a space."""
-        for text in dict.fromkeys((word, " " + word.lstrip())):
+    def _word_ids(self, words: Sequence[str]) -> Iterable[tuple[int, ...]]:
+        """The tokens of words at the start of a text and after a space, no more of them than are allowed in all."""
+        count, most = 0, limits.MAX_BAD_WORD_TOKENS
+        for text in dict.fromkeys(text for word in words for text in (word, " " + word.lstrip())):
             ids = tuple(self.text.tokenizer.encode(text, add_special_tokens=False))
+            count += len(ids)
+            if count > most:
+                raise ParameterError("bad_words", f"{len(words)} words", f"at most {most} tokens in all")
             if ids:
                 yield ids
 

@@ -27,7 +27,15 @@ class Engine:
         dead: why no step can be computed any more, once the runner said so; whoever steps the engine ends it.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, constraints: Constraints | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        constraints: Constraints | None = None,
+        closed: Callable[[], None] | None = None,
+    ) -> None:
+        """`closed` is called when the engine is."""
+        self._closed = closed
         self.scheduler = scheduler
         self.runner = runner
         self.constraints = constraints or Constraints()
@@ -78,7 +86,7 @@ class Engine:
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
             self._measure(self._submitted.popleft())
             self._commit(result)
-        elif not self.scheduler.has_work:
+        elif not self.scheduler.has_work or self.constraints.renewing:
             self.constraints.wait(_WAIT_S)
         if not self.scheduler.has_work:
             self._working_since = None
@@ -158,3 +166,5 @@ class Engine:
         """Frees what the runner holds."""
         self.constraints.close()
         self.runner.close()
+        if self._closed is not None:
+            self._closed()

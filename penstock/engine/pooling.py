@@ -14,6 +14,8 @@ from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
 from penstock.text.pairs import encode_pair
 
+_STARTED_TOGETHER = 4  # of many texts, so that others get their turn between
+
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
@@ -45,7 +47,7 @@ async def _pool(frontend: Frontend, request: GenerationRequest, params: PoolingP
     if len(ids) > (most := frontend.info.max_model_len):
         raise ContextLengthError(f"The text has {len(ids)} tokens; at most {most} are taken. Shorten it.", param=field)
     scheduling: dict[str, Any] = {name: getattr(request, name) for name in ("priority", "cache_salt", "owner")}
-    sent = EngineRequest(request.request_id, ids, request.sampling, pooling=params, **scheduling)
+    sent = EngineRequest(request.live_id, ids, request.sampling, pooling=params, **scheduling)
     outputs, cached = frontend.client.submit(sent), 0
     try:
         async for output in outputs:
@@ -63,7 +65,11 @@ async def pool_all(
     """One result a request, all computed together; raises the first refusal, which cancels the rest."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pool(frontend, *both, field)) for both in zip(requests, params, strict=True)]
+            tasks = []
+            for number, both in enumerate(zip(requests, params, strict=True), 1):
+                tasks.append(group.create_task(pool(frontend, *both, field)))
+                if number % _STARTED_TOGETHER == 0:
+                    await asyncio.sleep(0)
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]

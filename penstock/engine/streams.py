@@ -135,8 +135,9 @@ class StreamTable:
             RequestError: a live request has the same id.
         """
         if request.request_id in self._live:
+            name = request.request_id.removeprefix(f"{request.owner}:")
             raise RequestError(
-                f"request_id {request.request_id[:80]!r} is in use by a running request; choose another, or none.",
+                f"request_id {name[:80]!r} is in use by a running request; choose another, or none.",
                 param="request_id",
                 code="duplicate_request_id",
             )

@@ -226,7 +226,8 @@ class State:
         said = self._said
         if text:
             asked = GenerationRequest("", SamplingParams(), prompt=text, add_special_tokens=special and not said.ids)
-            said.ids += await frontend.tokenize(asked)
+            ids = await frontend.tokenize(asked)
+            said.ids += ids if special or said.ids else frontend.text.tokenizer.begin_chat(ids)
             said.text += text
 
     def _request(self, ids: tuple[int, ...], sampling: SamplingParams, **rest: Any) -> GenerationRequest:

@@ -202,4 +202,5 @@ def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) ->
         recurrent=plan.state_bytes > 0,
         checkpoints=plan.checkpoints,
         whole_prompts=whole_prompts,
+        share_prefix_cache=options.share_prefix_cache,
     )

@@ -23,8 +23,12 @@ Words = npt.NDArray[np.uint32]
 ALL: Final = np.uint32(0xFFFFFFFF)
 _MOST_STRIKES: Final = 16
 _MOST_FORCED: Final = 512  # tokens taken in one step; masks lead to the rest
-_LIMITS: Final = ("ParserTooComplex", "LexerTooComplex")
+_NOT_ALLOWED: Final = "satisfy the grammar"  # in what the library says of a token that its mask did not allow
 _LEFT: Final = "the answer left its grammar, which is an error of the engine; send the request again."
+
+
+class BrokenMatcher(Exception):
+    """A matcher has failed: by what it was given, or by what another one that shares its lexer was."""
 
 
 class Constraint:
@@ -36,6 +40,12 @@ class Constraint:
         sampling: the request's parameters.
         eos_ids: tokens that end an answer, the usual one first.
         tally: masks that took too long to make, one number, which all branches of a request share.
+        owner: the request's id and the branch's number.
+
+    Attributes:
+        owner: as given.
+        broken: whether the matcher has failed, so that the last mask says nothing; see `renew`.
+        renewed: whether this is not the first matcher.
     """
 
     def __init__(
@@ -45,7 +55,11 @@ class Constraint:
         sampling: SamplingParams,
         eos_ids: Sequence[int],
         tally: list[int] | None = None,
+        owner: tuple[str, int] = ("", 0),
     ) -> None:
+        self.owner = owner
+        self.broken = self.renewed = False
+        self._fault: RequestError | None = None
         self._tally = [0] if tally is None else tally
         self._matcher = matcher
         self._thinking = thinking
@@ -123,9 +137,23 @@ class Constraint:
 
         Raises:
             RequestError: the grammar has become too complex, or does not allow a token.
+            BrokenMatcher: the matcher has failed; nothing was taken.
         """
+        if self._fault is not None:
+            raise self._fault
         if self.strikes > _MOST_STRIKES:
             raise RequestError(GRAMMAR_TOO_COMPLEX)
+        if self.broken:
+            raise BrokenMatcher
+        length, before = len(self._tokens), (self._opened, self._closed, self._must, self.late)
+        try:
+            return self._take(tokens, later)
+        except BrokenMatcher:
+            del self._tokens[length:]
+            self._opened, self._closed, self._must, self.late = before
+            raise
+
+    def _take(self, tokens: Sequence[int], later: bool) -> tuple[int, ...]:
         if self._plain and self._closed >= 0 and self._matcher is not None and len(tokens) == 1:
             return self._take_plainly(self._matcher, tokens[0], later)
         self.replay(tokens)
@@ -194,9 +222,9 @@ class Constraint:
             return
         if token in self._eos_ids:
             if matcher.is_error():
-                raise RequestError(GRAMMAR_TOO_COMPLEX)
+                raise BrokenMatcher
         elif not matcher.consume_token(token):
-            raise RequestError(GRAMMAR_TOO_COMPLEX if matcher.stop_reason() in _LIMITS else _LEFT)
+            raise RequestError(_LEFT) if _NOT_ALLOWED in matcher.get_error() else BrokenMatcher
 
     def _begin(self, token: int) -> None:
         """Decides whether reasoning begins or the model answers at once."""
@@ -241,6 +269,20 @@ class Constraint:
         if not self._bans and len(self._tokens) >= self._sampling.min_tokens:
             return False
         return not allows_more(np.frombuffer(matcher.compute_bitmask(), np.uint32), self._eos_ids)
+
+    @property
+    def matched(self) -> tuple[int, ...]:
+        """The tokens the matcher has taken."""
+        return () if self._closed < 0 else tuple(t for t in self._tokens[self._closed :] if t not in self._eos_ids)
+
+    def renew(self, found: LLMatcher | RequestError) -> None:
+        """Goes on with a matcher of the same grammar that has taken `matched`, or fails where there is none."""
+        self.broken, self.renewed = False, True
+        if isinstance(found, RequestError):
+            self._fault, self._matcher, self._must = found, None, []
+        else:
+            self._matcher = found
+            self._look_ahead()
 
     def rewind(self, count: int) -> None:
         """Takes back the last tokens, as if they had not come.

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.config.errors import RequestError
+from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
+from penstock.core.policies import Admission
 from penstock.core.protocol import NewRow, RowResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
-from penstock.runtime.constraint import ALL, Constraint, Words
+from penstock.runtime.constraint import ALL, BrokenMatcher, Constraint, Words
 from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, compute_mask, unavailable_reason
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Masks:
         else:
             for matcher, place in wanted:
                 matcher.unsafe_compute_mask_ptr(address + place * size, size)
+        for matcher, place in wanted:
+            constraints[place].broken = matcher.is_error()
         for constraint, place in unfinished:
             constraint.finish(made[place])
         self.seconds = perf_counter() - began
@@ -131,6 +134,7 @@ class Constraints:
         self._live: dict[str, _Request] = {}
         self._rows: dict[int, Constraint] = {}
         self._steps: dict[int, dict[int, Constraint]] = {}
+        self._renewals: dict[tuple[str, int], tuple[Constraint, Compilation]] = {}
 
     def warm(self) -> None:
         """Prepares for grammars in the background: the first one would keep the steps of others waiting for it."""
@@ -141,6 +145,15 @@ class Constraints:
     def pending(self) -> bool:
         """Whether requests wait for their grammars."""
         return bool(self._held)
+
+    @property
+    def renewing(self) -> bool:
+        """Whether branches wait for matchers in place of failed ones."""
+        return bool(self._renewals)
+
+    def waits(self, request_id: str, branch: int) -> bool:
+        """Whether a branch waits for a matcher in place of one that has failed."""
+        return (request_id, branch) in self._renewals
 
     def hold(self, request: EngineRequest) -> bool:
         """Takes a request's constraints; whether it has to wait for `ready`.
@@ -161,7 +174,12 @@ class Constraints:
         return True
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
-        """Requests that wait no longer, and why they are refused, if so."""
+        """Requests that wait no longer, and why they are refused, if so; branches with a new matcher go on."""
+        for owner, (constraint, job) in list(self._renewals.items()):
+            assert self._compiler is not None
+            if (renewed := self._compiler.outcome(job)) is not None:
+                constraint.renew(RequestError(GRAMMAR_TOO_COMPLEX) if isinstance(renewed, RequestError) else renewed)
+                del self._renewals[owner]
         if not self._held or self._compiler is None:
             return []
         found: list[tuple[EngineRequest, RequestError | None]] = []
@@ -181,7 +199,7 @@ class Constraints:
 
     def wait(self, seconds: float) -> None:
         """Sleeps until a grammar was compiled, at most so long; not at all if none is."""
-        if self._held and self._compiler is not None:
+        if (self._held or self._renewals) and self._compiler is not None:
             self._compiler.wait(seconds)
 
     def cancel(self, request_id: str) -> bool:
@@ -203,11 +221,17 @@ class Constraints:
         for output in outputs if self._live else ():
             if output.finish_reason is not None and (live := self._live.get(output.request_id)) is not None:
                 constraint = live.branches.pop(output.branch, None)
+                self._give_up(output.request_id, output.branch)
                 if constraint is not None and live.job is not None and self._compiler is not None:
                     self._compiler.used(live.job, constraint.length)
                 live.finished += 1
                 if live.finished >= live.request.sampling.n:
                     del self._live[output.request_id]
+
+    def _give_up(self, request_id: str, branch: int) -> None:
+        _, job = self._renewals.pop((request_id, branch), (None, None))
+        if job is not None and self._compiler is not None:
+            self._compiler.drop(job)
 
     def begin(self, plan: StepPlan) -> Masks | None:
         """Starts a step's masks; None if every token is allowed everywhere."""
@@ -242,7 +266,8 @@ class Constraints:
         if found is None:
             matcher = None if live.matcher is None else live.matcher.deep_copy()
             eos_ids = () if self._compiler is None or matcher is None else self._compiler.vocabulary.eos_ids
-            found = Constraint(matcher, live.request.thinking, live.request.sampling, eos_ids, live.tally)
+            owner = new.request_id, new.branch
+            found = Constraint(matcher, live.request.thinking, live.request.sampling, eos_ids, live.tally, owner)
             found.replay(new.generated_ids)
             live.branches[new.branch] = found
         return found
@@ -253,7 +278,7 @@ class Constraints:
         if not step:
             return result, _NONE_FORCED
         forced: dict[int, tuple[int, ...]] = {}
-        failed: dict[int, str] = {}
+        changed: dict[int, RowResult] = {}
         latest = perf_counter() + _MOST_FORCING_S
         for row in result.rows:
             constraint = step.get(row.row)
@@ -263,11 +288,22 @@ class Constraints:
                 if following := constraint.take(row.tokens, later=perf_counter() > latest):
                     forced[row.row] = following
             except RequestError as error:
-                failed[row.row] = str(error)
-        if failed:
-            rows = (RowResult(r.row, error=failed[r.row]) if r.row in failed else r for r in result.rows)
-            result = replace(result, rows=tuple(rows))
+                changed[row.row] = RowResult(row.row, error=str(error))
+            except BrokenMatcher:
+                changed[row.row] = self._renew(constraint, row)
+        if changed:
+            result = replace(result, rows=tuple(changed.get(row.row, row) for row in result.rows))
         return result, forced
+
+    def _renew(self, constraint: Constraint, row: RowResult) -> RowResult:
+        """A row without its token, which comes again with a matcher of its branch's own; fails where that one has."""
+        live = self._live[constraint.owner[0]]
+        if constraint.renewed:
+            return RowResult(row.row, error=GRAMMAR_TOO_COMPLEX)
+        assert self._compiler is not None and live.job is not None
+        if constraint.owner not in self._renewals:
+            self._renewals[constraint.owner] = constraint, self._compiler.renew(live.job, constraint.matched)
+        return replace(row, tokens=(), logprobs=(), again=True)
 
     def abort(self) -> None:
         """Forgets outstanding steps."""
@@ -279,3 +315,16 @@ class Constraints:
             self._compiler.close()
         if self._pool is not None:
             self._pool.shutdown()
+
+
+class GrammarGate:
+    """A branch whose matcher has failed waits for another one."""
+
+    name = "grammar"
+    passable = True
+
+    def __init__(self, constraints: Constraints) -> None:
+        self._constraints = constraints
+
+    def holds(self, admission: Admission) -> bool:
+        return self._constraints.waits(admission.branch.request.request_id, admission.branch.index)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config import limits
-from penstock.config.errors import OverloadedError, RequestError
+from penstock.config.errors import GRAMMAR_TOO_COMPLEX, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -34,6 +34,7 @@ _BYTES_A_TOKEN: Final = 2**10  # a lexer learns states as it is used, at most _L
 _LEXER_STATES: Final = 16_000
 _MOST_THREADS: Final = 8
 _PROBED_TOKENS: Final = 6
+_REPLAYED_TOKENS: Final = 8  # at a time
 _ENCODED_BYTES: Final = 1024  # of a forced text at a time: whoever asks holds the step loop
 _KEPT_TEXTS: Final = 4096  # forced texts whose tokens are kept: names of properties come again and again
 _KEPT_BYTES: Final = 256  # the longest of them
@@ -137,9 +138,11 @@ class Compilation:
 
     Attributes:
         asked, began: when it was asked for, and when its compiling began (monotonic seconds).
-        matcher: at the beginning of the grammar; never advanced itself, only copied.
+        matcher: at the beginning of the grammar; never advanced itself, only copied. Copies share its lexer: once one
+            has failed, all do.
         error: why it cannot be met.
         about: the field that is the cause.
+        tokens: that the matcher has to have taken; such a one is nobody else's.
         learnt: tokens its lexer has seen, up to the states it may have.
         counted: bytes it is counted with.
     """
@@ -150,6 +153,7 @@ class Compilation:
     matcher: LLMatcher | None = None
     error: str | None = None
     about: str = "grammar"
+    tokens: tuple[int, ...] = ()
     learnt: int = 0
     counted: int = 0
     done: threading.Event = field(default_factory=threading.Event)
@@ -199,11 +203,24 @@ class GrammarCompiler:
         self._jobs[source] = job
         self._bytes += job.counted
         self._shrink(job)
+        self._enqueue(job)
+        return job
+
+    def renew(self, job: Compilation, tokens: tuple[int, ...]) -> Compilation:
+        """Asks for a matcher of its own that has taken some tokens, in place of one of a grammar's that has failed.
+
+        Whoever wants the grammar from now on has it compiled anew.
+        """
+        self._remove(job)
+        renewed = Compilation(job.source, monotonic(), tokens=tokens)
+        self._enqueue(renewed)
+        return renewed
+
+    def _enqueue(self, job: Compilation) -> None:
         with self._wanted:
             self._queue.append(job)
             self._wanted.notify()
         self.warm()
-        return job
 
     def warm(self) -> None:
         """Starts the threads, which load the vocabulary; nothing else runs in a part of that time."""
@@ -301,7 +318,9 @@ class GrammarCompiler:
             try:
                 tokenizer = self._load()
                 job.began = monotonic()
-                job.matcher = compile_grammar(tokenizer, job.source)  # even if too late for those who asked
+                matcher = compile_grammar(tokenizer, job.source)
+                replay(matcher, job.tokens, tokenizer.vocab_size)
+                job.matcher = matcher  # even if too late for those who asked
             except RequestError as error:
                 job.error, job.about = str(error), error.param or job.about
             except BaseException:  # a matcher reports the client's errors itself; a native panic is no Exception
@@ -353,6 +372,19 @@ def compile_grammar(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     if not (probe.is_accepting() or allows_more(row, tokenizer.eos_tokens)):
         raise RequestError("the grammar cannot be met: no text fits it.", param="grammar")
     return matcher
+
+
+def replay(matcher: LLMatcher, tokens: Sequence[int], vocab_size: int) -> None:
+    """Has a matcher take tokens that were allowed.
+
+    Raises:
+        RequestError: it fails, as the one that took them before may have.
+    """
+    row = np.zeros((vocab_size + 31) // 32, np.uint32)
+    for begin in range(0, len(tokens), _REPLAYED_TOKENS):
+        compute_mask(matcher, row)  # by which its lexer gets the fuel of a step
+        if not matcher.consume_tokens(list(tokens[begin : begin + _REPLAYED_TOKENS])):
+            raise RequestError(GRAMMAR_TOO_COMPLEX, param="grammar")
 
 
 def _lowest_bit(word: int) -> int:

@@ -161,17 +161,6 @@ def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu:
     )
 
 
-def settle_compute(options: EngineOptions) -> None:
-    """Gives torch and the native library, which are this process's, threads, instruction set and types of sums."""
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    if options.on_gpu:
-        devices.multiply_exactly()
-    if native.available():
-        native.select_isa(options.isa)
-        native.set_num_threads(options.threads or 1)
-
-
 WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
 
 

@@ -18,7 +18,8 @@ from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import KernelSet
 from penstock.models.registry import Model, build_model
 from penstock.runtime.assemble import load, make_parts
-from penstock.runtime.prepare import Prepared, prepare, settle_compute
+from penstock.runtime.claim import Claim
+from penstock.runtime.prepare import Prepared, prepare
 
 Progress = Callable[[int, int], None]
 _LOGIT_ROWS = 128  # logits are made for that many positions at a time: [128, vocab] float32
@@ -125,12 +126,13 @@ class Scorer:
             "kv_blocks": blocks,
             "pack_cache": "off",
         }
-        prepared = prepare(replace(options, **single, enable_prefix_caching=False))
+        self._claim = Claim(replace(options, **single, enable_prefix_caching=False))
+        prepared = prepare(self._claim.options)
         if prepared.model.head is None:
             raise ConfigError(
                 f"{prepared.facts.name} embeds or classifies; only models that predict tokens can be scored."
             )
-        settle_compute(prepared.options)
+        self._claim.settle(prepared.options)
         if kernels is not None:
             used, dtype = kernels(prepared), prepared.model.dtype
             model = build_model(prepared.checkpoint.config, used, dtype=dtype, max_model_len=context)

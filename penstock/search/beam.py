@@ -198,7 +198,7 @@ async def _outputs(
     cached: int | None = None
 
     async def after(index: int, beam: Beam) -> EngineOutput:
-        name = f"{request.request_id}-{len(beam.tokens)}-{index}"
+        name = f"{request.live_id}-{len(beam.tokens)}-{index}"
         ids = prompt_ids + beam.tokens
         asked = EngineRequest(
             name, ids, one, priority=request.priority, cache_salt=request.cache_salt, owner=request.owner

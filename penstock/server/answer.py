@@ -28,17 +28,21 @@ from penstock.engine.api import Delta, EngineState
 from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
+from penstock.server.auth import owner_of
 from penstock.server.connection import ABORT
 from penstock.server.deadline import gone
-from penstock.server.errors import ClientGone, HttpError, describe, encode_json, json_response, not_ready
+from penstock.server.encoding import encode_json, json_answer
+from penstock.server.errors import ClientGone, HttpError, describe, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 from penstock.server.patience import patience
+from penstock.server.prompts import check_shared
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
 _Result = TypeVar("_Result")
+_OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 _KEEPALIVE = b": keep-alive\n\n"
 
 
@@ -131,16 +135,27 @@ class Answer:
 
     @classmethod
     async def open(
-        cls, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
+        cls,
+        service: Service,
+        requests: Sequence[GenerationRequest],
+        search: BeamParams | int | None = None,
+        *,
+        owner: str,
     ) -> Answer:
-        """Starts all; if one is refused, none runs and the first refusal is raised.
+        """Starts all, for one owner; if one is refused, none runs and the first refusal is raised.
 
         `search`: by beams, or for the best of so many branches; None generates.
         """
         started = time.monotonic()
+        requests = [replace(request, owner=owner) for request in requests]
+        check_shared(requests)
+        tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
         with service.frontend.client.arriving():
-            tasks = [asyncio.ensure_future(_start(service.frontend, request, search)) for request in requests]
             try:
+                for number, request in enumerate(requests, 1):
+                    tasks.append(asyncio.ensure_future(_start(service.frontend, request, search)))
+                    if number % _OPENED_TOGETHER == 0:
+                        await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError):
@@ -248,18 +263,23 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def open_within_context(service: Service, request: GenerationRequest) -> Answer:
-    """Starts a request; one that asks for more tokens than the context has room for gets as many as there is room."""
+async def opened_within_context(sent: Request, service: Service, request: GenerationRequest) -> Answer:
+    """As `opened`; who asks for more tokens than the context has room for gets as many as there is room."""
+    opening = _open_within_context(service, request, owner_of(sent))
+    return await while_connected(opening, sent.receive, service.lifecycle)
+
+
+async def _open_within_context(service: Service, request: GenerationRequest, owner: str) -> Answer:
     unbounded = replace(request, sampling=replace(request.sampling, max_tokens=None))
     wanted, context = request.sampling.max_tokens, service.max_model_len()
     if wanted is not None and context is not None and wanted >= context:
-        return await Answer.open(service, [unbounded])
+        return await Answer.open(service, [unbounded], owner=owner)
     try:
-        return await Answer.open(service, [request])
+        return await Answer.open(service, [request], owner=owner)
     except ContextLengthError as error:
         if error.param != "max_tokens":
             raise
-    return await Answer.open(service, [unbounded])
+    return await Answer.open(service, [unbounded], owner=owner)
 
 
 async def _disconnected(receive: Receive) -> Message:
@@ -292,8 +312,9 @@ async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, 
 async def opened(
     request: Request, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
 ) -> Answer:
-    """As `Answer.open`, for a client who may leave meanwhile."""
-    return await while_connected(Answer.open(service, requests, search), request.receive, service.lifecycle)
+    """As `Answer.open`, for the client who sent this and may leave meanwhile."""
+    opening = Answer.open(service, requests, search, owner=owner_of(request))
+    return await while_connected(opening, request.receive, service.lifecycle)
 
 
 async def complete(
@@ -301,7 +322,7 @@ async def complete(
 ) -> Response:
     """The whole answer as JSON, whose generations end when the client leaves or the server aborts."""
     try:
-        return json_response(await while_connected(body, receive, lifecycle))
+        return await json_answer(await while_connected(body, receive, lifecycle))
     finally:
         await answer.aclose()
 

@@ -25,6 +25,7 @@ from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.models import models_router
+from penstock.server.dialects.ollama.about import called
 from penstock.server.dialects.ollama.routes import ollama_router
 from penstock.server.dialects.ollama.schema import OLLAMA_BODIES
 from penstock.server.dialects.openai.routes import openai_router
@@ -36,7 +37,8 @@ from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.document import gives
-from penstock.server.errors import HttpError, error_response, json_response
+from penstock.server.encoding import json_response
+from penstock.server.errors import HttpError, error_response
 from penstock.server.gate import Gate
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
@@ -84,7 +86,7 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         lifespan=lifespan,
         default_response_class=Response,
     )
-    for router in (*_routers(service, responses, keys), _operator_router(service, app)):
+    for router in (*_routers(service, responses), _operator_router(service, app)):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics)
@@ -96,18 +98,20 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     models = (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)
 
     def openapi() -> dict[str, Any]:
-        app.openapi_schema = app.openapi_schema or document.openapi(app, models, secured=bool(options.api_keys))
+        app.openapi_schema = app.openapi_schema or document.openapi(
+            app, models, called(frontend.served_name), secured=bool(options.api_keys)
+        )
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
 
 
-def _routers(service: Service, responses: Responses, keys: ApiKeys) -> tuple[APIRouter, ...]:
+def _routers(service: Service, responses: Responses) -> tuple[APIRouter, ...]:
     """Those of the dialects."""
     return (
         openai_router(service),
-        responses_router(responses, keys),
+        responses_router(responses),
         anthropic_router(service),
         ollama_router(service),
         models_router(service),
@@ -115,7 +119,7 @@ def _routers(service: Service, responses: Responses, keys: ApiKeys) -> tuple[API
         cohere_router(service),
         rerank_router(service),
         tokenize_router(service),
-        render_router(responses, keys),
+        render_router(responses),
     )
 
 
@@ -162,7 +166,7 @@ def _operator_router(service: Service, app: FastAPI) -> APIRouter:
         with suppress(PenstockError):  # figures of the server itself are worth having while the engine is away
             stats, info = await frontend.client.stats(), frontend.info
             cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
-        return Response(service.metrics.render(stats, cache), media_type=_PROMETHEUS)
+        return Response(await asyncio.to_thread(service.metrics.render, stats, cache), media_type=_PROMETHEUS)
 
     @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:

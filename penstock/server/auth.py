@@ -10,13 +10,20 @@ import socket
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from penstock.config.errors import ConfigError, shown
 from penstock.config.options import ServerOptions
 from penstock.server.errors import HttpError
 
+OWNER = "penstock.owner"
+"""Where an ASGI scope tells whose request it is; see `owner_of`."""
+_MAX_PORT = 65535
 PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
-_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,253}))(?::\d{1,5})?")
+_PORT = r"(?::(?P<port>[0-9]{1,5}))?"
+_HOST = re.compile(rf"(?:\[(?P<v6>[0-9A-Fa-f:.]{{2,45}})\]|(?P<name>[A-Za-z0-9._-]{{1,253}})){_PORT}")
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]{{2,45}}\]|[a-z0-9._-]{{1,253}}){_PORT}")
+_PORTS = {"http": 80, "https": 443}  # which browsers leave out
 
 
 class ApiKeys:
@@ -45,6 +52,11 @@ class ApiKeys:
         return _digest(b"owner:" + _presented(headers).encode("latin-1")).hex()[:32] if self._digests else ""
 
 
+def owner_of(request: Request) -> str:
+    """Who sends a request that has passed the gate."""
+    return str(request.scope[OWNER])
+
+
 def _presented(headers: Headers) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token else headers.get("x-api-key", "")
@@ -70,7 +82,7 @@ class HostRule:
         if not hosts and http_version == "1.0":
             return
         match = _HOST.fullmatch(hosts[0].strip()) if len(hosts) == 1 else None
-        if match is None:
+        if match is None or int(match["port"] or 0) > _MAX_PORT:
             raise HttpError(400, "The request needs exactly one well-formed Host header.", code="invalid_host")
         name = (match["v6"] or match["name"]).lower().rstrip(".")
         if self._loopback and name != self._bound and not _names_loopback(name):
@@ -105,4 +117,18 @@ def check_exposure(options: ServerOptions) -> None:
         raise ConfigError(
             f"host {options.host!r} can be reached from other machines, and no API key is set. "
             "Set one (--api-key, or PENSTOCK_API_KEY), or bind to 127.0.0.1."
+        )
+
+
+def check_origins(origins: Iterable[str]) -> None:
+    """Raises ConfigError for an origin that no browser sends, so that allowing it would do nothing."""
+    for origin in origins:
+        match = _ORIGIN.fullmatch(origin)
+        port = int(match["port"] or -1) if match else -1
+        if origin == "*" or (match and port <= _MAX_PORT and port != _PORTS.get(origin.partition(":")[0], 0)):
+            continue
+        raise ConfigError(
+            f"--allowed-origins has {origin!r}, which no browser sends; allowed: scheme://host[:port], in small "
+            "letters, without a path or the scheme's own port (https://app.example, http://localhost:3000); or "
+            "* for all."
         )

@@ -1,30 +1,31 @@
-"""uvicorn's httptools protocol with the limits it lacks: header size, header time, and bodies nobody reads."""
+"""uvicorn's httptools protocol with the limits and the strictness it lacks."""
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.config import limits
-from penstock.server.errors import encode_json, error_object
+from penstock.server.encoding import encode_json
+from penstock.server.errors import error_object
+from penstock.server.framing import Chunks, Refused, authority_of, body_length, check_fields
 from penstock.server.patience import PatientTimer
 from penstock.server.watching import WatchingProtocol
 
 ABORT = "penstock.abort"
+ANNOUNCED = "penstock.announced"
 _LINGER_S = 1.0
-
-
-class _HeadTooLarge(Exception):
-    """Raised inside a parser callback; the parser turns it into a parser error."""
+_HEAD_END = b"\r\n\r\n"
 
 
 class LimitedProtocol(WatchingProtocol):
     """One connection.
 
-    Request line and headers must come within `limits.HEADER_TIMEOUT_S` and `limits.MAX_HEADER_BYTES`. When a response
-    is complete before the request's body is, the connection is closed a moment later, so that the client can read
-    the response but cannot go on sending. The scope's extension `ABORT` drops the connection with what is unsent.
+    Request line and headers must come within `limits.HEADER_TIMEOUT_S` and `limits.MAX_HEADER_BYTES`, and what they say
+    of the body must be what `framing` takes. When a response is complete before the request's body is, the connection
+    is closed a moment later, so that the client can read the response but cannot go on sending. The scope's extension
+    `ABORT` drops the connection with what is unsent; `ANNOUNCED` tells how long a chunked body will be at least.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,7 +34,11 @@ class LimitedProtocol(WatchingProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._field_bytes = 0
-        self._too_large = False
+        self._tail = b""  # of a head that has not ended
+        self._body_left = 0
+        self._chunks: Chunks | None = None
+        self._refusal: Refused | None = None
+        self._deaf = False  # nothing more is read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -44,18 +49,55 @@ class LimitedProtocol(WatchingProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
-        super().data_received(data)
+        """Feeds the parser heads and bodies one by one, so that it is known where each of them begins."""
+        start = 0
+        while start < len(data) and not self._deaf and not self.transport.is_closing():
+            try:
+                end = self._part_end(data, start)
+            except Refused as refusal:
+                self._refuse(refusal)
+                return
+            if end is None:
+                return
+            super().data_received(data[start:end])
+            start = end
+            if self._chunks is not None and self._chunks.complete:
+                self._chunks = None
         if self._in_head and self._head_bytes > limits.MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._too_large = True
-            self.send_400_response("")
+            self._refuse(_head_too_large())
+
+    def _part_end(self, data: bytes, start: int) -> int | None:
+        """Where the head or body that `data` goes on with at `start` ends in it; None where no more is to be read."""
+        if self._chunks is not None:
+            end = self._chunks.take(data, start)
+            self.scope["extensions"][ANNOUNCED]["bytes"] = self._chunks.announced
+            if self._chunks.announced > limits.MAX_BODY_BYTES:  # is refused by whoever reads the body
+                self._deaf = True
+                self.cycle.message_event.set()
+                return None
+            return end
+        if self._body_left:
+            end = min(len(data), start + self._body_left)
+            self._body_left -= end - start
+            return end
+        end = self._head_end(data, start)
+        self._head_bytes += end - start
+        return end
+
+    def _head_end(self, data: bytes, start: int) -> int:
+        across = (self._tail + data[start : start + 3]).find(_HEAD_END)
+        begin = start + across - len(self._tail) if across >= 0 else data.find(_HEAD_END, start)
+        if across < 0 and begin < 0:
+            self._tail = (self._tail + data[max(start, len(data) - 3) :])[-3:]
+            return len(data)
+        self._tail = b""
+        return begin + len(_HEAD_END)
 
     def on_message_begin(self) -> None:
         self._in_head, self._field_bytes = True, 0
         self._arm(limits.HEADER_TIMEOUT_S, self._head_timed_out)
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+        self.scope["extensions"] = {ABORT: {"call": self.transport.abort}, ANNOUNCED: {"bytes": 0}}
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -65,10 +107,24 @@ class LimitedProtocol(WatchingProtocol):
         self._count(len(name) + len(value) + 4)
         if self._in_head:  # what follows a chunked body must not change what was decided from the head
             super().on_header(name, value)
+            if len(self.headers) > limits.MAX_HEADERS:
+                self._raise(_head_too_large())
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        self._head_bytes = 0
         self._disarm()
+        version = self.parser.get_http_version()
+        try:
+            check_fields(version, self.headers)
+            authority = authority_of(self.url)
+        except Refused as refusal:
+            self._raise(refusal)
+        if authority is not None:
+            self.headers[:] = [*((n, v) for n, v in self.headers if n != b"host"), (b"host", authority)]
+        self.expect_100_continue = self.expect_100_continue and version != "1.0"
+        self._in_head = False
+        chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._chunks, self._body_left = (Chunks(), 0) if chunked else (None, body_length(self.headers))
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -81,19 +137,28 @@ class LimitedProtocol(WatchingProtocol):
             self._arm(_LINGER_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP (400) or has too large a head (431), unless a response has begun; then closes."""
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            if self._too_large:
-                message = f"The request line and headers are larger than {limits.MAX_HEADER_BYTES} bytes; send less."
-                self._answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
-            else:
-                self._answer(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP.")
+        """Called for what the parser does not take."""
+        self._refuse(self._refusal or Refused(HTTPStatus.BAD_REQUEST, "The request is not valid HTTP."))
+
+    def _refuse(self, refusal: Refused) -> None:
+        """Answers, unless a response has begun, and closes; requests before this one are answered first."""
+        self._deaf = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and (self._in_head or not cycle.more_body):
+            cycle.keep_alive = False
+            return
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self._answer(refusal.status, str(refusal))
         self.transport.close()
+
+    def _raise(self, refusal: Refused) -> NoReturn:
+        """Ends parsing from within one of the parser's callbacks, none of whose errors reach us as they are."""
+        self._refusal = refusal
+        raise refusal
 
     def _head_timed_out(self) -> None:
         if not self.transport.is_closing():
-            self._answer(HTTPStatus.REQUEST_TIMEOUT, "The request's headers came in too slowly.")
-        self.transport.close()
+            self._refuse(Refused(HTTPStatus.REQUEST_TIMEOUT, "The request's headers came in too slowly."))
 
     def _answer(self, status: HTTPStatus, message: str) -> None:
         body = encode_json(error_object(status, message))
@@ -103,8 +168,7 @@ class LimitedProtocol(WatchingProtocol):
     def _count(self, size: int) -> None:
         self._field_bytes += size
         if self._field_bytes > limits.MAX_HEADER_BYTES:
-            self._too_large = True
-            raise _HeadTooLarge
+            self._raise(_head_too_large())
 
     def _arm(self, seconds: float, action: Any) -> None:
         self._disarm()
@@ -114,3 +178,9 @@ class LimitedProtocol(WatchingProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _head_too_large() -> Refused:
+    most = f"{limits.MAX_HEADER_BYTES} bytes or {limits.MAX_HEADERS} fields"
+    message = f"The request line and headers are larger than {most}; send less."
+    return Refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)

@@ -92,14 +92,25 @@ def gives(*media_types: str) -> dict[str, Any]:
     return {"responses": {"200": {"content": {media_type: {} for media_type in media_types}}}}
 
 
-def openapi(app: FastAPI, models: Sequence[type[BaseModel]], *, secured: bool) -> dict[str, Any]:
-    """The document of an app's routes; `models` are the bodies `takes` refers to."""
+def openapi(app: FastAPI, models: Sequence[type[BaseModel]], names: Sequence[str], *, secured: bool) -> dict[str, Any]:
+    """The document of an app's routes.
+
+    Args:
+        app: whose.
+        models: the bodies `takes` refers to.
+        names: what the model may be called; the first is its name, the others are taken by Ollama's API alone.
+        secured: keys are asked for.
+    """
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     shapes: list[tuple[type[BaseModel], Literal["validation"]]] = [(model, "validation") for model in models]
     shapes += [(model, "validation") for model in _ERRORS.values()]
     _, schemas = models_json_schema(shapes, ref_template=_REF)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
+    for model in models:
+        served = names if ".ollama." in model.__module__ else names[:1]
+        _name_model(schemas["$defs"][model.__name__], served)
+    _close(components["schemas"])
     for path, operations in document["paths"].items():
         model = _ERRORS[dialect_of(path)].__name__
         failure = {"application/json": {"schema": {"$ref": _REF.format(model=model)}}}
@@ -112,6 +123,24 @@ def openapi(app: FastAPI, models: Sequence[type[BaseModel]], *, secured: bool) -
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}, "key": key}
         document["security"] = [{"bearer": []}, {"key": []}]
     return document
+
+
+def _name_model(schema: dict[str, Any], names: Sequence[str]) -> None:
+    """Tells which names a body may give the model."""
+    for field in ("model", "name"):
+        about = schema["properties"].get(field)
+        if about is not None:
+            nullable = {"type": "null"} in about.get("anyOf", ())
+            schema["properties"][field] = {"title": about["title"], "enum": [*names, *([None] if nullable else [])]}
+
+
+def _close(schema: Any) -> None:
+    """Says of objects whose members' names follow a pattern that they have no others."""
+    for inner in schema.values() if isinstance(schema, dict) else schema:
+        if isinstance(inner, (dict, list)):
+            _close(inner)
+    if isinstance(schema, dict) and "patternProperties" in schema:
+        schema["additionalProperties"] = False
 
 
 def page(document: Mapping[str, Any]) -> str:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError, shown
+from penstock.server.encoding import json_response
 
 REQUEST_ID = "penstock.request_id"
 """Key of a request's id in its ASGI scope."""
 _MAX_MESSAGE_CHARS = 600
+Unavailable = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Fields of a body, the values of each that change nothing, and what to do instead of any other."""
 
 
 class Dialect(str, Enum):
@@ -74,6 +75,14 @@ def not_ready(message: str, code: str, retry_after: int = 1) -> HttpError:
 def bad_value(param: str, value: object, allowed: str, code: str = "invalid_value") -> RequestError:
     """A 400 that names the field, its value and what is allowed."""
     return RequestError(f"{param} is {shown(value)}; allowed: {allowed}.", param=param, code=code)
+
+
+def refuse_unavailable(body: object, unavailable: Unavailable) -> None:
+    """Raises RequestError for a field of a body that asks for what is not served."""
+    for name, (harmless, remedy) in unavailable.items():
+        value = getattr(body, name, None)
+        if value is not None and value not in harmless:
+            raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
 
 
 def error_type(status: int) -> str:
@@ -175,16 +184,3 @@ def error_response(error: BaseException, scope: Scope) -> Response:
     """The HTTP answer to an exception."""
     status, body, headers = describe(error, scope)
     return json_response(body, status, headers)
-
-
-def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON, compact, UTF-8."""
-    return Response(encode_json(body), status, headers=dict(headers or {}), media_type="application/json")
-
-
-def encode_json(body: object) -> bytes:
-    """Compact UTF-8 JSON; a character UTF-8 cannot carry is replaced rather than failing the answer."""
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -10,12 +11,14 @@ from contextlib import nullcontext
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.config import limits
 from penstock.config.errors import PenstockError
-from penstock.server.auth import ApiKeys, HostRule
-from penstock.server.body import limited
+from penstock.server.auth import OWNER, ApiKeys, HostRule
+from penstock.server.body import TURN, limited
+from penstock.server.connection import ANNOUNCED
 from penstock.server.deadline import timeout_of, until
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
@@ -34,6 +37,7 @@ class Gate:
     def __init__(self, app: ASGIApp, *, keys: ApiKeys, hosts: HostRule, lifecycle: Lifecycle, metrics: Metrics) -> None:
         self._app, self._keys, self._hosts = app, keys, hosts
         self._lifecycle, self._metrics = lifecycle, metrics
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -47,7 +51,7 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope[REQUEST_ID] = request_id
+        scope[REQUEST_ID], scope[TURN] = request_id, self._turn
         own = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
         if dialect_of_scope(scope) is Dialect.ANTHROPIC:
             own.append((b"request-id", request_id.encode()))
@@ -62,9 +66,11 @@ class Gate:
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
-            bounded = until(limited(receive, _declared_length(headers)), timeout_of(headers))
+            scope[OWNER] = self._keys.owner(headers)
+            announced = scope.get("extensions", {}).get(ANNOUNCED, {})
+            bounded = until(limited(receive, _declared_length(headers), announced), timeout_of(headers))
             await self._app(scope, bounded, tracked)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):  # the second: while the body came in
             status = _CLIENT_CLOSED_REQUEST
         except Exception as error:
             if not isinstance(error, PenstockError):
@@ -81,6 +87,7 @@ def _declared_length(headers: Headers) -> int | None:
     value = headers.get("content-length")
     if value is None:
         return None
+    value = value.strip(" \t")
     if not (value.isascii() and value.isdigit()) or len(value) > 20:
         raise HttpError(400, "Content-Length is not a number of bytes.", code="invalid_header")
     return int(value)

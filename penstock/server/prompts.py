@@ -6,25 +6,49 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.requests import Request
+
 from penstock.config import limits
 from penstock.config.errors import ParameterError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
+from penstock.server.auth import owner_of
 from penstock.server.errors import bad_value
 from penstock.server.shapes import RequestBody
 
 
-def text_request(body: RequestBody, prompt: str | Sequence[int], sampling: SamplingParams) -> GenerationRequest:
-    """A request for one of a body's prompts."""
+def text_request(
+    sent: Request | None, body: RequestBody, prompt: str | Sequence[int], sampling: SamplingParams
+) -> GenerationRequest:
+    """A request for one of a body's prompts. Its owner is who `sent` it, None where that is told later."""
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         sampling=sampling,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_ids=None if isinstance(prompt, str) else tuple(prompt),
-        add_special_tokens=body.add_special_tokens is not False,
+        add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        owner="" if sent is None else owner_of(sent),
     )
+
+
+def check_shared(requests: Sequence[GenerationRequest]) -> None:
+    """Refuses what makes work for each of many prompts, if it comes to more than one prompt may ask for.
+
+    Raises:
+        ParameterError: a grammar, words or token ids too many for so many prompts.
+    """
+    sampling, grammar = requests[0].sampling, requests[0].grammar
+    words, ids = sum(map(len, sampling.bad_words)), len(sampling.allowed_token_ids or ())
+    for field, size, unit in (
+        ("grammar", len(grammar.source) if grammar else 0, "characters"),
+        ("bad_words", words, "characters"),
+        ("allowed_token_ids", ids, "token ids"),
+    ):
+        if len(requests) > 1 and size * len(requests) > limits.MAX_SHARED_WORK:
+            told = f"at most {limits.MAX_SHARED_WORK // len(requests)} with {len(requests)} prompts; send fewer of them"
+            raise ParameterError(field, f"{size} {unit}", told)
 
 
 def prompts_of(prompt: Any, field: str) -> Sequence[str | Sequence[int]]:
@@ -50,4 +74,4 @@ def _is_text(value: object) -> bool:
 
 
 def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(item) is int and 0 <= item < 2**31 for item in value)
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31

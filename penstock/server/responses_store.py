@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config import limits
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, ParameterError, RequestError, shown
+from penstock.server.errors import HttpError
 
 _Result = TypeVar("_Result")
+_log = logging.getLogger("penstock.server")
 _APPLICATION = 0x50454E53  # marks a file as ours
 _VERSION = 1
 _TABLE = """
@@ -83,7 +85,7 @@ class ResponseStore:
         """Keeps a response, in place of what was kept under its id.
 
         Raises:
-            sqlite3.Error: the file cannot be written.
+            HttpError: 507, the disk is full; 503, the file cannot be written.
         """
         response, items = msgspec.json.encode(record.response), msgspec.json.encode(record.input)
         await self._run(lambda: self._put(owner, record, response, items, running))
@@ -92,13 +94,13 @@ class ResponseStore:
         """As `put`, and whether it could be done: that it could not is logged, and no reason to lose an answer."""
         try:
             await self.put(owner, record, running=running)
-        except sqlite3.Error:
-            logging.getLogger("penstock.server").exception("a response could not be stored")
+        except HttpError as error:
+            _log.warning("%s is not kept: %s", record.response["id"], error)
             return False
         return True
 
     async def get(self, owner: str, response_id: str) -> Record | None:
-        """A response that is kept, None where there is none of that owner."""
+        """A response that is kept, None where there is none of that owner; raises as `put`."""
         query = "SELECT response, input, events FROM responses WHERE id = ? AND owner = ? AND created > ?"
 
         def read() -> Record | None:
@@ -110,12 +112,46 @@ class ResponseStore:
 
         return await self._run(read)
 
+    async def found(self, owner: str, response_id: str) -> Record:
+        """As `get`; raises HttpError 404 where there is none."""
+        record = await self.get(owner, response_id)
+        if record is None:
+            raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
+        return record
+
+    async def items(self, owner: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """By id, the items of the responses that these items are of; an item's id holds that of its response.
+
+        Raises:
+            ParameterError: they are of too many.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        names = {item_id.split("_")[1] for item_id in ids if "_" in item_id}
+        if len(names) > limits.MAX_REFERENCED_RESPONSES:
+            told = f"at most {limits.MAX_REFERENCED_RESPONSES}; send the items themselves"
+            raise ParameterError("input", f"items of {len(names)} responses", told)
+        for name in names:
+            record = await self.get(owner, f"resp_{name}")
+            found |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
+        return found
+
+    async def previous(self, owner: str, response_id: str) -> Record:
+        """As `get`, of a response that another goes on from; raises RequestError unless it is there and has ended."""
+        record = await self.get(owner, response_id)
+        status = record.response["status"] if record else "not found"
+        if record is None or status not in ("completed", "incomplete"):
+            message = f"Previous response with id {shown(response_id)}: {status.replace('_', ' ')}."
+            raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
+        return record
+
     async def delete(self, owner: str, response_id: str) -> bool:
-        """Whether it was there."""
+        """Whether it was there; raises as `put`."""
 
         def work() -> bool:
             with self._database:
-                return self._delete("id = ? AND owner = ?", (response_id, owner)) > 0
+                freed = self._delete("id = ? AND owner = ?", (response_id, owner))
+            self._bytes -= freed
+            return freed > 0
 
         return await self._run(work)
 
@@ -125,26 +161,29 @@ class ResponseStore:
         self._database.close()
 
     async def _run(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            _log.warning("the responses store cannot be used: %s", error)
+            raise _refusal(error) from error
 
     def _put(self, owner: str, record: Record, response: bytes, items: bytes, running: bool) -> None:
         blobs = (zlib.compress(response, 1), zlib.compress(items, 1), _packed(record.events))
         size = sum(len(blob) for blob in blobs if blob is not None)
-        with self._database:
-            self._delete("id = ?", (record.response["id"],))
+        with self._database:  # what it holds is counted once that is written
+            held = self._bytes + size - self._delete("id = ?", (record.response["id"],))
             values = (record.response["id"], owner, time.time(), int(running), size, *blobs)
             self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-            self._bytes += size
-            self._delete("created <= ?", (time.time() - self._max_age,))
-            while self._bytes > self._max_bytes:
-                oldest = "id = (SELECT id FROM responses ORDER BY created LIMIT 1)"
-                if not self._delete(oldest, ()):
-                    break
+            held -= self._delete("created <= ?", (time.time() - self._max_age,))
+            oldest = "id = (SELECT id FROM responses ORDER BY created LIMIT 1)"
+            while held > self._max_bytes and (freed := self._delete(oldest, ())):
+                held -= freed
+        self._bytes = held
 
     def _delete(self, which: str, values: Sequence[object]) -> int:
+        """Bytes that are gone with this transaction."""
         sizes = self._database.execute(f"DELETE FROM responses WHERE {which} RETURNING size", values).fetchall()
-        self._bytes -= sum(size for (size,) in sizes)
-        return len(sizes)
+        return sum(size for (size,) in sizes)
 
     def _fail_running(self) -> None:
         """A server that ended left them behind."""
@@ -154,6 +193,14 @@ class ResponseStore:
                 response = msgspec.json.decode(zlib.decompress(blob)) | {"status": "failed", "error": error}
                 values = (zlib.compress(msgspec.json.encode(response), 1), key)
                 self._database.execute("UPDATE responses SET response = ?, running = 0 WHERE id = ?", values)
+
+
+def _refusal(error: sqlite3.Error) -> HttpError:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        message = "The disk on which responses are kept is full; whoever runs this server has to make room."
+        return HttpError(507, message, code="storage_full")
+    message = "The store of responses cannot be used at the moment; retry later, or send store: false."
+    return HttpError(503, message, code="storage_unavailable", headers={"Retry-After": "5"})
 
 
 def _opened(path: str) -> sqlite3.Connection:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.config import limits
 from penstock.core.sampling import SamplingParams
-from penstock.server.shapes import RequestBody, StopString, TokenId, TokenKey
+from penstock.server.shapes import RequestBody, StopString, TokenIds, TokenKey, members
 
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -30,7 +30,9 @@ class SamplingBody(RequestBody):
     stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=limits.MAX_LOGIT_BIAS)] | None = None
+    logit_bias: (
+        Annotated[dict[TokenKey, Bias], Field(max_length=limits.MAX_LOGIT_BIAS), members(limits.MAX_LOGIT_BIAS)] | None
+    ) = None
     seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
 
     # Not OpenAI's.
@@ -38,14 +40,12 @@ class SamplingBody(RequestBody):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Fraction | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     skip_special_tokens: bool | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)] | None = (
-        None
-    )
+    allowed_token_ids: Annotated[TokenIds, Field(min_length=1, max_length=limits.MAX_ALLOWED_TOKEN_IDS)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,10 +26,11 @@ from penstock.engine.client import ProcessClient
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.app import create_app
-from penstock.server.auth import ApiKeys, check_exposure
+from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.connection import LimitedProtocol
 from penstock.server.lifecycle import Lifecycle
 
+_SWITCH_S = 0.001  # for which the event loop waits until a thread that works on a large body lets it in
 _LAST_WORDS_S = 2.0  # for responses that were aborted to reach their clients
 
 
@@ -115,7 +118,9 @@ def serve(
     _check_seconds(server_options)
     check_exposure(server_options)
     ApiKeys(server_options.api_keys)
+    check_origins(server_options.allowed_origins)
     _log_to_stderr()
+    sys.setswitchinterval(_SWITCH_S)
     listener = bind(server_options.host, server_options.port)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -179,6 +184,7 @@ async def _serve(
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
+            gc.freeze()  # collecting garbage would look through all of this again and again
             say(_greeting(url_of(listener), starting.result(), name, keyed=bool(options.api_keys)))
             await asyncio.wait((stopping, serving, dead), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():  # whoever supervises this process may have more luck

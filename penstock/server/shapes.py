@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticKnownError
 
 from penstock.config import limits
+from penstock.config.errors import ParameterError
 
-FUNCTION_NAME: dict[str, Any] = {"type": "string", "pattern": "^[A-Za-z0-9_.:/-]{1,128}$"}
-"""As the document has it; letters of other alphabets are taken too."""
+FUNCTION_NAME: dict[str, Any] = {"type": "string", "pattern": r"^[\w.:/-]{1,128}$"}
+"""Letters are those of all alphabets."""
 STRING: dict[str, Any] = {"type": "string"}
 
 
@@ -20,40 +22,100 @@ def an_object(required: Mapping[str, Any], optional: Mapping[str, Any] = Mapping
     return {"type": "object", "required": [*required], "properties": {**required, **optional}}
 
 
+def members(most: int) -> Any:
+    """Annotates an object of at most so many members, which are counted before any of them is looked at."""
+
+    def counted(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            told = {"field_type": "Dictionary", "max_length": most, "actual_length": len(value)}
+            raise PydanticKnownError("too_long", told)
+        return value
+
+    return BeforeValidator(counted)
+
+
+def or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON schema that takes null as well."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def whole(value: Any) -> Any:
+    """A number that is whole, or those of a list, as an int; anything else as it is."""
+    if type(value) is float and value.is_integer():
+        return int(value)
+    if isinstance(value, list) and float in set(map(type, value)):
+        return [whole(item) for item in value]
+    return value
+
+
+def _whole_prompts(value: Any) -> Any:
+    listed = isinstance(value, list) and list in set(map(type, value))
+    return [whole(item) for item in value] if listed else whole(value)
+
+
 TEXT_PART: dict[str, Any] = an_object({"type": {"const": "text"}, "text": STRING})
-FUNCTION_TOOL: dict[str, Any] = an_object(
-    {"type": {"const": "function"}, "function": an_object({"name": FUNCTION_NAME})}
+_PART: dict[str, Any] = {"anyOf": [TEXT_PART, an_object({"type": {"const": "refusal"}, "refusal": STRING})]}
+_FUNCTION: dict[str, Any] = an_object(
+    {"name": FUNCTION_NAME},
+    {
+        "description": or_null(STRING),
+        "parameters": or_null({"type": "object"}),
+        "strict": or_null({"type": "boolean"}),
+    },
 )
-_CONTENT: list[dict[str, Any]] = [STRING, {"type": "array", "items": TEXT_PART}]
-_CALL: dict[str, Any] = an_object({"function": an_object({"name": STRING, "arguments": STRING})})
+FUNCTION_TOOL: dict[str, Any] = an_object({"type": {"const": "function"}, "function": _FUNCTION})
+_CONTENT: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": _PART}]}
+_ARGUMENTS: dict[str, Any] = {"anyOf": [STRING, {"type": "object"}, {"type": "null"}]}
+_CALL: dict[str, Any] = an_object(
+    {"function": an_object({"name": STRING}, {"arguments": _ARGUMENTS})},
+    {"id": or_null(STRING), "type": or_null(STRING)},
+)
+_CALLS: dict[str, Any] = {"type": "array", "items": _CALL}
+_TEXTS: dict[str, Any] = {
+    name: or_null(STRING) for name in ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
+}
+_SAID: dict[str, Any] = {"content": _CONTENT}
 _MESSAGE: dict[str, Any] = {
     "anyOf": [
-        an_object({"role": {"enum": ["system", "developer", "user", "tool"]}, "content": {"anyOf": _CONTENT}}),
         an_object(
-            {"role": {"const": "assistant"}, "content": {"anyOf": [*_CONTENT, {"type": "null"}]}},
-            {"tool_calls": {"type": "array", "items": _CALL}},
+            {"role": {"type": "string", "minLength": 1, "maxLength": 64}, **_SAID},
+            {**_TEXTS, "tool_calls": or_null(_CALLS)},
+        ),
+        an_object(
+            {"role": {"const": "assistant"}, "content": {"type": "null"}}, {**_TEXTS, "tool_calls": or_null(_CALLS)}
+        ),
+        an_object(
+            {"role": {"const": "assistant"}, "tool_calls": {**_CALLS, "minItems": 1}},
+            {**_TEXTS, "content": or_null(_CONTENT)},
         ),
     ]
 }
 Message = Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]
-Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
 Tool = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
 Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True), BeforeValidator(whole)]
 _IDS: dict[str, Any] = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
     "minItems": 1,
 }
-_STRINGS_OR_IDS: dict[str, Any] = {
+_MANY: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": limits.MAX_PROMPTS_PER_CALL}
+_PROMPT: dict[str, Any] = {
     "oneOf": [
         {"type": "string", "minLength": 1},
         _IDS,
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        {"type": "array", "items": _IDS, "minItems": 1},
+        {**_MANY, "items": {"type": "string", "minLength": 1}},
+        {**_MANY, "items": _IDS},
     ]
 }
-Prompt = Annotated[Any, WithJsonSchema(_STRINGS_OR_IDS)]
+Prompt = Annotated[Any, BeforeValidator(_whole_prompts), WithJsonSchema(_PROMPT)]
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16), members(16)
+]
 StopString = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARS)]
 _NAME = rf"^[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}$"
 _TOKEN_KEY = r"^[0-9]{1,10}$"
@@ -72,10 +134,39 @@ Duration = Annotated[str, Field(pattern=_DURATION, max_length=100)]
 TokenKey = Annotated[str, Field(pattern=_TOKEN_KEY)]
 
 
-class Body(BaseModel):
-    """Settings of every body: exact types, no unknown field."""
+class Exact(BaseModel):
+    """Settings of what bodies are made of: exact types. A whole number may be written as 3.0, as JSON has one kind."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_meant(cls, data: Any) -> Any:
+        """With whole numbers as such, and of the fields that are unknown one: telling of each would take long."""
+        if not isinstance(data, dict):
+            return data
+        known = cls.model_fields
+        if cls.model_config.get("extra") == "forbid" and len(data) > len(known):
+            unknown = next(name for name in data if name not in known)
+            data = {name: data[name] for name in known if name in data} | {unknown: data[unknown]}
+        written = {
+            name: whole(value) for name, value in data.items() if type(value) is float and _takes_whole(cls, name)
+        }
+        return data | written if written else data
+
+
+def _takes_whole(model: type[BaseModel], name: str) -> bool:
+    return name in model.model_fields and _has_int(model.model_fields[name].annotation)
+
+
+def _has_int(annotation: Any) -> bool:
+    return annotation is int or any(map(_has_int, get_args(annotation)))
+
+
+class Body(Exact):
+    """Settings of every body: no unknown field."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class Query(BaseModel):
@@ -92,3 +183,9 @@ class RequestBody(Body):
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=limits.MIN_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_CACHE_SALT_CHARS)] | None = None
+
+
+def check_stream_options(stream: bool | None, options: BaseModel | None) -> None:
+    """Raises ParameterError for options of a stream that was not asked for."""
+    if options is not None and not stream:
+        raise ParameterError("stream_options", options.model_dump(exclude_none=True), "only together with stream: true")

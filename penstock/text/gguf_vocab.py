@@ -15,6 +15,7 @@ from penstock.config.errors import CheckpointError
 from penstock.text.gguf_fields import Fields, TokenType, check_text, checked_fields, fail, numbers, strings
 from penstock.text.pretokenizer import PRE_TOKENIZERS
 from penstock.text.spelling import SPACE, Kind, Spelling
+from penstock.text.tokenizer_check import check_charsmap
 from penstock.text.vocabulary import Vocabulary, cutting, implied_merges
 
 _ADDED: Final = frozenset(map(int, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
@@ -148,13 +149,9 @@ def _charsmap(fields: Fields) -> list[normalizers.Normalizer]:
         return []
     try:
         data = bytes(item & 0xFF for item in value)
-        head = int.from_bytes(data[:4], "little")
-        if not 4 <= head <= len(data) - 4 or head % 4:
-            raise ValueError(f"its table is said to have {head} bytes of {len(data)}")
+        check_charsmap(data)
         return [normalizers.Precompiled(data)]
-    except BaseException as error:  # the library panics on some
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
+    except Exception as error:
         fail("precompiled_charsmap", f"is no compiled character map ({error})")
 
 

@@ -33,6 +33,7 @@ class Tokenizer:
         end_ids: ids the files name as an end of text, turn or message (a generation_config.json may name more).
         special_ids: control tokens, left out of text by default.
         strip_first: decoding drops one leading space, which encoding put there (SentencePiece).
+        begins_chats: whether chats begin with the beginning of text, once, whatever their template writes.
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class Tokenizer:
         prefix_ids: tuple[int, ...] = (),
         suffix_ids: tuple[int, ...] = (),
         between_ids: tuple[int, ...] = (),
+        begins_chats: bool = False,
     ) -> None:
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.end_ids = end_ids
         self.special_ids = special_ids
         self.strip_first = spelling.strip_first
+        self.begins_chats = begins_chats
         self.vocab_size = vocab_size
         self._backend = backend
         self._plain: tokenizers.Tokenizer | None = None
@@ -63,6 +66,7 @@ class Tokenizer:
         self._between = list(between_ids)
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._bytes: dict[int, bytes] = {}
+        self._longest = 0
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Self:
@@ -103,10 +107,11 @@ class Tokenizer:
         Raises:
             CheckpointError: the metadata is missing, contradictory or hostile; the message names the field.
         """
-        return cls._of(read_gguf_vocab(metadata), 2 if _doubles_separators(metadata) else 1)
+        vocab = read_gguf_vocab(metadata)
+        return cls._of(vocab, 2 if _doubles_separators(metadata) else 1, begins_chats=bool(vocab.prefix_ids))
 
     @classmethod
-    def _of(cls, vocab: Vocabulary, separators: int = 1) -> Self:
+    def _of(cls, vocab: Vocabulary, separators: int = 1, *, begins_chats: bool = False) -> Self:
         return cls(
             vocab.backend,
             vocab.spelling,
@@ -118,6 +123,7 @@ class Tokenizer:
             prefix_ids=vocab.prefix_ids,
             suffix_ids=vocab.suffix_ids,
             between_ids=vocab.suffix_ids * separators,
+            begins_chats=begins_chats,
         )
 
     def rows(self, vocab_size: object) -> int:
@@ -150,6 +156,16 @@ class Tokenizer:
         backend = self._backend if parse_special else self._without_special()
         ids: list[int] = _encoded(backend, text, add_special_tokens=add_special_tokens).ids
         return self._prefix + ids + self._suffix if add_special_tokens else ids
+
+    def begin_chat(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """A rendered chat's tokens with one beginning of text before them, where a GGUF file asks for it.
+
+        llama.cpp takes `tokenizer.ggml.add_bos_token` to count for chats too, whose template may write one or none.
+        """
+        if not self.begins_chats or self.bos_id is None:
+            return ids
+        start = next((place for place, token in enumerate(ids) if token != self.bos_id), len(ids))
+        return (self.bos_id, *ids[start:])
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Token ids of two texts with the model's own tokens around and between them.
@@ -190,6 +206,12 @@ class Tokenizer:
     def piece(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, None outside the vocabulary."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+    @property
+    def longest_piece(self) -> int:
+        """Characters of the longest token, as the vocabulary writes it."""
+        self._longest = self._longest or max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        return self._longest
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it, None if there is no such token."""

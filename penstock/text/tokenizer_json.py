@@ -15,6 +15,8 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, models
 
+from penstock.text.tokenizer_check import check_document, read_document
+
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _SETTINGS = (
     "unk_token",
@@ -30,10 +32,13 @@ def read_tokenizer_json(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
     """The tokenizer of a tokenizer.json, and 1 + its largest token id. Padding, truncation and dropout are left out.
 
     Raises:
-        Exception: whatever the library makes of a damaged file.
+        ValueError: the file would make the library panic.
+        Exception: whatever the library makes of another damaged file.
     """
+    document = read_document(data)
+    check_document(document)
     with suppress(Exception):  # anything unusual is left to the library, which has the last word on it
-        found = _read_bpe(data)
+        found = _read_bpe(document)
         if found is not None:
             return found
     backend = tokenizers.Tokenizer.from_buffer(data)
@@ -44,10 +49,7 @@ def read_tokenizer_json(data: bytes) -> tuple[tokenizers.Tokenizer, int]:
     return backend, max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def _read_bpe(data: bytes) -> tuple[tokenizers.Tokenizer, int] | None:
-    if b'"BPE"' not in data:
-        return None
-    file = json.loads(data)
+def _read_bpe(file: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, int] | None:
     bpe = file["model"]
     if bpe["type"] != "BPE":
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import typer
@@ -65,7 +66,8 @@ def test_without_flags_every_option_has_its_default() -> None:
     assert sampling == {"ignore_eos": False}
 
 
-def test_every_option_has_a_flag() -> None:
+def test_every_option_has_a_flag(tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be brief.\n", encoding="utf-8")
     given = {
         "served_model_name": "name", "device": "cpu", "dtype": "bfloat16", "isa": "avx2", "threads": 3,
         "max_model_len": 99, "max_num_seqs": 7, "max_num_batched_tokens": 70, "max_chunk_tokens": 20, "block_size": 32,
@@ -75,10 +77,11 @@ def test_every_option_has_a_flag() -> None:
     }  # fmt: skip
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]
+    flags += ["--share-prefix-cache", "--shared-prompt", str(tmp_path / "system.txt")]
     engine, _, _ = parsed("some/model", *flags)
     changed = {field.name for field in fields(EngineOptions) if getattr(engine, field.name) != field.default}
     assert changed == {field.name for field in fields(EngineOptions)}
-    assert engine.kv_cache_memory == 2**20
+    assert engine.kv_cache_memory == 2**20 and engine.shared_prompts == ("Be brief.",)
     assert parsed("--async-scheduling")[0].depth == 1
     _, server, _ = parsed(
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",

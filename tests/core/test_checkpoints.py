@@ -132,7 +132,7 @@ def test_a_failed_step_forgets_what_it_may_not_have_copied() -> None:
 
 
 def test_slots() -> None:
-    slots, (a, b, c) = Checkpoints(3, 2), (Node(None, (), 1) for _ in range(3))
+    slots, (a, b, c) = Checkpoints(3, 2), (Node(None, 0, (), 1) for _ in range(3))
     for node, slot in ((a, 3), (b, 4)):
         node.filled = True
         assert slots.give(node) == slot

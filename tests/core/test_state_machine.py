@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from penstock.core.constraint import Thinking
 from penstock.core.protocol import StepPlan, StepResult
-from penstock.core.request import EngineOutput, EngineRequest, FinishReason
-from tests.core.harness import Collector, expected_tokens, null_engine, request
+from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason
+from tests.core.harness import Collector, expected_tokens, null_engine, request, run
 from tests.core.ownership import Ownership
 
 LIVES, RULES = 450, 50
@@ -48,10 +48,10 @@ ADDED = st.tuples(
     st.booleans(),  # stop
     st.integers(0, 2),  # priority
     st.sampled_from(["", "", "s"]),  # cache_salt
+    st.sampled_from(["", "", "a", "b"]),  # owner
     st.sampled_from([None, None, 0, 1, 5]),  # budget of reasoning
     st.sampled_from([(2,), (0, 1), (1, 1, 0)]),  # what ends it
     st.sampled_from([None, None, 0]),  # logprobs
-    st.sampled_from(["", "", "a", "b"]),  # owner
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
@@ -110,16 +110,22 @@ class EngineLife(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(0, 1),
         checkpoints=st.sampled_from([None, None, 0, 1, 3, 12]),
+        pinned=st.sampled_from([0, 0, 0, 8, 24]),
     )
     def start(
         self, windows: tuple[int | None, ...], block_size: int, rows: int, budget: int, spare: int, caching: bool,
-        policy: str, depth: int, checkpoints: int | None,
+        policy: str, depth: int, checkpoints: int | None, pinned: int,
     ) -> None:  # fmt: skip
+        pinned *= caching
         self.engine = null_engine(
-            windows, blocks=-(-76 // block_size) + 2 + spare, block_size=block_size, rows=rows, budget=budget,
-            vocab_size=3, caching=caching, policy=policy, depth=depth, checkpoints=checkpoints,
+            windows, blocks=-(-(76 + pinned) // block_size) + 2 + spare, block_size=block_size, rows=rows,
+            budget=budget, vocab_size=3, caching=caching, policy=policy, depth=depth, checkpoints=checkpoints,
         )  # fmt: skip
         self.recurrent = checkpoints is not None
+        if pinned:
+            run(self.engine, replace(request("pinned", STEMS[0][:pinned], max_tokens=2), owner=PUBLIC))
+            self.counts["pinned prompts"] += 1
+        self.pinned = sum(map(len, self.engine.scheduler.cache.tree.pinned))
         self.ownership = Ownership(self.engine.scheduler)
         self.engine.runner = self.runner = FailingRunner(self.engine.runner, self.ownership)
         self.requests: dict[str, EngineRequest] = {}
@@ -136,8 +142,8 @@ class EngineLife(RuleBasedStateMachine):
 
     def _add(
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
-        scored: int | None, stop: bool, priority: int, salt: str, budget: int | None, end: tuple[int, ...],
-        logprobs: int | None, owner: str,
+        scored: int | None, stop: bool, priority: int, salt: str, owner: str, budget: int | None, end: tuple[int, ...],
+        logprobs: int | None,
     ) -> bool:  # fmt: skip
         name = f"r{len(self.requests)}"
         asked = request(
@@ -210,7 +216,8 @@ class EngineLife(RuleBasedStateMachine):
         self.counts["hits after checkpoints" if self.recurrent else "hits"] += stats.prefix_hits
         self.engine.scheduler.cache.tree.clear()
         self.engine.scheduler.check_integrity()
-        assert self.engine.stats().blocks_used == self.engine.stats().blocks_cached == 0, "blocks leaked"
+        assert self.engine.stats().blocks_used == self.pinned, "blocks leaked"
+        assert self.engine.stats().blocks_cached == 0, "blocks cannot be evicted"
 
     def _compare(self, name: str, asked: EngineRequest, branch: int) -> None:
         """A whole answer is the true one; what came before a cancellation or a failure is its beginning."""
@@ -241,5 +248,5 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert all(counts[kind] >= 500 for kind in KINDS), counts
     assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
-    assert counts["hits after checkpoints"] >= 2_000, counts
+    assert counts["hits after checkpoints"] >= 2_000 and counts["pinned prompts"] >= 50, counts
     assert counts["hits"] >= 5_000 and counts["whole answers"] >= 5_000, counts

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from penstock import LLM, Grammar, GrammarKind
 from penstock.config import limits
-from penstock.config.errors import ConfigError, OverloadedError, RequestError
+from penstock.config.errors import GRAMMAR_TOO_COMPLEX, ConfigError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.core.constraint import Thinking
 from penstock.core.request import EngineRequest, FinishReason
@@ -32,6 +33,7 @@ from penstock.engine.thread_client import ThreadClient
 from penstock.runtime import constraints, grammar
 from penstock.runtime.assemble import load
 from penstock.runtime.constraints import Constraints
+from penstock.runtime.grammar import compute_mask
 from penstock.text.grammar.translate import translate
 from tests.engine.support import VOCAB, Slow, null_engine, read, request, tokens_of
 
@@ -295,3 +297,79 @@ def test_the_python_interface(shared_data: Path) -> None:
             llm.generate("A", regex="a", choice=["b"])
         with pytest.raises(RequestError, match="uniqueItems"):
             llm.generate("A", json_schema={"uniqueItems": True})
+
+
+WORDS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "summary": {"type": "string", "minLength": 1, "maxLength": 500, "pattern": r"^(?:\S+\s+){0,49}\S+$"}
+    },
+    "required": ["summary"],
+    "additionalProperties": False,
+}
+
+
+def run(engine: Engine, *requests: EngineRequest) -> dict[str, tuple[list[int], str | None]]:
+    """Tokens and error of every request."""
+    found: dict[str, tuple[list[int], str | None]] = {asked.request_id: ([], None) for asked in requests}
+    for asked in requests:
+        engine.add(asked)
+    while engine.has_work:
+        for compiled, error in engine.constraints.ready():
+            assert error is None, error
+            engine.admit(compiled)
+        for output in engine.step():
+            tokens, _ = found[output.request_id]
+            found[output.request_id] = ([*tokens, *output.tokens], output.error)
+        engine.scheduler.check_integrity()
+    assert not (engine.constraints._live or engine.constraints._renewals)
+    return found
+
+
+@pytest.fixture
+def little_fuel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits within which a long answer of WORDS fails and the beginning of one does not."""
+    from llguidance import LLParserLimits
+
+    scarce = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=16_000, verbose_errors=False)
+    monkeypatch.setattr(grammar, "parser_limits", lambda: scarce)
+
+
+@pytest.mark.usefixtures("little_fuel")
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_grammar_that_became_too_complex_fails_its_own_request_alone(text: TextPipeline, depth: int) -> None:
+    def fresh() -> Engine:
+        return build_engine(EngineOptions(threads=1, max_num_seqs=4, kv_blocks=200, depth=depth))[0]
+
+    brief = [held(text, f"brief {i}", WORDS, max_tokens=3 + i, seed=i) for i in range(3)]
+    alone = fresh()
+    expected = {asked.request_id: run(alone, asked)[asked.request_id] for asked in brief}
+    assert all(error is None for _, error in expected.values())
+    alone.close()
+
+    engine = fresh()
+    beside = run(engine, held(text, "greedy for fuel", WORDS, max_tokens=100), *brief)
+    assert beside.pop("greedy for fuel")[1] == GRAMMAR_TOO_COMPLEX
+    assert beside == expected, "streams that shared its lexer go on as if it had not been there"
+    for asked in brief:
+        assert run(engine, asked) == {asked.request_id: expected[asked.request_id]}
+    engine.close()
+
+
+@pytest.mark.usefixtures("little_fuel")
+def test_streams_whose_shared_lexer_failed_go_on_where_they_were(text: TextPipeline) -> None:
+    engine, _ = build_engine(EngineOptions(threads=1, max_num_seqs=4, kv_blocks=200))
+    either = {"anyOf": [SCHEMA, WORDS]}
+    expected = run(engine, held(text, "calm", either, temperature=0.0))
+    for compiled in engine.constraints._compiler._jobs.values():  # type: ignore[union-attr]
+        assert compiled.matcher is not None
+        row = np.zeros((engine.constraints._words,), np.uint32)
+        spoilt = compiled.matcher.deep_copy()
+        for token in text.tokenizer.encode('{"summary":"', add_special_tokens=False):
+            spoilt.consume_token(token)
+        while not spoilt.is_error():
+            allowed = np.flatnonzero(np.unpackbits(compute_mask(spoilt, row).view(np.uint8), bitorder="little"))
+            spoilt.consume_token(int(allowed[len(allowed) // 3]))
+    assert run(engine, held(text, "calm", either, temperature=0.0)) == expected
+    assert run(engine, held(text, "calm", either, temperature=0.0)) == expected
+    engine.close()

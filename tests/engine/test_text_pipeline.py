@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
 
 from penstock.config.errors import CheckpointError
+from penstock.core.request import GenerationRequest
+from penstock.core.sampling import SamplingParams
+from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.engine.thread_client import ThreadClient
+from penstock.text.template import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
+from penstock.weights.readers.gguf_file import read_gguf_file
+from tests.engine.support import null_engine
 
 
 @pytest.fixture
@@ -70,3 +81,46 @@ def test_a_vocabulary_larger_than_the_models_is_refused_with_both_numbers(folder
     backend.save(str(folder / "tokenizer.json"))
     with pytest.raises(CheckpointError, match=r"vocab_size is 4096.*ids up to 4096 \('<beyond>'\).*at least 4097"):
         TextPipeline.load(str(folder))
+
+
+CHAT = ({"role": "user", "content": "hi"},)
+USER = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+
+
+def chat_ids(text: TextPipeline, template: str, **asked: Any) -> list[int]:
+    """Token ids of a chat, as every dialect gets them."""
+    text = replace(text, template=ChatTemplate.from_config({"chat_template": template, "bos_token": "<s>"}))
+    frontend = Frontend(ThreadClient(null_engine), text, served_name="m")
+    request = GenerationRequest("r", SamplingParams(), messages=CHAT, **asked)
+    return list(asyncio.run(frontend.tokenize(request)))
+
+
+@pytest.mark.parametrize(("written", "begins"), [("", 0), ("{{ bos_token }}", 1), ("<s>", 1), ("<s><s>", 2)])
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_chats_of_gguf_models_begin_once_where_the_file_says_so(
+    shared_data: Path, written: str, begins: int, asked: bool | None
+) -> None:
+    """As llama.cpp does, whatever the template writes and the client asks for."""
+    metadata = read_gguf_file(shared_data / "tokenizers" / "ggml-vocab-llama-spm.gguf").metadata
+    text = TextPipeline.load("penstock-concierge")
+    asking, silent = (
+        replace(text, tokenizer=Tokenizer.from_gguf({**metadata, "tokenizer.ggml.add_bos_token": flag}))
+        for flag in (True, False)
+    )
+    said = chat_ids(silent, written + USER, add_special_tokens=asked)
+    assert said[:begins] == [1] * begins and said.count(1) == begins
+    assert chat_ids(asking, written + USER, add_special_tokens=asked) == [1, *said[begins:]]
+
+
+@pytest.mark.parametrize("asked", [True, False, None])
+def test_the_tokenizers_own_tokens_are_around_a_chat_where_asked_for(
+    shared_data: Path, folder: Path, asked: bool | None
+) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(shared_data / "models" / "penstock-concierge" / "tokenizer.json"))
+    begin = backend.token_to_id("<|im_end|>")
+    around = {"single": "<|im_end|> $A", "special_tokens": [("<|im_end|>", begin)]}
+    backend.post_processor = tokenizers.processors.TemplateProcessing(**around)
+    backend.save(str(folder / "tokenizer.json"))
+    text = TextPipeline.load(str(folder))
+    said = text.tokenizer.encode("[hi]", add_special_tokens=False)
+    assert chat_ids(text, USER, add_special_tokens=asked) == ([begin, *said] if asked else said)

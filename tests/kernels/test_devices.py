@@ -129,10 +129,11 @@ def test_products_on_gpus_are_exact_whatever_variables_say() -> None:
     code = """
 import torch
 from penstock.config.options import EngineOptions
-from penstock.runtime.prepare import settle_compute
+from penstock.runtime.claim import Claim
 products = torch.backends.cuda.matmul
 for device in "cpu", "cuda":
-    settle_compute(EngineOptions(model="m", device=device))
+    options = EngineOptions(model="m", device=device)
+    Claim(options).settle(options)
     reduced = products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction
     print(products.fp32_precision, *reduced, products.allow_fp16_accumulation)
 """

@@ -43,6 +43,7 @@ class ScriptedRunner(Wrapped):
         delay: seconds a step takes.
         first_delay: seconds more where a branch draws its first token.
         die_after: each branch fails after so many tokens.
+        likelier: tokens told to be likelier than the one that is drawn.
         seen: every request admitted, as the row of its first branch.
     """
 
@@ -56,7 +57,7 @@ class ScriptedRunner(Wrapped):
 
     def reset(self) -> None:
         """Back to the default behaviour, with nothing seen."""
-        self.delay, self.first_delay = 0.0, 0.0
+        self.delay, self.first_delay, self.likelier = 0.0, 0.0, 0
         self.die_after: int | None = None
         self.seen.clear()
 
@@ -84,12 +85,12 @@ class ScriptedRunner(Wrapped):
             return RowResult(row.row, error="The engine stopped.")
         self._drawn[row.row] += 1
         token = self.script[drawn % len(self.script)]
-        logprobs = () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs),)
+        logprobs = () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs, self.likelier),)
         return RowResult(row.row, (token,), logprobs, scored)
 
 
-def _logprobs(token: int, alternatives: int) -> TokenLogprobs:
-    top = tuple((token + step, -0.5 - step) for step in range(alternatives))
+def _logprobs(token: int, alternatives: int, likelier: int = 0) -> TokenLogprobs:
+    top = tuple((token - likelier + step, -0.5 - step) for step in range(alternatives))
     return TokenLogprobs(token, -0.5, 1, top)
 
 

@@ -161,7 +161,7 @@ def test_headers_over_the_limit(server: Running) -> None:
     ],
 )
 def test_what_is_not_http(server: Running, request_bytes: bytes) -> None:
-    assert 400 <= status(server.raw(request_bytes, timeout=3)) < 500
+    assert status(server.raw(request_bytes, timeout=3)) in (*range(400, 500), 501)
     still_serves(server)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 
 import httpx
@@ -44,8 +45,9 @@ def routes(text: TextPipeline) -> list[tuple[str, str]]:
 
     walk(app.routes)
     documented = {(method.upper(), path) for path, item in app.openapi()["paths"].items() for method in item}
-    assert {(method, path.replace(":path", "")) for method, path in found} == documented
-    return [(method, path.replace("{model:path}", "scripted")) for method, path in found]
+    assert {(method, re.sub(r":\w+}", "}", path)) for method, path in found} == documented
+    given = {"{model:path}": "scripted", "{response_id:response_id}": "resp_1"}
+    return [(method, re.sub(r"{\w+:\w+}", lambda name: given[name[0]], path)) for method, path in found]
 
 
 def test_the_document_says_how_keys_are_sent(locked: Running) -> None:

@@ -26,7 +26,7 @@ from penstock.server.dialects.anthropic import reply as anthropic_reply
 from penstock.server.dialects.anthropic.translate import Call as AnthropicCall
 from penstock.server.dialects.ollama import reply as ollama_reply
 from penstock.server.dialects.ollama.translate import Call as OllamaCall
-from penstock.server.errors import encode_json
+from penstock.server.encoding import encode_json
 from penstock.text.parsers.format import AnswerFormat, formats
 from penstock.text.parsers.reading import Reading, answer_readers
 

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from penstock.config.errors import EngineDeadError, OverloadedError, TemplateError, shown
-from penstock.server.errors import describe, encode_json
+from penstock.server.encoding import encode_json
+from penstock.server.errors import describe
 from penstock.text.detokenizer import IncrementalDetokenizer
 from tests.server.support import Running, until
 

@@ -101,7 +101,7 @@ def test_what_runs_in_the_background_is_bounded(server: Running, monkeypatch: py
     server.runner.delay = 0.05
     started = [create(server, background=True).json()["id"] for _ in range(3)]
     refused = create(server, background=True)
-    assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     for name in started:
         httpx.delete(f"{server.url}/v1/responses/{name}")
     server.until_idle()
@@ -133,10 +133,10 @@ def test_clients_that_leave_end_their_request(server: Running, stream: bool) -> 
 
 
 def test_an_answer_that_cannot_be_stored_is_answered(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(*_: Any, **__: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(ResponseStore, "put", full)
+    monkeypatch.setattr(ResponseStore, "_put", full)
     answer = create(server).json()
     assert (answer["status"], answer["store"]) == ("completed", False)
 

@@ -35,7 +35,7 @@ def composer(logprobs: int | None = None, **body: Any) -> Composer:
     asked = ResponsesBody(input="Hi", tools=TOOLS, **body)
     items = checked_items(asked.input, (), {}, "abc")
     request = prompt_request(asked, items, "abc", SamplingParams(max_tokens=99, logprobs=logprobs))
-    return Composer(Call("resp_abc", "", asked, tuple(items), request), SERVICE)
+    return Composer(Call("resp_abc", asked, tuple(items), request), SERVICE)
 
 
 def pieces(text: str, cut: random.Random) -> list[str]:

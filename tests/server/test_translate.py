@@ -201,7 +201,7 @@ def test_ids() -> None:
 
 
 HARMLESS = {
-    "store": True,
+    "store": False,
     "metadata": {"free": "form", "any": "key"},
     "service_tier": "auto",
     "user": "me",
@@ -286,7 +286,12 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"stop": ["a", ""]}, "stop[1]", "a string that is not empty"),
         ({"stream_options": []}, "stream_options", "allowed: an object"),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "system"),
-        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", '"king"'),
+        ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role", "system, developer, user"),
+        ({"messages": [{"role": "k" * 65, "content": "x"}]}, "messages[0].role", "system, developer, user"),
+        ({"messages": [{"role": 7, "content": "x"}]}, "messages[0].role", "is 7"),
+        ({"store": True}, "store", "/v1/responses"),
+        ({"web_search_options": {}}, "web_search_options", "not available"),
+        ({"audio": {}}, "audio", "not available"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "text parts"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "5"),
         (

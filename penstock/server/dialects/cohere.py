@@ -14,10 +14,10 @@ from penstock.config import limits
 from penstock.config.errors import spelled
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.answer import Service
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_body
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered, written
 from penstock.server.document import takes
-from penstock.server.errors import json_response
+from penstock.server.encoding import made_answer
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 
@@ -66,19 +66,19 @@ def cohere_router(service: Service) -> APIRouter:
 
     @router.post("/v2/embed", summary="Embed texts, as Cohere does", openapi_extra=takes(CohereEmbedBody))
     async def embed(request: Request) -> Response:
-        body = validate(CohereEmbedBody, await read_json(request))
+        body = await read_body(request, CohereEmbedBody)
         service.check_model(body.model)
         service.require_ready()
         with spelled({"dimensions": "output_dimension"}):
             params = pooling.embedding(body.output_dimension)
         name = next((known for known in KINDS[body.input_type] if known in pooling.prompts.texts), None)
-        sent = [text_request(body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
+        sent = [text_request(request, body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
         work = pool_all(service.frontend, sent, [params] * len(sent), "texts")
         results = await answered(service, request, work)
         forms = dict.fromkeys(body.embedding_types or ("float",))
         tokens = sum(result.prompt_tokens for result in results)
         meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}
         answer = {"id": str(uuid.uuid4()), "response_type": "embeddings_by_type", "texts": body.texts, "meta": meta}
-        return json_response({**answer, "embeddings": {form: _in_form(results, form) for form in forms}})
+        return await made_answer(lambda: {**answer, "embeddings": {form: _in_form(results, form) for form in forms}})
 
     return router

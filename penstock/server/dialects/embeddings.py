@@ -20,9 +20,9 @@ from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.sampling import SamplingParams
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.answer import Service, while_connected
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_body
 from penstock.server.document import takes
-from penstock.server.errors import json_response
+from penstock.server.encoding import json_response, made_answer
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.shapes import Prompt, RequestBody
 
@@ -94,6 +94,23 @@ def listed(service: Service, kind: str, results: Sequence[Pooled], data: list[di
     return {**head, "data": data, "usage": usage}
 
 
+def _embeddings(service: Service, body: EmbeddingBody, results: Sequence[Pooled]) -> dict[str, Any]:
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": written(result.values, body.encoding_format)}
+        for index, result in enumerate(results)
+    ]
+    return listed(service, "embd", results, data)
+
+
+def _states(service: Service, body: PoolingBody, results: Sequence[Pooled], params: PoolingParams) -> dict[str, Any]:
+    data: list[dict[str, Any]] = []
+    for index, result in enumerate(results):
+        values = [written(part, body.encoding_format) for part in _each_token(result, params)]
+        told = values if params.kind is PoolingKind.ALL else values[0]
+        data.append({"object": "pooling", "index": index, "data": told})
+    return listed(service, "pool", results, data)
+
+
 def embeddings_router(service: Service) -> APIRouter:
     """The routes over one service."""
     router, pooling = APIRouter(), service.frontend.text.pooling
@@ -103,22 +120,18 @@ def embeddings_router(service: Service) -> APIRouter:
         texts = prompts_of(body.input, "input")
         if isinstance(body, EmbeddingBody) and not params.classify:
             texts = pooling.prompted(texts, body.prompt_name, body.prompt)
-        sent = [text_request(body, text, ONE_TOKEN) for text in texts]
+        sent = [text_request(request, body, text, ONE_TOKEN) for text in texts]
         return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent)))
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
-        body = validate(EmbeddingBody, await read_json(request))
+        body = await read_body(request, EmbeddingBody)
         service.check_model(body.model)
         results = await run(request, body, pooling.embedding(body.dimensions, body.normalize))
-        data: list[dict[str, Any]] = [
-            {"object": "embedding", "index": index, "embedding": written(result.values, body.encoding_format)}
-            for index, result in enumerate(results)
-        ]
-        return json_response(listed(service, "embd", results, data))
+        return await made_answer(lambda: _embeddings(service, body, results))
 
     async def classify(request: Request) -> Response:
-        body = validate(ClassifyBody, await read_json(request))
+        body = await read_body(request, ClassifyBody)
         service.check_model(body.model)
         results, data = await run(request, body, pooling.classification()), []
         for index, result in enumerate(results):
@@ -132,7 +145,7 @@ def embeddings_router(service: Service) -> APIRouter:
 
     @router.post("/pooling", summary="Pooled states of texts", openapi_extra=takes(PoolingBody))
     async def pooled(request: Request) -> Response:
-        body = validate(PoolingBody, await read_json(request))
+        body = await read_body(request, PoolingBody)
         service.check_model(body.model)
         task = body.task or ("classify" if pooling.labels else "token_embed" if body.dimensions is None else "embed")
         if task == "classify" and body.dimensions is not None:
@@ -141,10 +154,7 @@ def embeddings_router(service: Service) -> APIRouter:
             params = pooling.classification()
         else:
             params = pooling.embedding(body.dimensions, body.normalize, each_token=task == "token_embed")
-        results, data = await run(request, body, params), []
-        for index, result in enumerate(results):
-            values = [written(part, body.encoding_format) for part in _each_token(result, params)]
-            data.append({"object": "pooling", "index": index, "data": values if task == "token_embed" else values[0]})
-        return json_response(listed(service, "pool", results, data))
+        results = await run(request, body, params)
+        return await made_answer(lambda: _states(service, body, results, params))
 
     return router

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from penstock.server.answer import Service
 from penstock.server.document import gives
-from penstock.server.errors import Dialect, dialect_of_scope, json_response
+from penstock.server.encoding import json_response
+from penstock.server.errors import Dialect, dialect_of_scope
 
 
 def models_router(service: Service) -> APIRouter:
@@ -22,7 +23,8 @@ def models_router(service: Service) -> APIRouter:
         if dialect_of_scope(request.scope) is Dialect.ANTHROPIC:
             since = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             names = {"id": service.model, "type": "model", "display_name": service.model}
-            return {**names, "created_at": since, "lifecycle": "active", "max_input_tokens": service.max_model_len()}
+            most = dict.fromkeys(("max_input_tokens", "max_tokens"), service.max_model_len())
+            return {**names, "created_at": since, "lifecycle": "active", "capabilities": None, **most}
         about = {"id": service.model, "object": "model", "created": created, "owned_by": "penstock"}
         return {**about, "root": service.model, "parent": None, "max_model_len": service.max_model_len()}
 

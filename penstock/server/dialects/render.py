@@ -12,86 +12,92 @@ from starlette.responses import Response
 from penstock.config.errors import spelled
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.auth import ApiKeys
-from penstock.server.body import read_json, translated, validate
-from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
+from penstock.server.body import read_body, translated
+from penstock.server.dialects.openai.routes import named
+from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
 from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody
 from penstock.server.dialects.responses.translate import sent_names as response_names
 from penstock.server.document import takes
-from penstock.server.errors import json_response
+from penstock.server.encoding import json_answer, json_response
 
 
-def render_router(responses: Responses, keys: ApiKeys) -> APIRouter:
+def render_router(responses: Responses) -> APIRouter:
     """The routes over one service."""
     router, service = APIRouter(), responses.service
     frontend = service.frontend
 
-    async def chat_request(request: Request) -> tuple[Call, str, tuple[int, ...]]:
-        """The call of a chat, its prompt and the prompt's tokens."""
-        body = validate(ChatBody, await read_json(request))
+    async def chat_request(request: Request) -> tuple[ChatBody, Call, str, tuple[int, ...]]:
+        """A chat's body and call, its prompt and the prompt's tokens."""
+        body = await read_body(request, ChatBody)
         service.check_model(body.model)
         service.check_template(body.chat_template)
         service.require_ready()
         with spelled(sent_names(body)):
-            call = await translated(request, chat_call, body, frontend.text.defaults)
+            call = named(await translated(request, chat_call, body, frontend.text.defaults), request)
             prompt = await asyncio.to_thread(frontend.render, call.requests[0])
-            return call, prompt, await frontend.tokenize(call.requests[0])
-
-    def rendered(call: Call, request: GenerationRequest, prompt: str, ids: tuple[int, ...]) -> dict[str, Any]:
-        return {
-            "request_id": call.id,
-            "model": service.model,
-            "prompt": prompt,
-            "token_ids": ids,
-            "features": None,
-            "sampling_params": msgspec.to_builtins(request.sampling),
-            "stream": call.stream,
-            "cache_salt": request.cache_salt or None,
-            "priority": request.priority,
-        }
+            return body, call, prompt, await frontend.tokenize(call.requests[0])
 
     @router.post("/v1/chat/completions/render", summary="A chat as it would run", openapi_extra=takes(ChatBody))
     async def render_chat(request: Request) -> Response:
-        call, prompt, ids = await chat_request(request)
-        return json_response(rendered(call, call.requests[0], prompt, ids))
+        body, call, prompt, ids = await chat_request(request)
+        return await json_answer(_rendered(body, service.model, call.id, call.requests[0], prompt, ids))
 
     @router.post("/v1/completions/render", summary="Texts as they would run", openapi_extra=takes(CompletionBody))
     async def render_texts(request: Request) -> Response:
-        body = validate(CompletionBody, await read_json(request))
+        body = await read_body(request, CompletionBody)
         service.check_model(body.model)
         service.require_ready()
         with spelled(sent_names(body)):
-            call = await translated(request, completion_call, body, frontend.text.defaults)
+            call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
             result = []
-            for item in call.requests:
+            for index, item in enumerate(call.requests):
                 ids = await frontend.tokenize(item)
                 prompt = frontend.detokenize(ids) if item.prompt is None else item.prompt
-                result.append(rendered(call, item, prompt, ids))
-        return json_response(result)
+                result.append(_rendered(body, service.model, f"{call.id}-{index}", item, prompt, ids))
+        return await json_answer(result)
 
     @router.post("/apply-template", summary="The prompt of a chat", openapi_extra=takes(ChatBody))
     async def apply_template(request: Request) -> Response:
-        return json_response({"prompt": (await chat_request(request))[1]})
+        return json_response({"prompt": (await chat_request(request))[2]})
 
     @router.post("/v1/chat/completions/input_tokens", summary="Count a chat's tokens", openapi_extra=takes(ChatBody))
     async def input_tokens(request: Request) -> Response:
-        return json_response({"object": "response.input_tokens", "input_tokens": len((await chat_request(request))[2])})
+        ids = (await chat_request(request))[3]
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
-    _count_responses(router, responses, keys)
+    _count_responses(router, responses)
     return router
 
 
-def _count_responses(router: APIRouter, responses: Responses, keys: ApiKeys) -> None:
+def _rendered(
+    body: Sampling, model: str, name: str, request: GenerationRequest, prompt: str, ids: tuple[int, ...]
+) -> dict[str, Any]:
+    options = body.stream_options
+    return {
+        "request_id": name,
+        "model": model,
+        "prompt": prompt,
+        "token_ids": ids,
+        "features": None,
+        "sampling_params": msgspec.to_builtins(request.sampling),
+        "stream": bool(body.stream),
+        "stream_options": None if options is None else options.model_dump(),
+        "cache_salt": request.cache_salt or None,
+        "priority": request.priority,
+    }
+
+
+def _count_responses(router: APIRouter, responses: Responses) -> None:
     service = responses.service
 
     @router.post("/v1/responses/input_tokens", summary="Count a prompt's tokens", openapi_extra=takes(InputTokensBody))
     async def response_tokens(request: Request) -> Response:
-        body = validate(InputTokensBody, await read_json(request))
+        body = await read_body(request, InputTokensBody)
         service.check_model(body.model)
         service.require_ready()
         with spelled(response_names(body)):
-            _, prompt = await responses.prompt(request, body, keys.owner(request.headers), SamplingParams())
+            _, prompt = await responses.prompt(request, body, SamplingParams())
             ids = await service.frontend.tokenize(prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.engine.pooling import Pooled, score_pairs
 from penstock.server.answer import Service
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_body
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered, listed
 from penstock.server.document import takes
-from penstock.server.errors import json_response
+from penstock.server.encoding import json_response
 from penstock.server.prompts import text_request
 from penstock.server.shapes import Body, RequestBody
 from penstock.text.pairs import text_pairs
@@ -62,12 +62,12 @@ def rerank_router(service: Service) -> APIRouter:
     ) -> list[Pooled]:
         service.check_model(body.model)
         service.require_ready()
-        make = functools.partial(text_request, body, sampling=ONE_TOKEN)
+        make = functools.partial(text_request, request, body, sampling=ONE_TOKEN)
         work = score_pairs(service.frontend, pairs, make, field, body.instruction)
         return await answered(service, request, work)
 
     async def rerank(request: Request) -> Response:
-        body = validate(RerankBody, await read_json(request))
+        body = await read_body(request, RerankBody)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         results = await run(request, body, [(body.query, text) for text in texts], "documents")
         scores = [result.values[-1] for result in results]
@@ -82,7 +82,7 @@ def rerank_router(service: Service) -> APIRouter:
         return json_response({**head, "results": ranked})
 
     async def score(request: Request) -> Response:
-        body = validate(ScoreBody, await read_json(request))
+        body = await read_body(request, ScoreBody)
         results = await run(request, body, text_pairs(body.text_1, body.text_2), "text_2")
         data: list[dict[str, Any]] = [
             {"index": index, "object": "score", "score": result.values[-1]} for index, result in enumerate(results)

@@ -12,11 +12,12 @@ from penstock.config.errors import RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Service
-from penstock.server.body import read_json, validate
+from penstock.server.body import read_body, translated
 from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
 from penstock.server.document import takes
-from penstock.server.errors import bad_value, json_response
-from penstock.server.shapes import Body, Messages, TokenId, Tools
+from penstock.server.encoding import made_answer
+from penstock.server.errors import bad_value
+from penstock.server.shapes import Body, Messages, Objects, TokenIds, Tools
 
 
 class TokenizeBody(Body):
@@ -31,7 +32,7 @@ class TokenizeBody(Body):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Objects | None = None
     return_token_strs: bool | None = None
 
 
@@ -39,7 +40,7 @@ class DetokenizeBody(Body):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 def _request(body: TokenizeBody) -> GenerationRequest:
@@ -57,7 +58,7 @@ def _request(body: TokenizeBody) -> GenerationRequest:
         template_kwargs=template_kwargs(
             body.chat_template_kwargs, None, chat_template=body.chat_template, documents=body.documents
         ),
-        add_special_tokens=(body.messages is None) if body.add_special_tokens is None else body.add_special_tokens,
+        add_special_tokens=body.add_special_tokens,
     )
 
 
@@ -66,29 +67,37 @@ def tokenize_router(service: Service) -> APIRouter:
     router, frontend = APIRouter(), service.frontend
 
     async def tokenize(request: Request) -> Response:
-        body = validate(TokenizeBody, await read_json(request))
+        body = await read_body(request, TokenizeBody)
         service.check_model(body.model)
         service.check_template(body.chat_template)
         service.require_ready()
         try:
-            ids = await frontend.tokenize(_request(body))
+            ids = await frontend.tokenize(await translated(request, _request, body))
         except RequestError:
             if body.prompt != "":  # which cannot be continued, but can be counted
                 raise
             ids = ()
-        pieces = [frontend.piece(token) for token in ids] if body.return_token_strs else None
-        counts = {"count": len(ids), "max_model_len": service.max_model_len()}
-        return json_response({**counts, "tokens": list(ids), "token_strs": pieces})
+
+        def made() -> dict[str, Any]:
+            pieces = list(map(frontend.text.tokenizer.piece, ids)) if body.return_token_strs else None
+            counts = {"count": len(ids), "max_model_len": service.max_model_len()}
+            return {**counts, "tokens": list(ids), "token_strs": pieces}
+
+        return await made_answer(made)
 
     async def detokenize(request: Request) -> Response:
-        body = validate(DetokenizeBody, await read_json(request))
+        body = await read_body(request, DetokenizeBody)
         service.check_model(body.model)
         service.require_ready()
         vocab_size = frontend.info.vocab_size
-        for index, token in enumerate(body.tokens):
-            if token >= vocab_size:
-                raise bad_value(f"tokens[{index}]", token, f"token ids below {vocab_size}")
-        return json_response({"prompt": frontend.detokenize(body.tokens)})
+
+        def made() -> dict[str, Any]:
+            if max(body.tokens, default=0) >= vocab_size:
+                index = next(index for index, token in enumerate(body.tokens) if token >= vocab_size)
+                raise bad_value(f"tokens[{index}]", body.tokens[index], f"token ids below {vocab_size}")
+            return {"prompt": frontend.detokenize(body.tokens)}
+
+        return await made_answer(made)
 
     for prefix in ("", "/v1"):
         router.post(f"{prefix}/tokenize", summary="Text to token ids", openapi_extra=takes(TokenizeBody))(tokenize)

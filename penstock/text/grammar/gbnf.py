@@ -14,17 +14,16 @@ from typing import Final
 
 from penstock.config import limits
 from penstock.config.errors import RequestError, shown
+from penstock.text.grammar import scan
+from penstock.text.grammar.scan import refused
 
-_TOKENS: Final = re.compile(
-    r"""(?P<space>(?:\s|\#[^\n]*|//[^\n]*)+)|(?P<define>[A-Za-z_][\w-]*\s*::=)|(?P<name>[A-Za-z_][\w-]*)
-    |(?P<literal>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<chars>\[(?:\\.|[^\]\\\n])*\])|(?P<token>!?<[^<>\s]+>)
-    |(?P<times>\{\s*\d+\s*(?:,\s*\d*\s*)?\}|[*+?])|(?P<mark>[().|])""",
-    re.VERBOSE,
-)
 _ESCAPE: Final = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", re.DOTALL)
 _LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t"}
 _EMPTY: Final = '""'
 _RANGES: Final = {"*": "*", "+": "+", "?": "?"}
+_QUOTES: Final = {'"': "literal", "'": "literal", "[": "chars"}
+_CLASS_PART: Final = re.compile(r"\\(?:x..|u.{4}|U.{8}|.)|.", re.DOTALL)
+_OTHER_TOKEN: Final = re.compile(r"!<\[(\d+)\]>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +51,12 @@ def gbnf_to_lark(source: str) -> str:
     """
     rules = _Reader(source).rules()
     if "root" not in rules:
-        raise _refused(f"grammar has no rule named root; it has {', '.join(sorted(rules)[:8]) or 'none'}.")
+        raise refused(f"grammar has no rule named root; it has {', '.join(sorted(rules)[:8]) or 'none'}.")
     for name, rule in rules.items():
         for other in _names(rule):
             if other not in rules:
-                raise _refused(f"grammar uses the rule {other} in {name}, but does not define it.")
+                raise refused(f"grammar uses the rule {other} in {name}, but does not define it.")
     return _Writer(rules).write()
-
-
-def _refused(message: str) -> RequestError:
-    return RequestError(message, param="grammar", code="invalid_grammar")
 
 
 class _Reader:
@@ -71,7 +66,7 @@ class _Reader:
         self._source = source
         self._tokens = list(islice(self._cut(), limits.MAX_GRAMMAR_PARTS + 2))  # and the end
         if len(self._tokens) > limits.MAX_GRAMMAR_PARTS + 1:
-            raise _refused(f"grammar has more than the {limits.MAX_GRAMMAR_PARTS} words and marks allowed.")
+            raise refused(f"grammar has more than the {limits.MAX_GRAMMAR_PARTS} words and marks allowed.")
         self._next = 0
         self._depth = 0
 
@@ -90,22 +85,21 @@ class _Reader:
         return rules
 
     def _cut(self) -> Iterator[tuple[str, str, int]]:
-        place = 0
-        while place < len(self._source):
-            match = _TOKENS.match(self._source, place)
-            if match is None or match.lastgroup is None:
-                raise self._error(("", self._source[place], place), "this is not part of GBNF")
-            if match.lastgroup != "space":
-                yield match.lastgroup, match.group(), place
-            place = match.end()
+        source, place = self._source, 0
+        while place < len(source):
+            kind, end = _word(source, place)
+            if end < 0:
+                raise self._error(("", source[place], place), "this is not part of GBNF")
+            if kind:
+                yield kind, source[place:end], place
+            place = end
         yield "end", "", place
 
     def _peek(self) -> tuple[str, str, int]:
         return self._tokens[self._next]
 
     def _error(self, token: tuple[str, str, int], what: str) -> RequestError:
-        line = self._source.count("\n", 0, token[2]) + 1
-        return _refused(f"grammar, line {line}, at {shown(token[1][:40])}: {what}.")
+        return refused(f"grammar, line {scan.line_of(self._source, token[2])}, at {shown(token[1][:40])}: {what}.")
 
     def _choice(self) -> _Node:
         parts = [self._sequence()]
@@ -125,7 +119,7 @@ class _Reader:
     def _times(self) -> str:
         text = self._peek()[1]
         self._next += 1
-        return _RANGES.get(text) or re.sub(r"\s", "", text)
+        return _RANGES.get(text) or "".join(text.split())
 
     def _item(self) -> _Node | None:
         kind, text, _ = token = self._peek()
@@ -155,6 +149,28 @@ class _Reader:
         return inside
 
 
+def _word(source: str, place: int) -> tuple[str, int]:
+    """The kind of what stands at a place, "" for space and comments, and where it ends, -1 if it is nothing."""
+    char = source[place]
+    if char.isspace():
+        return "", scan.spaces_end(source, place)
+    if char == "#" or source.startswith("//", place):
+        return "", scan.line_end(source, place)
+    if char == "_" or (char.isascii() and char.isalpha()):
+        end = scan.word_end(source, place)
+        defined = scan.spaces_end(source, end)
+        return ("define", defined + 3) if source.startswith("::=", defined) else ("name", end)
+    if char in _QUOTES:
+        return _QUOTES[char], scan.quoted_end(source, place)
+    if char == "<" or source.startswith("!<", place):
+        return "token", scan.tag_end(source, place + (char == "!"))
+    if char == "{":
+        return "times", scan.times_end(source, place)
+    if char in _RANGES:
+        return "times", place + 1
+    return "mark", place + 1 if char in "().|" else -1
+
+
 def _plain(text: str) -> str:
     """What a text with escapes stands for."""
 
@@ -165,7 +181,7 @@ def _plain(text: str) -> str:
         try:
             return chr(int(code[1:], 16))
         except (ValueError, OverflowError) as error:
-            raise _refused(f"grammar has {match.group()}, which is no character.") from error
+            raise refused(f"grammar has {match.group()}, which is no character.") from error
 
     return _ESCAPE.sub(one, text)
 
@@ -184,9 +200,9 @@ def _char_class(text: str) -> str:
     """A class, with every character that could mean something written by its number."""
     negated = text.startswith("^")
     body = text[negated:]
-    parts = [_plain(part) for part in re.findall(r"\\(?:x..|u.{4}|U.{8}|.)|.", body, re.DOTALL)]
-    raw = re.findall(r"\\(?:x..|u.{4}|U.{8}|.)|.", body, re.DOTALL)
-    out = ["-" if raw[i] == "-" and 0 < i < len(raw) - 1 else _escaped(part) for i, part in enumerate(parts)]
+    raw = [found.group() for found in _CLASS_PART.finditer(body)]
+    last = len(raw) - 1
+    out = ["-" if part == "-" and 0 < i < last else _escaped(_plain(part)) for i, part in enumerate(raw)]
     if not out:
         return "(?s:.)" if negated else "[^\\x{0}-\\x{10ffff}]"
     return f"[{'^' if negated else ''}{''.join(out)}]"
@@ -196,9 +212,9 @@ def _token(text: str) -> str:
     """llama.cpp writes `!<[5]>` for any token but one; Lark writes it `<[^5]>`."""
     if not text.startswith("!"):
         return text
-    number = re.fullmatch(r"!<\[(\d+)\]>", text)
+    number = _OTHER_TOKEN.fullmatch(text)
     if number is None:
-        raise _refused(f"grammar has {text}; a negated token is written by its number, as in !<[5]>.")
+        raise refused(f"grammar has {text}; a negated token is written by its number, as in !<[5]>.")
     return f"<[^{number.group(1)}]>"
 
 

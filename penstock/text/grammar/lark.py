@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.config.errors import RequestError
+from penstock.text.grammar import scan
 from penstock.text.grammar.schema import check_schema
 
-_PARTS: Final = re.compile(
-    r"""(?P<text>"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|\#[^\n]*)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<and>&)
-    |(?P<rule>^[!?]?[A-Za-z_][\w-]*[^\n:"/]*:)""",
-    re.VERBOSE | re.MULTILINE,
-)
+_MARK: Final = re.compile(r'["/#<%()\[\]{}&:]')
+_JSON: Final = ("%json", "%llguidance", "%regex")
+_SLASH: Final = re.compile(r"\\.|/|\n", re.DOTALL)
+
+_Tree = dict[str, Any]  # texts by their characters, one a level; a text ends where there is ""
 
 
 def literal(text: str) -> str:
@@ -33,45 +34,111 @@ def sequence(text: str, special: Mapping[str, int]) -> str:
     Returns:
         Terms to be used in a rule (not in a terminal); "" for the empty text.
     """
-    if not text:
-        return ""
-    names = sorted(special, key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
-    return " ".join(f"<[{special[part]}]>" if part in special else literal(part) for part in parts if part)
+    terms: list[str] = []
+    begin = 0
+    for place, end in _control_tokens(text, special):
+        if place > begin:
+            terms.append(literal(text[begin:place]))
+        terms.append(f"<[{special[text[place:end]]}]>")
+        begin = end
+    if begin < len(text):
+        terms.append(literal(text[begin:]))
+    return " ".join(terms)
+
+
+def _control_tokens(text: str, special: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    """Where control tokens stand in a text, at each place the longest."""
+    firsts, tree = _tree(frozenset(filter(None, special)))
+    place = 0
+    while (found := firsts.search(text, place)) is not None:
+        begin = at = found.start()
+        end, node = -1, tree
+        while at < len(text) and (inner := node.get(text[at])) is not None:
+            at, node = at + 1, inner
+            end = at if "" in node else end
+        if end > 0:
+            yield begin, end
+        place = max(end, begin + 1)
+
+
+@lru_cache(maxsize=8)
+def _tree(names: frozenset[str]) -> tuple[re.Pattern[str], _Tree]:
+    """Names to be looked for at once, however many, and what they begin with."""
+    tree: _Tree = {}
+    for name in names:
+        node = tree
+        for char in name:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return re.compile(f"[{''.join(map(re.escape, tree))}]" if tree else r"(?!)"), tree
 
 
 def regex(pattern: str) -> str:
     """A regular expression as a term. `/` needs no escape in it."""
-    return f"/{re.sub(_SLASH, _escaped, pattern)}/"
+    return f"/{_SLASH.sub(_escaped, pattern)}/"
 
 
 def check(source: str) -> None:
     """Refuses a grammar whose brackets or rules could exhaust the stack of what compiles it.
 
     Raises:
-        RequestError: it is nested too deeply or has too many rules.
+        RequestError: it is nested too deeply, has too many rules, or a text or an expression in it does not end.
     """
-    depth = rules = ands = 0
-    for place in re.finditer(r"%json\s*", source):
-        check_schema(_inline(source, place.end()))
-    for part in _PARTS.finditer(source):
-        ands += part.lastgroup == "and"
-        depth += (part.lastgroup == "open") - (part.lastgroup == "close")
-        rules += part.lastgroup == "rule"
-        nested = part.lastgroup == "text" and part.group().count("(") > 2 * limits.MAX_GRAMMAR_DEPTH
-        if depth > limits.MAX_GRAMMAR_DEPTH or (nested and _deepest(part.group()) > limits.MAX_GRAMMAR_DEPTH):
-            raise _refused(f"grammar has brackets nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
-        if ands > limits.MAX_INTERSECTED:
-            raise _refused(f"grammar has more than the {limits.MAX_INTERSECTED} operators & allowed.")
-        if rules > limits.MAX_GRAMMAR_RULES:
-            raise _refused(f"grammar has more than the {limits.MAX_GRAMMAR_RULES} rules allowed.")
+    depth = 0
+    counts = {":": 0, "&": 0, "": 0}
+    for mark, text in _parts(source):
+        counts[""] += 1
+        depth += (mark in "([{") - (mark in ")]}") if mark in "([{)]}" else 0
+        nested = text.count("(") > 2 * limits.MAX_GRAMMAR_DEPTH and _deepest(text) > limits.MAX_GRAMMAR_DEPTH
+        if mark in counts:
+            counts[mark] += 1
+        if nested or depth > limits.MAX_GRAMMAR_DEPTH:
+            raise scan.refused(f"grammar has brackets nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
+        if counts["&"] > limits.MAX_INTERSECTED:
+            raise scan.refused(f"grammar has more than the {limits.MAX_INTERSECTED} operators & allowed.")
+        if counts[":"] > limits.MAX_GRAMMAR_RULES:
+            raise scan.refused(f"grammar has more than the {limits.MAX_GRAMMAR_RULES} rules allowed.")
+        if counts[""] > limits.MAX_GRAMMAR_PARTS:
+            raise scan.refused(f"grammar has more than the {limits.MAX_GRAMMAR_PARTS} words and marks allowed.")
 
 
-def _inline(source: str, place: int) -> Any:
+def _parts(source: str) -> Iterator[tuple[str, str]]:
+    """A grammar's marks as its compiler cuts it, and the text of literals and expressions; comments are left out."""
+    place = 0
+    while (found := _MARK.search(source, place)) is not None:
+        begin, mark, place = found.start(), found.group(), found.end()
+        if mark == "#" or source.startswith("//", begin):
+            place = scan.line_end(source, place)
+        elif mark in '"/':
+            place = scan.quoted_end(source, begin)
+            if place < 0:
+                what = "text" if mark == '"' else "regular expression"
+                raise scan.refused(f"grammar, line {scan.line_of(source, begin)}: the {what} {mark}… does not end.")
+            yield mark, source[begin:place]
+        elif mark == "<":
+            place = max(place, scan.tag_end(source, begin))
+        elif mark == "%":
+            place = _json_end(source, begin)
+        elif source.startswith("::", begin):
+            place += 1
+        else:
+            yield mark, ""
+
+
+def _json_end(source: str, begin: int) -> int:
+    """Where a keyword that begins with % ends, with the JSON it takes, which is checked if it is a schema."""
+    word = next((word for word in _JSON if source.startswith(word, begin)), "")
+    if not word:
+        return begin + 1
+    place = scan.spaces_end(source, begin + len(word))
+    scan.check_json(source, place)
     try:
-        return json.JSONDecoder().raw_decode(source, place)[0]
+        value, end = json.JSONDecoder().raw_decode(source, place)
     except (ValueError, RecursionError) as error:
-        raise _refused(f"grammar has %json with what is no JSON: {error}.") from error
+        raise scan.refused(f"grammar has {word} with what is no JSON: {error}.") from error
+    if word == "%json":
+        check_schema(value)
+    return end
 
 
 def _deepest(text: str) -> int:
@@ -80,13 +147,6 @@ def _deepest(text: str) -> int:
         depth += (char == "(") - (char == ")")
         deepest = max(deepest, depth)
     return deepest
-
-
-def _refused(message: str) -> RequestError:
-    return RequestError(message, param="grammar", code="invalid_grammar")
-
-
-_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
 def _escaped(match: re.Match[str]) -> str:

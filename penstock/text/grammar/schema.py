@@ -8,8 +8,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from penstock.config import limits
-from penstock.config.errors import RequestError, shown
+from penstock.config.errors import shown
 from penstock.text.grammar.plain import plain_schema
+from penstock.text.grammar.scan import refused
 
 OPTIONS: Final = "x-guidance"
 """Where a schema says how its documents are laid out (llguidance's name)."""
@@ -28,7 +29,7 @@ def compact_schema(schema: Any) -> dict[str, Any]:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise _refused(f"grammar is {shown(schema)}; allowed: a JSON schema, which is an object.")
+        raise refused(f"grammar is {shown(schema)}; allowed: a JSON schema, which is an object.")
     _check_size(schema)
     _check_intersections(schema)
     asked = schema.get(OPTIONS)
@@ -42,10 +43,6 @@ def check_schema(schema: Any) -> None:
     compact_schema(schema)
 
 
-def _refused(message: str) -> RequestError:
-    return RequestError(message, param="grammar", code="invalid_grammar")
-
-
 def _check_size(schema: dict[str, Any]) -> None:
     stack: list[tuple[Any, int]] = [(schema, 1)]
     seen = 0
@@ -53,9 +50,9 @@ def _check_size(schema: dict[str, Any]) -> None:
         value, depth = stack.pop()
         seen += 1
         if seen > limits.MAX_GRAMMAR_PARTS:
-            raise _refused(f"the JSON schema has more than the {limits.MAX_GRAMMAR_PARTS} values allowed.")
+            raise refused(f"the JSON schema has more than the {limits.MAX_GRAMMAR_PARTS} values allowed.")
         if depth > limits.MAX_GRAMMAR_DEPTH:
-            raise _refused(f"the JSON schema is nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
+            raise refused(f"the JSON schema is nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
         if isinstance(value, list):
             stack += ((item, depth + 1) for item in value)
         if not isinstance(value, dict):
@@ -68,9 +65,9 @@ def _check_values(schema: dict[str, Any]) -> None:
     values, pattern = schema.get("enum"), schema.get("pattern")
     _check_properties(schema)
     if isinstance(values, list) and len(values) > limits.MAX_CHOICES:
-        raise _refused(f"enum lists {len(values)} values; allowed: at most {limits.MAX_CHOICES}.")
+        raise refused(f"enum lists {len(values)} values; allowed: at most {limits.MAX_CHOICES}.")
     if isinstance(pattern, str) and len(pattern) > limits.MAX_REGEX_CHARS:
-        raise _refused(f"pattern has {len(pattern)} characters; allowed: at most {limits.MAX_REGEX_CHARS}.")
+        raise refused(f"pattern has {len(pattern)} characters; allowed: at most {limits.MAX_REGEX_CHARS}.")
 
 
 def _check_properties(schema: dict[str, Any]) -> None:
@@ -78,7 +75,7 @@ def _check_properties(schema: dict[str, Any]) -> None:
     fewest, required = schema.get("minProperties"), schema.get("required")
     known = len(required) if isinstance(required, list) else 0
     if isinstance(fewest, (int, float)) and fewest > max(1, known):
-        raise _refused(f"minProperties is {fewest}; allowed: at most 1, or as many as are required.")
+        raise refused(f"minProperties is {fewest}; allowed: at most 1, or as many as are required.")
 
 
 def _check_intersections(schema: dict[str, Any]) -> None:
@@ -91,7 +88,7 @@ def _check_intersections(schema: dict[str, Any]) -> None:
         elif isinstance(value, dict):
             joined = "allOf" in value or (not _JOINING.isdisjoint(value) and len(value.keys() - _ASIDE) > 1)
             if joined and (most := max(_patterns(value, schema).values(), default=0)) > limits.MAX_INTERSECTED:
-                raise _refused(f"allOf joins {most} patterns; allowed: at most {limits.MAX_INTERSECTED}.")
+                raise refused(f"allOf joins {most} patterns; allowed: at most {limits.MAX_INTERSECTED}.")
             if not joined:
                 stack += value.values()
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.config.errors import RequestError, shown
+from penstock.config.errors import shown
 from penstock.text.grammar import lark
 from penstock.text.grammar.gbnf import gbnf_to_lark
+from penstock.text.grammar.scan import refused
 from penstock.text.grammar.schema import compact_schema
 
 _FREE: Final = r"/(.|\n)*/"
@@ -29,15 +30,11 @@ def tags_to_lark(tag: Any, special: Mapping[str, int]) -> str:
         RequestError: it is no structural tag.
     """
     if not isinstance(tag, dict):
-        raise _refused(f"a structural tag is an object, not {shown(tag)}.")
+        raise refused(f"a structural tag is an object, not {shown(tag)}.")
     writer = _Writer(special)
     if "format" in tag:
         return writer.grammar(writer.node(tag["format"], "format"))
     return writer.grammar(writer.triggered(_older(tag), "structures"))
-
-
-def _refused(message: str) -> RequestError:
-    return RequestError(message, param="grammar", code="invalid_grammar")
 
 
 def _older(tag: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +43,7 @@ def _older(tag: Mapping[str, Any]) -> dict[str, Any]:
     tags = []
     for entry in structures:
         if not isinstance(entry, dict):
-            raise _refused("structures holds something that is no object; allowed: begin, schema and end.")
+            raise refused("structures holds something that is no object; allowed: begin, schema and end.")
         content = {"type": "json_schema", "json_schema": entry.get("schema", {})}
         tags.append({"begin": entry.get("begin"), "content": content, "end": entry.get("end", "")})
     return {"triggers": tag.get("triggers"), "tags": tags}
@@ -55,16 +52,16 @@ def _older(tag: Mapping[str, Any]) -> dict[str, Any]:
 def _list(node: Mapping[str, Any], name: str, path: str) -> list[Any]:
     value = node.get(name)
     if not isinstance(value, list) or not value:
-        raise _refused(f"{path}: {name} is {shown(value)}; allowed: a list that is not empty.")
+        raise refused(f"{path}: {name} is {shown(value)}; allowed: a list that is not empty.")
     if len(value) > limits.MAX_STRUCTURAL_TAGS:
-        raise _refused(f"{path}: {name} has {len(value)} entries; allowed: at most {limits.MAX_STRUCTURAL_TAGS}.")
+        raise refused(f"{path}: {name} has {len(value)} entries; allowed: at most {limits.MAX_STRUCTURAL_TAGS}.")
     return value
 
 
 def _text(node: Mapping[str, Any], name: str, path: str, default: str | None = None) -> str:
     value = node.get(name, default)
     if not isinstance(value, str):
-        raise _refused(f"{path}: {name} is {shown(value)}; allowed: a string.")
+        raise refused(f"{path}: {name} is {shown(value)}; allowed: a string.")
     return value
 
 
@@ -100,17 +97,17 @@ class _Writer:
         """The name of a rule for a node."""
         if not isinstance(node, dict) or node.get("type") not in self._kinds:
             kind = node.get("type") if isinstance(node, dict) else node
-            raise _refused(f"{path}: type is {shown(kind)}; allowed: {', '.join(self._kinds)}.")
+            raise refused(f"{path}: type is {shown(kind)}; allowed: {', '.join(self._kinds)}.")
         self._depth += 1
         if self._depth > limits.MAX_GRAMMAR_DEPTH:
-            raise _refused(f"the structural tag is nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
+            raise refused(f"the structural tag is nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
         body = self._kinds[node["type"]](node, f"{path}.{node['type']}")
         self._depth -= 1
         return self._rule(body)
 
     def _rule(self, body: str, options: str = "") -> str:
         if len(self._rules) > 16 * limits.MAX_STRUCTURAL_TAGS:
-            raise _refused("the structural tag has too many parts; send a smaller one.")
+            raise refused("the structural tag has too many parts; send a smaller one.")
         name = f"n{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
@@ -150,12 +147,12 @@ class _Writer:
         options: list[str] = []
         for index, tag in enumerate(tags):
             if not isinstance(tag, dict):
-                raise _refused(f"{path}: tags[{index}] is no object.")
+                raise refused(f"{path}: tags[{index}] is no object.")
             where = f"{path}.tags[{index}]"
             begin = _text(tag, "begin", where)
             trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
             if trigger is None:
-                raise _refused(f"{where}: begin is {shown(begin)}, which starts with none of the triggers.")
+                raise refused(f"{where}: begin is {shown(begin)}, which starts with none of the triggers.")
             rest = lark.sequence(begin[len(trigger) :], self._special)
             options.append(f"{self._trigger(trigger)} {rest} {self._content(tag, self._end(tag, where), where)}")
         choice = self._rule(" | ".join(map(self._rule, options)))

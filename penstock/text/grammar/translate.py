@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.config.errors import RequestError
 from penstock.text.grammar import lark
 from penstock.text.grammar.gbnf import gbnf_to_lark
+from penstock.text.grammar.scan import read_json, refused
 from penstock.text.grammar.schema import compact_schema
 from penstock.text.grammar.tags import tags_to_lark
 
@@ -42,20 +42,8 @@ def translate(kind: str, source: str, special: Special = MappingProxyType({})) -
         raise refused(f"grammar is nested too deeply; allowed: {limits.MAX_GRAMMAR_DEPTH} levels.") from error
 
 
-def refused(message: str) -> RequestError:
-    """A 400 about a grammar."""
-    return RequestError(message, param="grammar", code="invalid_grammar")
-
-
-def _json(source: str, what: str) -> Any:
-    try:
-        return json.loads(source)
-    except ValueError as error:
-        raise refused(f"grammar is no {what}: {error}.") from error
-
-
 def _schema(source: str, _: Special) -> str:
-    return json.dumps({"grammars": [{"json_schema": compact_schema(_json(source, "JSON schema"))}]})
+    return json.dumps({"grammars": [{"json_schema": compact_schema(read_json(source, "JSON schema"))}]})
 
 
 def _object(source: str, special: Special) -> str:
@@ -71,7 +59,7 @@ def _regex(source: str, _: Special) -> str:
 
 
 def _choice(source: str, _: Special) -> str:
-    choices = _json(source, "list of strings")
+    choices = read_json(source, "list of strings")
     if not isinstance(choices, list) or not choices or not all(isinstance(item, str) for item in choices):
         raise refused("grammar is no list of choices; allowed: at least one string.")
     if len(choices) > limits.MAX_CHOICES:
@@ -83,7 +71,7 @@ def _lark(source: str, _: Special) -> str:
     if not source.strip():
         raise refused("grammar is empty; write at least a rule named start.")
     if source.lstrip().startswith("{"):
-        return json.dumps(_checked(_json(source, "Lark grammar, and a list of grammars")))
+        return json.dumps(_checked(read_json(source, "Lark grammar, and a list of grammars")))
     lark.check(source)
     return source
 
@@ -105,7 +93,7 @@ def _gbnf(source: str, _: Special) -> str:
 
 
 def _tags(source: str, special: Special) -> str:
-    return tags_to_lark(_json(source, "structural tag"), special)
+    return tags_to_lark(read_json(source, "structural tag"), special)
 
 
 _TRANSLATORS: Final[Mapping[str, Callable[[str, Special], str]]] = MappingProxyType(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
@@ -15,6 +16,8 @@ from penstock.server.tool_calls import arguments_of
 PING = event({"type": "ping"}, "ping")
 _Event = dict[str, Any]
 _JSON = "partial_json"
+_NOT_HERE: Final = MappingProxyType({"stop_details": None, "container": None})
+"""Fields of a message that its schema requires, for services that refuse and that run code."""
 
 
 class Reply:
@@ -76,23 +79,27 @@ class Reply:
         for body in self._close():
             yield body
         stopped = self._last.stop_reason if isinstance(self._last.stop_reason, str) else None
-        ending = {"stop_reason": self._stop_reason(), "stop_sequence": stopped}
+        ending = {"stop_reason": self._stop_reason(), "stop_sequence": stopped, **_NOT_HERE}
         yield {"type": "message_delta", "delta": ending, "usage": self._usage()}
         yield {"type": "message_stop"}
 
     def _message(self) -> dict[str, Any]:
         head = {"id": f"msg_{self._call.request.request_id}", "type": "message", "role": "assistant"}
-        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage()}
-        return {**head, "model": self._call.model, **empty}
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, **_NOT_HERE}
+        return {**head, "model": self._call.model, **empty, "usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:
         cached = self._answer.cached_tokens
         return {
             "input_tokens": self._answer.prompt_tokens - cached,
+            "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": self._output_tokens,
             "output_tokens_details": {"thinking_tokens": self._thinking_tokens},
+            "server_tool_use": None,
+            "service_tier": "standard",
+            "inference_geo": None,
         }
 
     def _stop_reason(self) -> str:
@@ -112,7 +119,7 @@ class Reply:
         if delta.text.isspace() and self._open != ("text", 0):
             self._blank.append(delta.text)
         elif delta.text:
-            yield from self._enter("text", {"text": ""})
+            yield from self._enter("text", {"text": "", "citations": []})
             yield self._piece({"type": "text_delta", "text": "".join((*self._blank, delta.text))})
             self._blank.clear()
         for call in delta.tool_calls:
@@ -121,7 +128,8 @@ class Reply:
     def _call_piece(self, call: ToolCallDelta) -> Iterator[_Event]:
         self._called = True
         self._blank.clear()
-        yield from self._enter("tool_use", {"id": call.id, "name": call.name, "input": {}}, call.index)
+        fields = {"id": call.id, "name": call.name, "input": {}, "caller": {"type": "direct"}}
+        yield from self._enter("tool_use", fields, call.index)
         if call.arguments:
             yield self._piece({"type": "input_json_delta", _JSON: call.arguments})
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import spelled
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import EventStream, Service, complete, event, open_within_context, while_connected
-from penstock.server.body import read_json, translated, validate
+from penstock.server.answer import EventStream, Service, complete, event, opened_within_context
+from penstock.server.body import read_body, translated
 from penstock.server.conversation import function_fields
 from penstock.server.dialects.anthropic.reply import PING, Reply
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.dialects.anthropic.translate import messages_call, prompt_request
 from penstock.server.document import EVENTS, takes
-from penstock.server.errors import describe, json_response
+from penstock.server.encoding import json_response
+from penstock.server.errors import describe
 
 _Body = TypeVar("_Body", bound=CountTokensBody)
 _SENT = {"stop": "stop_sequences", "grammar": "output_config.format.schema", "thinking_budget": "thinking"}
@@ -29,10 +30,7 @@ def _sent_names(body: CountTokensBody) -> Mapping[str, str]:
 
 async def _read(request: Request, model: type[_Body]) -> _Body:
     """The body. Fields unknown here belong to a beta if the request names any, and are passed over."""
-    data: dict[str, Any] = await read_json(request)
-    if "anthropic-beta" in request.headers:
-        data = {name: value for name, value in data.items() if name in model.model_fields}
-    return validate(model, data)
+    return await read_body(request, model, passing="anthropic-beta" in request.headers)
 
 
 def anthropic_router(service: Service) -> APIRouter:
@@ -46,8 +44,7 @@ def anthropic_router(service: Service) -> APIRouter:
         with spelled(_sent_names(body)):
             call = await translated(request, messages_call, body, frontend.text.defaults)
             service.require_ready()
-            opening = open_within_context(service, call.request)
-            answer = await while_connected(opening, request.receive, service.lifecycle)
+            answer = await opened_within_context(request, service, call.request)
         reply = Reply(call, answer)
         if call.stream:
             return EventStream(

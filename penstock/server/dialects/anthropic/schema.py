@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
 from penstock.server.sampling import TopP
-from penstock.server.shapes import FUNCTION_NAME, STRING, TEXT_PART, Body, StopString, an_object
+from penstock.server.shapes import FUNCTION_NAME, STRING, TEXT_PART, Body, Exact, StopString, an_object
 
 _CONTENT: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": TEXT_PART, "minItems": 1}]}
 _MESSAGE = an_object({"role": {"enum": ["user", "assistant"]}, "content": _CONTENT})
 _TOOL = an_object({"name": FUNCTION_NAME, "input_schema": {"type": "object"}}, {"description": STRING})
 Messages = Annotated[
-    list[Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]], Field(min_length=1, max_length=limits.MAX_MESSAGES)
+    list[Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]],
+    Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True),
 ]
 Tools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
-Blocks = list[Annotated[dict[str, Any], WithJsonSchema(TEXT_PART)]]
+Blocks = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(TEXT_PART)]], Field(fail_fast=True)]
 
 
-class Part(BaseModel):
+class Part(Exact):
     """Settings of what lies within a body: exact types; what later versions of the API add is passed over."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore")
 
 
 class Metadata(Part):

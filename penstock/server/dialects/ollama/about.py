@@ -19,9 +19,15 @@ def _tagged(name: str) -> str:
     return name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest"
 
 
+def called(name: str) -> tuple[str, ...]:
+    """A model's name, and what else it may be called."""
+    others = (_tagged(name), name.removesuffix(":latest"))
+    return (name, *(other for other in dict.fromkeys(others) if other != name))
+
+
 def served(service: Service, name: str) -> str:
     """The served name of a model that is called so, with or without the tag; or the name as it is."""
-    return service.model if _tagged(name) == _tagged(service.model) else name
+    return service.model if name in called(service.model) else name
 
 
 def listed(service: Service) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.answer import Answer
 from penstock.server.dialects.ollama.translate import Call
-from penstock.server.errors import encode_json
+from penstock.server.encoding import encode_json
 from penstock.server.logprobs import logprob_object
 from penstock.server.tool_calls import arguments_of
 

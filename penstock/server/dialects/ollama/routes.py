@@ -15,8 +15,8 @@ from penstock.config.errors import RequestError, shown, spelled
 from penstock.core.pooling import PoolingParams
 from penstock.engine.api import EngineState
 from penstock.engine.pooling import Pooled, pool_all
-from penstock.server.answer import EventStream, Service, complete, open_within_context, while_connected
-from penstock.server.body import read_json, translated, validate
+from penstock.server.answer import EventStream, Service, complete, opened_within_context
+from penstock.server.body import read_body, translated
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.dialects.ollama.about import described, kept, listed, served
 from penstock.server.dialects.ollama.reply import Reply, line, loaded
@@ -29,7 +29,8 @@ from penstock.server.dialects.ollama.schema import (
 )
 from penstock.server.dialects.ollama.translate import SENT, Call, chat_call, generate_call
 from penstock.server.document import gives, takes
-from penstock.server.errors import HttpError, describe, json_response
+from penstock.server.encoding import json_response, made_answer
+from penstock.server.errors import HttpError, describe
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 
@@ -44,7 +45,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 async def _read(request: Request, model: type[_Body]) -> _Body:
-    return validate(model, await read_json(request, any_type="origin" not in request.headers))
+    return await read_body(request, model, any_type="origin" not in request.headers)
 
 
 def ollama_router(service: Service) -> APIRouter:
@@ -68,7 +69,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         if call.context:
             ids = await frontend.tokenize(asked)
             asked = replace(asked, messages=None, prompt=None, prompt_ids=(*call.context, *ids))
-        answer = await while_connected(open_within_context(service, asked), request.receive, service.lifecycle)
+        answer = await opened_within_context(request, service, asked)
         reply = Reply(call, answer, frontend)
         if call.stream:
             return EventStream(
@@ -105,7 +106,7 @@ def _add_embeddings(router: APIRouter, service: Service) -> None:
 
     async def embedded(request: Request, texts: list[str], params: PoolingParams, field: str) -> list[Pooled]:
         service.require_ready()
-        sent = [text_request(RequestBody(), text, ONE_TOKEN) for text in pooling.prompted(texts)]
+        sent = [text_request(request, RequestBody(), text, ONE_TOKEN) for text in pooling.prompted(texts)]
         return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent), field))
 
     @router.post("/api/embed", summary="Embed texts", openapi_extra=takes(EmbedBody))
@@ -117,8 +118,12 @@ def _add_embeddings(router: APIRouter, service: Service) -> None:
         found = await embedded(request, texts, pooling.embedding(body.dimensions, normalize=True), "input")
         counts = {"prompt_eval_count": sum(result.prompt_tokens for result in found), "load_duration": 0}
         total = int((time.monotonic() - started) * 1e9)
-        vectors = [result.values.tolist() for result in found]
-        return json_response({"model": body.model, "embeddings": vectors, "total_duration": total, **counts})
+
+        def made() -> dict[str, Any]:
+            vectors = [result.values.tolist() for result in found]
+            return {"model": body.model, "embeddings": vectors, "total_duration": total, **counts}
+
+        return await made_answer(made)
 
     @router.post("/api/embeddings", summary="Embed a text", openapi_extra=takes(OllamaEmbeddingsBody))
     async def embeddings(request: Request) -> Response:

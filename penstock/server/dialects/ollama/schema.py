@@ -4,46 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import FUNCTION_NAME, STRING, Duration, StopString, TokenId, an_object
+from penstock.server.shapes import FUNCTION_NAME, STRING, Duration, Exact, StopString, TokenIds, an_object
 
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]  # clients in languages with one kind of number send 40.0
 _CALL = an_object({"function": an_object({"name": STRING, "arguments": {"type": "object"}})})
 _MESSAGE = an_object(
     {"role": {"enum": ["system", "user", "assistant", "tool"]}, "content": STRING},
     {"thinking": STRING, "tool_name": STRING, "tool_calls": {"type": "array", "items": _CALL}},
 )
 _TOOL = an_object({"function": an_object({"name": FUNCTION_NAME})}, {"type": {"const": "function"}})
-Messages = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]], Field(max_length=limits.MAX_MESSAGES)]
+Messages = Annotated[
+    list[Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)
+]
 Tools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
 Format = Annotated[
     Literal["", "json"] | dict[str, Any], WithJsonSchema({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]})
 ]
 
 
-class Loose(BaseModel):
+class Loose(Exact):
     """Settings of every body: exact types, unknown fields passed over."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore")
 
 
 class Options(Loose):
     """How to sample. Those that load a model another way (num_ctx, num_gpu …) have no effect on one that is loaded."""
 
-    num_predict: Annotated[Whole, Field(ge=-2, le=limits.MAX_TOKENS)] | None = None
+    num_predict: Annotated[int, Field(ge=-2, le=limits.MAX_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=limits.MAX_TEMPERATURE)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_TOP_K)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[Whole, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
+    seed: Annotated[int, Field(ge=limits.MIN_SEED, le=limits.MAX_SEED)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY)] | None = None
     presence_penalty: Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)] | None = None
@@ -65,7 +61,7 @@ class AnswerBody(NamedBody):
     format: Format | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)] | None = None
 
 
 class GenerateBody(AnswerBody):
@@ -75,7 +71,7 @@ class GenerateBody(AnswerBody):
     system: str | None = None
     template: str | None = None
     raw: bool | None = None
-    context: list[TokenId] | None = None
+    context: TokenIds | None = None
     suffix: str | None = None
     images: list[Any] | None = None
 
@@ -92,7 +88,7 @@ class EmbedBody(NamedBody):
 
     input: str | Annotated[list[str], Field(max_length=limits.MAX_PROMPTS_PER_CALL)]
     truncate: bool | None = None
-    dimensions: Whole | None = None
+    dimensions: int | None = None
 
 
 class OllamaEmbeddingsBody(NamedBody):

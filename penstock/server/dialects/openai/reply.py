@@ -59,18 +59,21 @@ class Reply:
             self._take(index, delta)
         choices = [self._finished(number, choice) for number, choice in enumerate(self._choices)]
         body = {**self._head, "choices": choices, "usage": self.usage()}
-        if self._call.chat and self._call.return_token_ids:
-            body["prompt_token_ids"] = list(self._answer.generations[0].prompt_ids)
-        if self._call.chat and self._call.prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._vllm_prompt_logprobs(0)
-        return body
+        return body | self._about_prompt(0) if self._call.chat else body
 
     async def events(self) -> AsyncIterator[bytes]:
         """The chunks of a stream, each a server-sent event, with the closing ones."""
+        continuous = self._call.continuous_usage
         async for index, delta in self._answer.deltas():
-            number, choice = self._take(index, delta)
-            for body in self._chunk_choices(index, number, choice, delta):
-                yield self._chunk([body], self._call.continuous_usage)
+            number = index * self._call.n + delta.index
+            choice = self._choices[number]
+            first, choice.begun = not choice.begun, True
+            if first and self._call.chat:
+                yield self._opening(number)
+            self._take(index, delta)
+            body = self._chunk_choice(index, number, choice, delta, first)
+            if body is not None:
+                yield self._chunk([body], continuous)
         if self._call.include_usage:
             yield self._chunk([], True)
         yield b"data: [DONE]\n\n"
@@ -87,11 +90,10 @@ class Reply:
             usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
         return usage
 
-    def _take(self, index: int, delta: Delta) -> tuple[int, _Choice]:
+    def _take(self, index: int, delta: Delta) -> None:
         """Adds a delta to its choice; a stream keeps counts only."""
         call = self._call
-        number = index * call.n + delta.index
-        choice = self._choices[number]
+        choice = self._choices[index * call.n + delta.index]
         if delta.prompt_logprobs:
             self._prompt_logprobs[index] += delta.prompt_logprobs
         if not call.no_output:
@@ -108,7 +110,6 @@ class Reply:
         if delta.finish_reason is not None:
             choice.finish_reason = "length" if call.no_output else self._ending(choice, delta.finish_reason)
             choice.stop_reason = None if call.no_output else delta.stop_reason
-        return number, choice
 
     def _ending(self, choice: _Choice, reason: FinishReason) -> str:
         """OpenAI's finish_reason: calls the client did not name beforehand are the reason an answer stopped."""
@@ -128,16 +129,23 @@ class Reply:
         else:
             body["text"] = self._echoed(index) + text
             body["logprobs"] = self._text_logprobs(index, choice, choice.logprobs, first=True)
-            if call.prompt_logprobs is not None:
-                body["prompt_logprobs"] = self._vllm_prompt_logprobs(index)
-            if call.return_token_ids:
-                body["prompt_token_ids"] = list(self._answer.generations[index].prompt_ids)
-        if call.return_token_ids:
-            body["token_ids"] = choice.token_ids
+            body |= self._about_prompt(index)
+        body["token_ids"] = choice.token_ids if call.return_token_ids else None
         return {**body, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
+    def _about_prompt(self, index: int) -> dict[str, Any]:
+        """vLLM's fields of a prompt, null unless they were asked for."""
+        call = self._call
+        return {
+            "prompt_logprobs": None if call.prompt_logprobs is None else self._vllm_prompt_logprobs(index),
+            "prompt_token_ids": self._prompt_ids(index) if call.return_token_ids else None,
+        }
+
+    def _prompt_ids(self, index: int) -> list[int]:
+        return list(self._answer.generations[index].prompt_ids)
+
     def _message(self, choice: _Choice, text: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
         if reasoning := "".join(choice.reasoning):
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         if calls := whole_calls(choice.calls):
@@ -148,25 +156,30 @@ class Reply:
                 message["tool_calls"] = calls
         return message
 
-    def _chunk(self, choices: Sequence[Mapping[str, Any]], with_usage: bool) -> bytes:
-        body: dict[str, Any] = {**self._head, "choices": choices}
+    def _opening(self, number: int) -> bytes:
+        """The first chunk of a chat's choice, before anything is generated."""
+        role = {"role": "assistant", "content": "", "refusal": None}
+        choice = {"index": number, "delta": role, "logprobs": None, "finish_reason": None}
+        more = {"prompt_token_ids": self._prompt_ids(0)} if self._call.return_token_ids else {}
+        return self._chunk([choice], self._call.continuous_usage, **more)
+
+    def _chunk(self, choices: Sequence[Mapping[str, Any]], with_usage: bool, **more: Any) -> bytes:
+        body: dict[str, Any] = {**self._head, "choices": choices, **more}
         if self._call.include_usage:
             body["usage"] = self.usage() if with_usage else None
         return event(body)
 
-    def _chunk_choices(self, index: int, number: int, choice: _Choice, delta: Delta) -> list[dict[str, Any]]:
-        """The delta as chunk choices: none when it has nothing to tell, two where a role must go first."""
-        call, result = self._call, []
-        first, choice.begun = not choice.begun, True
+    def _chunk_choice(
+        self, index: int, number: int, choice: _Choice, delta: Delta, first: bool
+    ) -> dict[str, Any] | None:
+        """The delta as a chunk's choice, None when it has nothing to tell."""
+        call = self._call
         text, ids, entries = ("", (), ()) if call.no_output else (delta.text, delta.token_ids, delta.logprobs)
         ending = {"finish_reason": choice.finish_reason}
         if choice.finish_reason is not None:
             ending["stop_reason"] = choice.stop_reason  # type: ignore[assignment]
         counted = False
         if call.chat:
-            if first:
-                role = {"role": "assistant", "content": "", "refusal": None}
-                result.append({"index": number, "delta": role, "logprobs": None, "finish_reason": None})
             logprobs = self._chat_logprobs(entries) if call.logprobs is not None and entries else None
             told = {} if call.no_output else self._told(delta)
             if text or (entries and not told):
@@ -180,12 +193,12 @@ class Reply:
             body = {"index": number, "text": text, "logprobs": shown}
         if call.return_token_ids:
             body["token_ids"] = list(ids)
-            if first:
-                body["prompt_token_ids"] = list(self._answer.generations[index].prompt_ids)
+            if first and not call.chat:
+                body["prompt_token_ids"] = self._prompt_ids(index)
         counted = counted or (bool(ids) and (call.continuous_usage or call.return_token_ids))
-        if text or entries or counted or choice.finish_reason is not None:
-            result.append({**body, **ending})
-        return result
+        if not (text or entries or counted or choice.finish_reason is not None):
+            return None
+        return {**body, **ending}
 
     def _told(self, delta: Delta) -> dict[str, Any]:
         """Reasoning and calls of a delta, as a chunk tells them."""
@@ -235,8 +248,9 @@ class Reply:
         return result
 
     def _top(self, entry: TokenLogprobs, most: int) -> dict[str, float]:
+        """By text, the token that was taken first, as vLLM has it; then the likeliest."""
         top: dict[str, float] = {}
-        for token, logprob in (*entry.top[:most], (entry.token, entry.logprob)):
+        for token, logprob in ((entry.token, entry.logprob), *entry.top[:most]):
             top.setdefault(self._frontend.piece(token), max(logprob, LEAST_LOGPROB))
         return top
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
 from penstock.server.sampling import Alternatives, Count, HintedBody
-from penstock.server.shapes import Body, Messages, Name, Prompt, Tools
+from penstock.server.shapes import Body, Messages, Name, Objects, Prompt, Strings, Tools
 
 
 class StreamOptions(Body):
@@ -44,7 +44,7 @@ class Sampling(HintedBody):
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Strings | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
@@ -74,8 +74,8 @@ class ChatBody(Sampling):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    modalities: list[str] | None = None
+    documents: Objects | None = None
+    modalities: Strings | None = None
     audio: dict[str, Any] | None = None
     functions: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS)] | None = None
     function_call: str | dict[str, Any] | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import ParameterError, RequestError, shown
+from penstock.config.errors import ParameterError, RequestError
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -22,17 +22,19 @@ from penstock.server.conversation import (
     template_kwargs,
 )
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
+from penstock.server.errors import Unavailable, refuse_unavailable
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.sampling import sampling_params
+from penstock.server.shapes import check_stream_options
 from penstock.server.structured import FIELDS, Asked, asked
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
-# Field → values that change nothing, and what to do instead of any other.
-_UNAVAILABLE: Mapping[str, tuple[tuple[Any, ...], str]] = {
+_UNAVAILABLE: Unavailable = {
     "suffix": (("",), "Filling in the middle is not available; leave it out."),
     "modalities": ((["text"], []), 'Only text is available; leave it out or send ["text"].'),
-    "audio": (({},), "Audio is not available; leave it out."),
-    "web_search_options": (({},), "Web search is not available; leave it out."),
+    "audio": ((), "Audio is not available; leave it out."),
+    "web_search_options": ((), "Web search is not available; leave it out."),
+    "store": ((False,), "Only responses are kept; leave it out, or send the request to /v1/responses."),
 }
 
 
@@ -92,7 +94,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
     Raises:
         RequestError: a value or a combination that is not served.
     """
-    _refuse_unavailable(body)
+    refuse_unavailable(body, _UNAVAILABLE)
     tools, choice = _tools(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise ParameterError("top_logprobs", body.top_logprobs, "only together with logprobs: true")
@@ -118,7 +120,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
             documents=body.documents,
             thinking_budget=body.thinking_token_budget,
         ),
-        add_special_tokens=bool(body.add_special_tokens),
+        add_special_tokens=body.add_special_tokens,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         grammar=form.grammar if form else None,
@@ -130,7 +132,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     """Translates a text completion, one request a prompt."""
-    _refuse_unavailable(body)
+    refuse_unavailable(body, _UNAVAILABLE)
     prompts = prompts_of(body.prompt, "prompt")
     echo = bool(body.echo)
     if max(body.n or 1, body.best_of or 1) * len(prompts) > limits.MAX_PROMPTS_PER_CALL:
@@ -144,7 +146,7 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
     sampling = _sampling(body, defaults, **extra)
     form = _asked(body)
     grammar = form.grammar if form else None
-    requests = tuple(replace(text_request(body, prompt, sampling), grammar=grammar) for prompt in prompts)
+    requests = tuple(replace(text_request(None, body, prompt, sampling), grammar=grammar) for prompt in prompts)
     search = _search(body, max(max_tokens, 1))
     rest = {"echo": echo, "no_output": body.max_tokens == 0, "search": search}
     return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, **rest)
@@ -154,15 +156,14 @@ def _call(
     body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], form: Asked | None, **rest: Any
 ) -> Call:
     options = body.stream_options
-    if options is not None and not body.stream:
-        raise ParameterError("stream_options", options.model_dump(exclude_none=True), "only together with stream: true")
+    check_stream_options(body.stream, options)
     return Call(
         id=prefix + (body.request_id or requests[0].request_id),
         requests=requests,
         n=requests[0].sampling.n,
         stream=bool(body.stream),
-        include_usage=bool(options and (options.include_usage or options.continuous_usage_stats)),
-        continuous_usage=bool(options and options.continuous_usage_stats),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         prompt_logprobs=body.prompt_logprobs,
         return_token_ids=bool(body.return_token_ids),
         form=form.field if form else "grammar",
@@ -213,13 +214,6 @@ def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:
             "best_of", branches, f"n ({n}) with stream: true, as answers are ranked when all are there"
         )
     return branches if branches > n else None
-
-
-def _refuse_unavailable(body: Sampling) -> None:
-    for name, (harmless, remedy) in _UNAVAILABLE.items():
-        value = getattr(body, name, None)
-        if value is not None and value not in harmless:
-            raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
 
 
 def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:

@@ -15,7 +15,7 @@ from penstock.server.answer import Answer, Service, typed_event
 from penstock.server.dialects.responses.items import Item, item_id
 from penstock.server.dialects.responses.schema import Reasoning
 from penstock.server.dialects.responses.translate import Call
-from penstock.server.errors import failure_of
+from penstock.server.errors import error_object, failure_of
 from penstock.server.logprobs import logprob_object
 
 Event = dict[str, Any]
@@ -128,13 +128,19 @@ class Composer:
     def broken(self, error: BaseException) -> bytes:
         """The last words of a stream that cannot be brought to an end."""
         failure = failure_of(error)
-        return typed_event(self.event("error", code=failure.code, message=failure.message, param=failure.param))
+        return typed_event(self._error(failure.status, failure.message, failure.code, failure.param))
 
     def end(self) -> Event:
         """The last event. That of a cancelled response is an error, as there is none of its own."""
         if self.response["status"] == "cancelled":
-            return self.event("error", code="cancelled", message="The response was cancelled.", param=None)
+            return self._error(499, "The response was cancelled.", "cancelled")
         return self.status(self.response["status"])
+
+    def _error(self, status: int, message: str, code: str | None, param: str | None = None) -> Event:
+        """OpenAI's clients read the event's own fields, those of Open Responses its `error`."""
+        return self.event(
+            "error", code=code, message=message, param=param, **error_object(status, message, param, code)
+        )
 
     def count(self, answer: Answer) -> None:
         """Writes the usage so far into the response."""
@@ -208,6 +214,7 @@ def _response(call: Call, service: Service) -> Item:
         "id": call.id,
         "object": "response",
         "created_at": int(time.time()),
+        "completed_at": None,
         "status": "queued" if body.background else "in_progress",
         "error": None,
         "incomplete_details": None,
@@ -219,8 +226,17 @@ def _response(call: Call, service: Service) -> Item:
         "service_tier": "default",
         "store": call.stored,
         "temperature": sampling.temperature,
-        "text": {"verbosity": "medium", **text, "format": text.get("format", {"type": "text"})},
-        "tools": [{"parameters": None, "strict": None, **tool} for tool in body.tools or ()],
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "text": {"verbosity": "medium", **text, "format": _format(text.get("format"))},
+        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in body.tools or ()],
         "top_p": sampling.top_p,
         "usage": None,
     }
+
+
+def _format(given: Item | None) -> Item:
+    """The text's form in full; answers follow their schema whether or not `strict` asks for it."""
+    if given is None:
+        return {"type": "text"}
+    return {"description": None, "strict": True, **given} if given.get("type") == "json_schema" else given

@@ -9,28 +9,30 @@ from starlette.responses import Response
 
 from penstock.config.errors import spelled
 from penstock.server.answer import EventStream, complete, opened, typed_event
-from penstock.server.auth import ApiKeys
+from penstock.server.auth import owner_of
 from penstock.server.background import Job
-from penstock.server.body import read_json, read_query, validate
+from penstock.server.body import read_body, read_query
 from penstock.server.dialects.responses.composer import Composer
 from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import ItemsQuery, ResponsesBody, RetrieveQuery
 from penstock.server.dialects.responses.translate import sent_names
 from penstock.server.document import EVENTS, asks, gives, takes
-from penstock.server.errors import HttpError, bad_value, json_response
+from penstock.server.encoding import json_response
+from penstock.server.errors import HttpError, bad_value
 from penstock.server.pages import page_of
+from penstock.server.paths import RESPONSE
 
 
-def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
+def responses_router(responses: Responses) -> APIRouter:
     """The routes over one service."""
     router, service = APIRouter(), responses.service
 
     @router.post("/v1/responses", summary="Create a response", openapi_extra=takes(ResponsesBody, EVENTS))
     async def create(request: Request) -> Response:
-        body = validate(ResponsesBody, await read_json(request))
+        body = await read_body(request, ResponsesBody)
         service.check_model(body.model)
         with spelled(sent_names(body)):
-            call = await responses.call(request, body, keys.owner(request.headers))
+            call = await responses.call(request, body)
             service.require_ready()
             if body.background:
                 job = await responses.background(call)
@@ -51,21 +53,20 @@ def responses_router(responses: Responses, keys: ApiKeys) -> APIRouter:
 
         return await complete(whole(), answer, request.receive, service.lifecycle)
 
-    _kept_routes(router, responses, keys)
+    _kept_routes(router, responses)
     return router
 
 
-def _kept_routes(router: APIRouter, responses: Responses, keys: ApiKeys) -> None:
+def _kept_routes(router: APIRouter, responses: Responses) -> None:
     """The routes of a response that is there."""
-    path = "/v1/responses/{response_id}"
 
-    @router.get(path, summary="A response, or its events", openapi_extra=asks(RetrieveQuery, EVENTS))
+    @router.get(RESPONSE, summary="A response, or its events", openapi_extra=asks(RetrieveQuery, EVENTS))
     async def retrieve(response_id: str, request: Request) -> Response:
-        query, owner = read_query(RetrieveQuery, request), keys.owner(request.headers)
+        query, owner = read_query(RetrieveQuery, request), owner_of(request)
         start = 0 if query.starting_after is None else query.starting_after + 1
         job = responses.jobs.get(owner, response_id)
         if job is None:
-            record = await responses.record(owner, response_id)
+            record = await responses.store.found(owner, response_id)
             job = Job(owner, record.response, list(record.events))
         if not query.stream:
             return json_response(job.snapshot)
@@ -73,21 +74,21 @@ def _kept_routes(router: APIRouter, responses: Responses, keys: ApiKeys) -> None
             raise bad_value("stream", True, "false for a response that did not run in the background")
         return EventStream(job.follow(start), None, responses.service.lifecycle)
 
-    @router.delete(path, summary="Delete a response", openapi_extra=gives("application/json"))
+    @router.delete(RESPONSE, summary="Delete a response", openapi_extra=gives("application/json"))
     async def delete(response_id: str, request: Request) -> Response:
-        owner = keys.owner(request.headers)
+        owner = owner_of(request)
         await responses.stopped(owner, response_id)
         await responses.store.delete(owner, response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    @router.post(f"{path}/cancel", summary="Cancel a background response", openapi_extra=gives("application/json"))
+    @router.post(f"{RESPONSE}/cancel", summary="Cancel a background response", openapi_extra=gives("application/json"))
     async def cancel(response_id: str, request: Request) -> Response:
-        record = await responses.stopped(keys.owner(request.headers), response_id)
+        record = await responses.stopped(owner_of(request), response_id)
         if not record.response["background"]:
             raise HttpError(400, "Only responses with background: true can be cancelled.", code="not_background")
         return json_response(record.response)
 
-    @router.get(f"{path}/input_items", summary="What the model was shown", openapi_extra=asks(ItemsQuery))
+    @router.get(f"{RESPONSE}/input_items", summary="What the model was shown", openapi_extra=asks(ItemsQuery))
     async def input_items(response_id: str, request: Request) -> Response:
-        record = await responses.record(keys.owner(request.headers), response_id)
+        record = await responses.store.found(owner_of(request), response_id)
         return json_response(page_of(record.input, read_query(ItemsQuery, request)))

@@ -7,20 +7,22 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 
-from penstock.config.errors import PenstockError, RequestError, shown
+from penstock.config.errors import PenstockError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Answer, Service, typed_event
+from penstock.server.auth import owner_of
 from penstock.server.background import Job, Jobs
 from penstock.server.body import translated
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.translate import Call, check_combinations, prompt_request, sampling_of
-from penstock.server.errors import HttpError, not_ready
+from penstock.server.errors import not_ready
 from penstock.server.fitting import shortened
 from penstock.server.responses_store import Record, ResponseStore
 
@@ -45,49 +47,37 @@ class Responses:
         await self.jobs.aclose()
         await self.store.aclose()
 
-    async def record(self, owner: str, response_id: str) -> Record:
-        """Raises HttpError 404 unless that owner has such a response."""
-        record = await self.store.get(owner, response_id)
-        if record is None:
-            raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
-        return record
-
     async def stopped(self, owner: str, response_id: str) -> Record:
-        """As `record`, of a response that is cancelled if it runs."""
+        """A response that is there, cancelled if it runs."""
         if (job := self.jobs.get(owner, response_id)) is not None:
             await job.cancel()
-        return await self.record(owner, response_id)
+        return await self.store.found(owner, response_id)
 
-    async def prompt(self, sent: Request, body: InputTokensBody, owner: str, sampling: SamplingParams) -> Prompt:
+    async def prompt(self, sent: Request, body: InputTokensBody, sampling: SamplingParams) -> Prompt:
         """All items the model is shown, those of earlier responses first, and the request they make."""
+        owner = owner_of(sent)
         earlier: list[Item] = []
         if body.previous_response_id is not None:
-            found = await self.store.get(owner, body.previous_response_id)
-            status = found.response["status"] if found else "not found"
-            if found is None or status not in ("completed", "incomplete"):
-                message = f"Previous response with id {shown(body.previous_response_id)}: {status.replace('_', ' ')}."
-                raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
-            earlier = [*found.input, *found.response["output"]]
-        known: dict[str, Item] = {}
-        for name in {name.split("_")[1] for name in references(body.input) if "_" in name}:
-            record = await self.store.get(owner, f"resp_{name}")  # ids of our own items hold that of their response
-            known |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
+            previous = await self.store.previous(owner, body.previous_response_id)
+            earlier = [*previous.input, *previous.response["output"]]
+        known = await self.store.items(owner, references(body.input))
         request_id = uuid.uuid4().hex
-        items = earlier + checked_items(body.input, earlier, known, request_id)
-        return items, await translated(sent, prompt_request, body, items, request_id, sampling)
+        items = earlier + await translated(sent, checked_items, body.input, earlier, known, request_id)
+        request = await translated(sent, prompt_request, body, items, request_id, sampling)
+        return items, replace(request, owner=owner)
 
-    async def call(self, sent: Request, body: ResponsesBody, owner: str) -> Call:
+    async def call(self, sent: Request, body: ResponsesBody) -> Call:
         """Translates a body.
 
         Raises:
             RequestError: it is not acceptable.
         """
         check_combinations(body)
-        items, request = await self.prompt(sent, body, owner, sampling_of(body, self.service.frontend.text.defaults))
+        items, request = await self.prompt(sent, body, sampling_of(body, self.service.frontend.text.defaults))
         if body.truncation == "auto":
             self.service.require_ready()
             request = await shortened(self.service.frontend, request)
-        return Call(f"resp_{request.request_id}", owner, body, tuple(items), request)
+        return Call(f"resp_{request.request_id}", body, tuple(items), request)
 
     async def told(self, call: Call, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
         """All that happens; the response is kept before the last is told."""
@@ -115,7 +105,7 @@ class Responses:
 
     async def keep(self, call: Call, response: Item, events: tuple[bytes, ...] = (), *, running: bool = False) -> None:
         """Stores a response. That it cannot be stored is no reason to lose the answer."""
-        if not await self.store.keep(call.owner, Record(response, list(call.input), events), running=running):
+        if not await self.store.keep(call.request.owner, Record(response, list(call.input), events), running=running):
             response["store"] = False
 
     async def background(self, call: Call) -> Job:
@@ -123,7 +113,7 @@ class Responses:
         self.jobs.check_room()
         self.service.frontend.client.check_room()
         composer = Composer(call, self.service)
-        job = Job(call.owner, composer.response)
+        job = Job(call.request.owner, composer.response)
         job.tell(typed_event(composer.status("created")))
         job.tell(typed_event(composer.status("queued")))
         await self.keep(call, composer.response, running=True)
@@ -132,7 +122,7 @@ class Responses:
 
     async def _work(self, call: Call, composer: Composer, job: Job) -> None:
         try:
-            async with aclosing(await Answer.open(self.service, [call.request])) as answer:
+            async with aclosing(await Answer.open(self.service, [call.request], owner=call.request.owner)) as answer:
                 async for told in self._events(composer, answer):
                     job.tell(typed_event(told))
         except (asyncio.CancelledError, Exception) as error:

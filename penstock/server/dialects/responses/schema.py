@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 from penstock.config import limits
 from penstock.server.pages import PageQuery
 from penstock.server.sampling import Alternatives, Count, HintedBody
-from penstock.server.shapes import FUNCTION_NAME, STRING, Body, Query, RequestBody, an_object
+from penstock.server.shapes import FUNCTION_NAME, STRING, Body, Metadata, Query, RequestBody, an_object
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -17,14 +17,12 @@ Include = Literal[
     "web_search_call.results", "web_search_call.action.sources", "message.input_image.image_url",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
+Includes = Annotated[list[Include], Field(fail_fast=True)]
 _ITEM = an_object({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": STRING})
 _ITEMS: dict[str, Any] = {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": limits.MAX_MESSAGES}
 _TOOL = an_object({"type": {"const": "function"}, "name": FUNCTION_NAME})
 Input = Annotated[Any, WithJsonSchema({"anyOf": [STRING, _ITEMS]})]
 ResponseTools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 Detail = Literal["auto", "concise", "detailed"]
 
 
@@ -71,7 +69,7 @@ class ResponsesBody(InputTokensBody, HintedBody):
     max_output_tokens: Count | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
     metadata: Metadata | None = None
-    include: list[Include] | None = None
+    include: Includes | None = None
     top_logprobs: Alternatives | None = None
     store: bool | None = None
     background: bool | None = None
@@ -86,10 +84,10 @@ class RetrieveQuery(Query):
 
     stream: bool = False
     starting_after: Annotated[int, Field(ge=0)] | None = None
-    include: list[Include] | None = None
+    include: Includes | None = None
 
 
 class ItemsQuery(PageQuery):
     """GET /v1/responses/{response_id}/input_items."""
 
-    include: list[Include] | None = None
+    include: Includes | None = None

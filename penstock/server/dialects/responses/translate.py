@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.errors import RequestError
 from penstock.core.constraint import ToolChoice
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.conversation import checked_messages, chosen_tools, declared, function_fields, template_kwargs
 from penstock.server.dialects.responses.items import Item, messages_of
 from penstock.server.dialects.responses.schema import LOGPROBS, InputTokensBody, ResponsesBody
-from penstock.server.errors import bad_value
+from penstock.server.errors import Unavailable, bad_value, refuse_unavailable
 from penstock.server.sampling import sampling_params
+from penstock.server.shapes import check_stream_options
 from penstock.server.structured import asked
 
-_UNAVAILABLE: Mapping[str, str] = {
-    "conversation": "Conversations are not kept here; continue a response with previous_response_id.",
-    "prompt": "Prompt templates are not kept here; send instructions and input.",
+_UNAVAILABLE: Unavailable = {
+    "conversation": ((), "Conversations are not kept here; continue a response with previous_response_id."),
+    "prompt": ((), "Prompt templates are not kept here; send instructions and input."),
 }
 
 
@@ -29,14 +29,12 @@ class Call:
 
     Attributes:
         id: of the response.
-        owner: whose it is; see `ApiKeys.owner`.
         body: what was sent.
         input: all items the model is shown, those of earlier responses included.
         request: what is run.
     """
 
     id: str
-    owner: str
     body: ResponsesBody
     input: tuple[Item, ...]
     request: GenerationRequest
@@ -51,8 +49,7 @@ def check_combinations(body: ResponsesBody) -> None:
     """Raises RequestError for fields that are not served, alone or together."""
     if body.background and body.store is False:
         raise bad_value("store", False, "true, or left out, with background: true, which is fetched later")
-    if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options is only allowed together with stream: true.", param="stream_options")
+    check_stream_options(body.stream, body.stream_options)
 
 
 def prompt_request(
@@ -63,9 +60,7 @@ def prompt_request(
     Raises:
         RequestError: a field that is not served, or tools or a tool choice that are not acceptable.
     """
-    for name, remedy in _UNAVAILABLE.items():
-        if getattr(body, name, None) is not None:
-            raise RequestError(f"{name} is not available. {remedy}", param=name, code="unsupported_parameter")
+    refuse_unavailable(body, _UNAVAILABLE)
     tools, choice = _tools(body)
     form = asked({"response_format": body.text.format if body.text else None})
     return GenerationRequest(

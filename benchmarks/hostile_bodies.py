@@ -1,0 +1,270 @@
+"""Two hundred thousand odd requests over all routes of a real server, while an operator's probe goes on.
+
+Passes if no answer is a 5xx but the documented 501, none takes more than `--cpu` seconds of the HTTP process's CPU, the
+99th percentile of /livez stays within `--probe` seconds, and resident memory does not grow over the second half. The
+slowest requests, by the clock, are sent again alone to measure their CPU, three times, of which the least counts: the
+machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.hostile import Asked, Stranger
+from benchmarks.report import arguments, report
+from benchmarks.server_child import ServerChild, serve
+
+MIB = 2**20
+_KEPT = 64  # slowest requests, each of which is sent again
+_SLOW_S = 0.1
+_PROBE_EVERY_S = 0.02
+_NOT_YET = 501
+_PROBE = """
+import http.client, sys, time
+host, port, every = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+connection = http.client.HTTPConnection(host, port, timeout=60)
+while True:
+    started = time.perf_counter()
+    connection.request("GET", "/livez")
+    answer = connection.getresponse()
+    answer.read()
+    print(answer.status, time.perf_counter() - started, flush=True)
+    time.sleep(every)
+"""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What happened.
+
+    Attributes:
+        statuses: how often which came; 0 stands for a connection closed without an answer.
+        failed: (number of the request, status) of each 5xx that is none of the documented.
+        slow: (seconds, number of the request, status), the slowest.
+        memory: (seconds since the start, bytes of the HTTP process).
+    """
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    failed: list[tuple[int, int]] = field(default_factory=list)
+    slow: list[tuple[float, int, int]] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, number: int, status: int, seconds: float) -> None:
+        with self.lock:
+            self.statuses[status] += 1
+            if (status >= 500 and status != _NOT_YET) or status == 0:
+                self.failed.append((number, status))
+            if seconds > _SLOW_S:
+                self.slow = sorted([*self.slow, (seconds, number, status)], reverse=True)[:_KEPT]
+
+
+class Client:
+    """One connection that is made anew when the server has closed it."""
+
+    def __init__(self, url: str) -> None:
+        self._address = urlsplit(url)
+        self._connection: http.client.HTTPConnection | None = None
+
+    def send(self, asked: Asked) -> int:
+        """The status of the answer, which is read to its end; 0 where the connection ends without one."""
+        for fresh in (False, True):
+            if self._connection is None or fresh:
+                self.close()
+                self._connection = http.client.HTTPConnection(
+                    str(self._address.hostname), self._address.port, timeout=120
+                )
+            try:
+                headers = {"Content-Type": asked.content_type} if asked.content_type else {}
+                self._connection.request(asked.method, asked.target, asked.body or None, headers)
+                answer = self._connection.getresponse()
+                answer.read()
+                return answer.status
+            except (http.client.HTTPException, OSError):
+                continue
+        return 0
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU that a process's living threads have used."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            total += int((task / "schedstat").read_text(encoding="ascii").split()[0])
+        except OSError:
+            continue
+    return total / 1e9
+
+
+@contextmanager
+def probed(url: str) -> Iterator[list[tuple[int, float]]]:
+    """(status, seconds) of /livez, asked again and again by a process of its own."""
+    address = urlsplit(url)
+    command = [sys.executable, "-c", _PROBE, str(address.hostname), str(address.port), str(_PROBE_EVERY_S)]
+    found: list[tuple[int, float]] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            status, seconds = line.split()
+            found.append((int(status), float(seconds)))
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        reader = threading.Thread(target=read)
+        reader.start()
+        yield found
+        process.terminate()
+        reader.join()
+
+
+def flood(server: ServerChild, stranger: Stranger, numbers: range, threads: int, until: float) -> Seen:
+    """Sends requests from several threads until all are sent or the time is over."""
+    seen, started = Seen(), time.perf_counter()
+    waiting = iter(numbers)
+
+    def work() -> None:
+        client = Client(server.url)
+        while time.perf_counter() < until:
+            with seen.lock:
+                number = next(waiting, None)
+            if number is None:
+                break
+            asked = stranger.request(number)
+            began = time.perf_counter()
+            status = client.send(asked)
+            seen.add(number, status, time.perf_counter() - began)
+        client.close()
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    while any(worker.is_alive() for worker in workers):
+        seen.memory.append((time.perf_counter() - started, server.http.memory_info().rss))
+        time.sleep(1.0)
+    return seen
+
+
+def alone(server: ServerChild, stranger: Stranger, number: int) -> tuple[float, float]:
+    """Least CPU seconds of three, of the HTTP process and of the engine, that a request takes without company."""
+    client, engine = Client(server.url), server.engine().pid
+    found: list[tuple[float, float]] = []
+    for _ in range(3):
+        asked = stranger.request(number)
+        before = cpu_seconds(server.http.pid), cpu_seconds(engine)
+        client.send(asked)
+        found.append((cpu_seconds(server.http.pid) - before[0], cpu_seconds(engine) - before[1]))
+    client.close()
+    return min(own for own, _ in found), min(other for _, other in found)
+
+
+def slope(memory: Sequence[tuple[float, int]]) -> float:
+    """MiB a minute over the second half."""
+    half = memory[len(memory) // 2 :]
+    if len(half) < 3:
+        return 0.0
+    return statistics.linear_regression([at for at, _ in half], [size / MIB for _, size in half]).slope * 60
+
+
+def _told(stranger: Stranger, number: int) -> dict[str, Any]:
+    asked = stranger.request(number)
+    return {
+        "number": number,
+        "route": f"{asked.method} {asked.target[:200]}",
+        "bytes": len(asked.body),
+        "body": repr(asked.body[:300]),
+    }
+
+
+def measure(options: argparse.Namespace) -> Mapping[str, Any]:
+    with serve(["--threads", "1", "--max-model-len", "512", "--kv-blocks", "600"]) as server:
+        client = http.client.HTTPConnection(urlsplit(server.url).netloc)
+        client.request("GET", "/openapi.json")
+        document = json.loads(client.getresponse().read())
+        client.request("GET", "/v1/models")
+        stranger = Stranger(document, json.loads(client.getresponse().read())["data"][0]["id"], options.seed)
+        client.close()
+        started = time.perf_counter()
+        with probed(server.url) as probes:
+            seen = flood(server, stranger, range(options.count), options.clients, started + options.seconds)
+        seconds = time.perf_counter() - started
+        slow = [(number, status, *alone(server, stranger, number)) for _, number, status in seen.slow]
+    times = sorted(seconds for _, seconds in probes)
+    return {
+        "requests": sum(seen.statuses.values()),
+        "seconds": seconds,
+        "statuses": {str(status): count for status, count in sorted(seen.statuses.items())},
+        "failed": [{"status": status, **_told(stranger, number)} for number, status in seen.failed[:50]],
+        "failures": len(seen.failed),
+        "slowest": sorted(
+            (
+                {"cpu_s": own, "engine_cpu_s": other, "status": status, **_told(stranger, number)}
+                for number, status, own, other in slow
+            ),
+            key=lambda entry: -float(entry["cpu_s"]),
+        ),
+        "livez": {
+            "probes": len(times),
+            "failed": sum(status != 200 for status, _ in probes),
+            "p50_s": times[len(times) // 2],
+            "p99_s": times[int(0.99 * len(times))],
+            "max_s": times[-1],
+        },
+        "rss_mib": [[round(at), round(size / MIB, 1)] for at, size in seen.memory[:: max(1, len(seen.memory) // 60)]],
+        "rss_slope_mib_a_minute": slope(seen.memory),
+    }
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--count", type=int, default=200_000, help="requests")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no more are sent")
+    parser.add_argument("--clients", type=int, default=3, help="connections")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cpu", type=float, default=0.25, help="most CPU seconds of one request")
+    parser.add_argument("--probe", type=float, default=0.05, help="most seconds of /livez, 99th percentile")
+    parser.add_argument("--slope", type=float, default=1.0, help="most growth of resident memory, MiB a minute")
+    options = parser.parse_args()
+    found = measure(options)
+    worst = max((entry["cpu_s"] for entry in found["slowest"]), default=0.0)
+    checks = {
+        "no 5xx": found["failures"] == 0,
+        f"CPU of one request at most {options.cpu} s": worst <= options.cpu,
+        f"/livez p99 at most {options.probe} s": found["livez"]["p99_s"] <= options.probe,
+        f"RSS grows at most {options.slope} MiB a minute": found["rss_slope_mib_a_minute"] <= options.slope,
+    }
+    rows = [
+        ("requests", found["requests"]),
+        ("failures", found["failures"]),
+        ("most CPU of one request (s)", worst),
+        (
+            "/livez p50, p99, max (ms)",
+            ", ".join(f"{1000 * found['livez'][key]:.1f}" for key in ("p50_s", "p99_s", "max_s")),
+        ),
+        ("RSS slope (MiB a minute)", found["rss_slope_mib_a_minute"]),
+        *((name, "yes" if passed else "NO") for name, passed in checks.items()),
+    ]
+    report("hostile_bodies", options.results, {**found, "checks": checks}, ("figure", "value"), rows)
+    return 0 if all(checks.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What all engines of a process compute with: the native library's instruction set and threads, torch's settings.
+
+None of them is an engine's alone, so the first one chooses and the others agree with it until it is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+from dataclasses import replace
+
+import torch
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions
+from penstock.kernels import devices
+from penstock.kernels.cpu import native
+
+
+class _Process:
+    """What is in use, and who holds it. `threads` is None until the first engine knows how many it takes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.claims: set[int] = set()
+        self.taken = 0
+        self.isa = "none"
+        self.threads: int | None = None
+
+
+@functools.cache
+def _process() -> _Process:
+    return _Process()
+
+
+class Claim:
+    """A say in what this process computes with, until it is released or nobody refers to it any more.
+
+    Attributes:
+        options: those it was made with; what they leave open is what other engines of this process use.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        """Chooses the instruction set, unless other claims have.
+
+        Raises:
+            ConfigError: there is no such instruction set, or other engines use another one or other threads.
+        """
+        process = _process()
+        if process.claims:
+            gc.collect()  # engines that were dropped
+        with process.lock:
+            if not process.claims:
+                process.isa = native.select_isa(options.isa) if native.available() else "none"
+                process.threads = None
+            elif native.available() and options.isa not in ("auto", process.isa):
+                raise _refused("isa", options.isa, process.isa)
+            elif options.threads is not None and process.threads not in (None, options.threads):
+                raise _refused("threads", options.threads, process.threads)
+            process.taken += 1
+            self._number = process.taken
+            process.claims.add(self._number)
+            isa = process.isa if native.available() and len(process.claims) > 1 else options.isa
+            self.options = replace(options, isa=isa, threads=options.threads or process.threads)
+
+    def settle(self, resolved: EngineOptions) -> None:
+        """Gives torch and the native library threads and types of sums, as this claim's options were resolved.
+
+        Raises:
+            ConfigError: other engines have taken other threads meanwhile.
+        """
+        process = _process()
+        with process.lock:
+            threads = process.threads or resolved.threads or 1
+            if self.options.threads not in (None, threads):
+                raise _refused("threads", self.options.threads, threads)
+            if native.available() and process.threads is None:
+                native.set_num_threads(threads)
+            process.threads = threads
+            torch.set_num_threads(threads)
+            if resolved.on_gpu:
+                devices.multiply_exactly()
+
+    def release(self) -> None:
+        """Leaves the settings to others; safe to call twice."""
+        _process().claims.discard(self._number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            self.release()
+
+
+def _refused(name: str, value: object, used: object) -> ConfigError:
+    return ConfigError(
+        f"{name} is {value!r}, but another engine of this process computes with {name} {used!r}, which they share. "
+        f"Leave {name} out or give {used!r}, close the other engine first, or use another process."
+    )
