@@ -14,6 +14,7 @@ import pytest
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
 from tests.server.support import Running, running, until
+from tests.server.test_metrics import scrape, value
 
 MANY = {"prompt": [[5, 6, number] for number in range(200)], "max_tokens": 50, "ignore_eos": True}
 PATHS = {
@@ -51,6 +52,13 @@ def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
     assert answer.status_code == 429
     assert 1 <= int(answer.headers["retry-after"]) <= 31
     assert "s of work wait already" in answer.text
+
+
+def test_how_long_the_queue_is_can_be_read(busy: Running) -> None:
+    assert value(scrape(busy), "penstock_queue_seconds") > 1
+    busy.runner.delay = 0.0
+    until(lambda: busy.client._streams.waiting.requests == 0)
+    assert value(scrape(busy), "penstock_queue_seconds") == 0
 
 
 def test_work_in_the_background_is_refused_before_it_begins(busy: Running) -> None:
