@@ -144,6 +144,7 @@ class EngineStats:
     Attributes:
         running, waiting: branches in the batch, branches queued.
         waiting_tokens: tokens of queued branches.
+        waiting_seconds: how long what waits is expected to take, as the engine's client reckons.
         blocks_used, blocks_cached, blocks_total: over all groups: referenced by branches, only by the prefix
             tree, and all that exist.
         slots_used, slots_allocated: token slots written and allocated by running branches (group 0).
@@ -157,6 +158,7 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
+    waiting_seconds: float = 0.0
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_total: int = 0

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import zmq
 
@@ -132,7 +133,7 @@ class ProcessClient:
                 self._stats_answer = asyncio.get_running_loop().create_future()
                 self._child.send(messages.encode(messages.StatsQuery()))
             await asyncio.wait((self._stats_answer,), timeout=STATS_TIMEOUT_S)
-        return together(self._past, self._latest)
+        return replace(together(self._past, self._latest), waiting_seconds=self._streams.waiting.seconds())
 
     async def close(self) -> None:
         """Ends the process and its supervision; unfinished branches get an ERROR output."""

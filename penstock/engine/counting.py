@@ -10,7 +10,7 @@ from penstock.core.request import EngineStats
 
 GAUGES: Final = frozenset(
     {
-        *("running", "waiting", "waiting_tokens", "slots_used", "slots_allocated"),
+        *("running", "waiting", "waiting_tokens", "waiting_seconds", "slots_used", "slots_allocated"),
         *("blocks_used", "blocks_cached", "blocks_total"),
     }
 )

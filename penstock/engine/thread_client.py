@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,7 @@ class ThreadClient:
             answer: asyncio.Future[EngineStats] = self._loop.create_future()
             self._inbox.put(answer)
             self._latest = await answer
-        return self._latest
+        return replace(self._latest, waiting_seconds=self._streams.waiting.seconds())
 
     async def close(self) -> None:
         """Ends the thread after the step it is in; unfinished branches get an ERROR output."""

@@ -36,17 +36,22 @@ def timeout_of(headers: Headers) -> float | None:
 
 
 def until(receive: Receive, seconds: float | None) -> Receive:
-    """An ASGI `receive` that tells of a client that has gone when its time is up."""
+    """An ASGI `receive` that says that the client has gone when time is up; before the body is there it raises that."""
     if seconds is None:
         return receive
-    end = asyncio.get_running_loop().time() + seconds
+    end, complete = asyncio.get_running_loop().time() + seconds, False
 
     async def bounded() -> Message:
+        nonlocal complete
         try:
             async with asyncio.timeout_at(end):
-                return await receive()
+                message = await receive()
         except TimeoutError:
-            return {"type": "http.disconnect", DEADLINE: seconds}
+            message = {"type": "http.disconnect", DEADLINE: seconds}
+            if not complete:
+                raise gone(message) from None
+        complete = complete or not message.get("more_body", False)
+        return message
 
     return bounded
 

@@ -147,6 +147,7 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("requests_running", "Branches in the batch.", stats.running),
         ("requests_waiting", "Branches queued.", stats.waiting),
         ("waiting_tokens", "Prompt tokens queued.", stats.waiting_tokens),
+        ("queue_seconds", "Work queued, in seconds that it is expected to take.", stats.waiting_seconds),
         ("kv_cache_usage_ratio", "KV blocks in use by branches, of all (0 to 1).", used),
         ("kv_blocks_cached", "KV blocks held by the prefix tree only.", stats.blocks_cached),
         ("kv_blocks_total", "KV blocks.", stats.blocks_total),

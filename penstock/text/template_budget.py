@@ -16,12 +16,15 @@ _MAX_NESTING: Final = 4 * limits.MAX_JSON_DEPTH
 
 
 class Budget:
-    """What one rendering may still spend."""
+    """What one rendering, in one thread, may still spend.
+
+    Its time is the thread's own: on a busy machine, or one that was stopped meanwhile, it gets no less.
+    """
 
     __slots__ = ("_deadline", "_left")
 
     def __init__(self) -> None:
-        self._deadline = time.monotonic() + limits.TEMPLATE_TIMEOUT_S
+        self._deadline = time.thread_time() + limits.TEMPLATE_TIMEOUT_S
         self._left = _WORK
 
     def spend(self, amount: int) -> None:
@@ -31,7 +34,7 @@ class Budget:
             raise TemplateError(
                 f"the chat template builds more than {_WORK} characters in all. Use a template that does less work."
             )
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise TemplateError(
                 f"the chat template ran for more than {limits.TEMPLATE_TIMEOUT_S:g} s. "
                 "Use a simpler template or a shorter conversation."

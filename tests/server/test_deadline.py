@@ -64,6 +64,13 @@ def test_what_comes_in_time_is_what_it_always_was(slow: Running) -> None:
         assert "error" not in answer.text
 
 
+def test_time_that_is_up_before_the_request_has_come(slow: Running) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    answer = slow.raw(head + b"X-Request-Timeout: 0.3\r\nContent-Length: 100\r\n\r\n{", timeout=5)
+    assert answer.startswith(b"HTTP/1.1 504")
+    assert b"deadline_exceeded" in answer
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e999", "1" * 1000])
 def test_what_is_no_time_is_refused(slow: Running, value: str) -> None:
     answer = ask(slow, "/v1/completions", value)

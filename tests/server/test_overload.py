@@ -11,8 +11,10 @@ import httpx
 import openai
 import pytest
 
+from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
 from tests.server.support import Running, running, until
+from tests.server.test_metrics import scrape, value
 
 MANY = {"prompt": [[5, 6, number] for number in range(200)], "max_tokens": 50, "ignore_eos": True}
 PATHS = {
@@ -52,6 +54,19 @@ def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
     assert "s of work wait already" in answer.text
 
 
+def test_how_long_the_queue_is_can_be_read(busy: Running) -> None:
+    assert value(scrape(busy), "penstock_queue_seconds") > 1
+    busy.runner.delay = 0.0
+    until(lambda: busy.client._streams.waiting.requests == 0)
+    assert value(scrape(busy), "penstock_queue_seconds") == 0
+
+
+def test_work_in_the_background_is_refused_before_it_begins(busy: Running) -> None:
+    answer = httpx.post(f"{busy.url}/v1/responses", json={**PATHS["/v1/responses"], "background": True})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) >= 1
+
+
 def test_clients_know_what_it_means(busy: Running) -> None:
     api = openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.RateLimitError) as refused:
@@ -70,6 +85,28 @@ def test_who_is_refused_leaves_nothing_and_there_is_room_again(busy: Running) ->
     busy.runner.delay = 0.0
     until(lambda: busy.client._streams.waiting.requests == 0)
     assert httpx.post(f"{busy.url}/v1/completions", json=PATHS["/v1/completions"]).status_code == 200
+
+
+def test_a_key_with_hundreds_of_requests_does_not_keep_another_waiting(text: TextPipeline) -> None:
+    """Its single request is among the next to get a row, not behind the three hundred."""
+    with running(text, ServerOptions(api_keys=("one", "other"))) as server:
+        server.runner.delay = 0.2
+        many = {**MANY, "prompt": [[5, 6, number] for number in range(300)], "max_tokens": 20}
+        url, keys = f"{server.url}/v1/completions", [{"Authorization": f"Bearer {key}"} for key in ("one", "other")]
+        thread = threading.Thread(target=lambda: httpx.post(url, json=many, headers=keys[0], timeout=60))
+        thread.start()
+        until(lambda: len(server.runner.seen) >= 64)
+        single = threading.Thread(
+            target=lambda: httpx.post(url, json={"prompt": [4000], "max_tokens": 3}, headers=keys[1], timeout=60)
+        )
+        single.start()
+        until(lambda: len(server.client._streams) == 301)  # while the first ones are in their first steps
+        server.runner.delay = 0.0
+        single.join()
+        thread.join()
+        order = [row.prompt_ids for row in server.runner.seen]
+        assert len(order) == 301
+        assert 64 <= order.index((4000,)) < 128
 
 
 def test_those_who_leave_the_queue_are_not_computed(busy: Running) -> None:
