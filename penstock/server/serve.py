@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 import logging
@@ -27,7 +28,7 @@ from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.app import create_app
 from penstock.server.auth import ApiKeys, check_exposure, check_origins
-from penstock.server.connection import LimitedProtocol
+from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
 from penstock.server.lifecycle import Lifecycle
 
 _SWITCH_S = 0.001  # for which the event loop waits until a thread that works on a large body lets it in
@@ -47,7 +48,7 @@ def http_server(app: Callable[..., object]) -> HttpServer:
     """A uvicorn server with Penstock's connection limits for an app made by `create_app`."""
     config = uvicorn.Config(
         app,
-        http=LimitedProtocol,
+        http=functools.partial(CrowdedProtocol, crowd=Crowd(connection_limit())),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -118,6 +119,7 @@ def serve(
     _check_seconds(server_options)
     check_exposure(server_options)
     ApiKeys(server_options.api_keys)
+    raise_file_limit()
     check_origins(server_options.allowed_origins)
     _log_to_stderr()
     sys.setswitchinterval(_SWITCH_S)

@@ -1,10 +1,12 @@
 """Packed weights kept in a file, so that the next start maps them instead of reading and packing the checkpoint.
 
-Layout: one page of 4,096 bytes with an eight-byte magic, the offset and length of the index, its SHA-256, and the run
-of the system in which the data are known to be good; the data of the matrices, each on a page of its own; the index
-(JSON). A file is written under a name of its own, locked, and renamed when complete; what writers that died left is
-removed by the next one. The data's CRC-32 are checked once in every run of the system that did not write them; within
-one run a complete file cannot differ from what was written to it.
+Layout: one page of 4,096 bytes with an eight-byte magic, the offset and length of the index, and its SHA-256; the data
+of the matrices, each on a page of its own; the index (JSON). A file is written under a name of its own, locked, and
+renamed when complete; what writers that died left is removed by the next one.
+
+The data's CRC-32 are checked before a file is mapped (0.7 s a GB), unless it is known to be as it was when it was last
+written or checked. A small file beside it, `.checked`, says so: the run of the system, and the file's number, size and
+times of change, of which the system sets the last at every write, and nobody else can.
 
 Deleting or replacing a file is always safe, also while it is mapped. Cutting or overwriting it in place is not: the
 system ends a process with SIGBUS that reads a mapped page which is no longer there. Its size is checked when it is
@@ -38,10 +40,9 @@ from penstock.weights.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"PNSTPK02"
+MAGIC = b"PNSTPK03"
 PAGE = 4096
-_HEAD = struct.Struct("<8sQQ32s36s")
-_BOOT_AT = _HEAD.size - 36
+_HEAD = struct.Struct("<8sQQ32s")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -79,28 +80,52 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def _boot_id() -> bytes:
-    """Names this run of the system; of zeros where it has no name."""
+def _boot_id() -> str:
+    """Names this run of the system; "" where it has no name."""
     try:
-        return _BOOT_ID.read_bytes().strip().ljust(36, b"\0")
-    except OSError:
-        return bytes(36)
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError):
+        return ""
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _marker(path: Path) -> Path:
+    """Where it is written which state of a file is known to be good."""
+    return path.with_name(f"{path.name}.checked")
+
+
+def _state(file: os.stat_result) -> str:
+    """What changes whenever a file does."""
+    return json.dumps([_boot_id(), file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns])
+
+
+def _mark(path: Path, file: os.stat_result) -> None:
+    """Notes that a file in this state is good; where that cannot be written, it is checked at every start."""
+    with suppress(OSError):
+        _marker(path).write_text(_state(file), encoding="ascii")
+
+
+def _is_marked(path: Path, file: os.stat_result) -> bool:
+    try:
+        return bool(_boot_id()) and _marker(path).read_text(encoding="ascii") == _state(file)
+    except (OSError, UnicodeError):
+        return False
+
+
+def _mapped(path: Path) -> tuple[mmap.mmap, os.stat_result]:
+    """A file's data, and what is known of the file they are in."""
     try:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), os.fstat(file.fileno())
     except (OSError, ValueError) as error:
         reason = "there is none yet" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
         raise PackCacheError(reason) from error
 
 
-def _index(data: mmap.mmap) -> tuple[Mapping[str, Any], bytes]:
-    """A whole file's index, and the run of the system in which its data are known to be good."""
+def _index(data: mmap.mmap) -> Mapping[str, Any]:
+    """A whole file's index."""
     if len(data) < PAGE:
         raise PackCacheError(f"it is truncated to {len(data)} bytes")
-    magic, offset, length, digest, boot = _HEAD.unpack_from(data)
+    magic, offset, length, digest = _HEAD.unpack_from(data)
     if magic != MAGIC:
         raise PackCacheError("it is of another version")
     if offset + length != len(data):
@@ -108,13 +133,14 @@ def _index(data: mmap.mmap) -> tuple[Mapping[str, Any], bytes]:
     text = data[offset:]
     if hashlib.sha256(text).digest() != digest:
         raise PackCacheError("its index is damaged")
-    return json.loads(text), boot
+    index: Mapping[str, Any] = json.loads(text)
+    return index
 
 
 def damage(path: Path) -> str | None:
     """Why a file will be left and written anew, a clause; None if nothing but its data would have to be looked at."""
     try:
-        _index(_mapped(path))
+        _index(_mapped(path)[0])
     except PackCacheError as reason:
         return str(reason)
     return None
@@ -129,21 +155,19 @@ class PackCache:
         Raises:
             PackCacheError: it is not there, of another checkpoint or packing, truncated or damaged.
         """
-        self._map = _mapped(path)
+        self._map, state = _mapped(path)
         self.path = path
-        self.entries = self._read_index(identity)
+        self.entries = self._read_index(identity, state)
         self._array = np.frombuffer(self._map, np.uint8)
 
-    def _read_index(self, identity: str) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        index, boot = _index(self._map)
+    def _read_index(self, identity: str, state: os.stat_result) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        index = _index(self._map)
         if index["identity"] != identity:
             raise PackCacheError("the model's files, or how they are packed, have changed since it was written")
         weights: Mapping[str, Sequence[Mapping[str, Any]]] = index["weights"]
-        now = _boot_id()
-        if boot != now or not any(boot):
+        if not _is_marked(self.path, state):
             self._check_data(weights)
-            with suppress(OSError), self.path.open("r+b") as file:  # not to check again; needless where not allowed
-                os.pwrite(file.fileno(), now, _BOOT_AT)
+            _mark(self.path, state)
         return weights
 
     def _check_data(self, weights: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -221,9 +245,10 @@ class PackWriter:
         text = json.dumps({"identity": self._identity, "weights": self._weights}).encode()
         self._data.write(text)
         self._data.seek(0)
-        self._data.write(_HEAD.pack(MAGIC, offset, len(text), hashlib.sha256(text).digest(), _boot_id()))
+        self._data.write(_HEAD.pack(MAGIC, offset, len(text), hashlib.sha256(text).digest()))
         self._data.flush()
         os.replace(self._partial, self._path)
+        _mark(self._path, os.fstat(self._data.fileno()))
         self._data.close()
 
     def discard(self) -> None:

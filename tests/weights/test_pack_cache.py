@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import mmap
 import multiprocessing
 import os
 import resource
@@ -118,7 +119,7 @@ def test_the_first_load_writes_and_the_second_reads_no_matrix(family: str, tmp_p
     assert len(first.matrices_read) > 10
     assert not [name for name in second.matrices_read if "sinks" not in name and "bias" not in name]
     assert torch.equal(first.logits, second.logits)
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert files(path.parent) == [path.name, f"{path.name}.checked"]
     for loaded in (first, second):  # memory holds one copy: the file's pages
         packed = [weight.tensor for weight in loaded.model.weights() if weight.pack is not None]
         assert packed
@@ -138,7 +139,7 @@ def test_a_changed_model_replaces_its_file(tmp_path: Path) -> None:
     assert load(folder, path).describe == f"mapped from {path}"
     (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
     assert "have changed" in load(folder, path).describe
-    assert [entry.name for entry in tmp_path.glob("*.p*")] == [path.name]
+    assert [entry.name for entry in tmp_path.glob("*.packed")] == [path.name]
 
 
 def test_only_a_models_own_files_make_its_fingerprint(tmp_path: Path) -> None:
@@ -156,6 +157,10 @@ def test_only_a_models_own_files_make_its_fingerprint(tmp_path: Path) -> None:
     assert fingerprint(split, "1") != prints[1]  # type: ignore[arg-type]
     assert fingerprint(one, "1") == prints[0] != fingerprint(one, "2")  # type: ignore[arg-type]
     assert file_name(one, "b") != file_name(split, "b")  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
 
 
 def cut(data: bytearray) -> None:
@@ -178,9 +183,8 @@ def other_magic(data: bytearray) -> None:
     data[:8] = b"PNSTPK77"
 
 
-def flip_in_data_before_this_run(data: bytearray) -> None:
+def flip_in_data(data: bytearray) -> None:
     data[pack_cache.PAGE + 5] ^= 16
-    data[pack_cache._BOOT_AT : pack_cache._BOOT_AT + 4] = b"0000"
 
 
 DAMAGES = {
@@ -189,7 +193,7 @@ DAMAGES = {
     cut_to_less_than_a_page: "it is truncated to 50 bytes",
     flip_in_index: "its index is damaged",
     other_magic: "it is of another version",
-    flip_in_data_before_this_run: "the data of model.",
+    flip_in_data: "the data of model.",
 }
 
 
@@ -215,27 +219,57 @@ def test_data_are_checked_once_in_every_run_of_the_system(
     monkeypatch.setattr(PackCache, "_check_data", lambda self, weights: (checks.append(1), real(self, weights)))
     again()
     assert not checks
-    monkeypatch.setattr(pack_cache, "_boot_id", lambda: b"9" * 36)
+    monkeypatch.setattr(pack_cache, "_boot_id", lambda: "9" * 36)
     for _ in range(3):
         assert again().describe == f"mapped from {path}"
     assert len(checks) == 1
-    monkeypatch.setattr(pack_cache, "_boot_id", lambda: bytes(36))  # a system that does not tell
+    monkeypatch.setattr(pack_cache, "_boot_id", lambda: "")  # a system that does not tell
     again()
     again()
     assert len(checks) == 3
 
 
+def write_in_place(path: Path, data: bytes, at: int) -> None:
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), data, at)
+
+
+def write_mapped(path: Path, data: bytes, at: int) -> None:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[at : at + len(data)] = data
+
+
+@pytest.mark.parametrize("overwrite", [write_in_place, write_mapped], ids=lambda overwrite: overwrite.__name__)
+def test_what_is_overwritten_between_two_starts_is_found(
+    overwrite: Callable[[Path, bytes, int], None], again: Load, path: Path
+) -> None:
+    """Whatever time of change the file is given afterwards."""
+    assert again().describe == f"mapped from {path}"
+    before = path.stat()
+    overwrite(path, b"\x55" * 64, pack_cache.PAGE + 128)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    found = again()
+    assert "the data of model." in found.describe and found.matrices_read
+    assert again().describe == f"mapped from {path}"
+
+
+def test_a_file_that_was_only_touched_is_checked_and_mapped(again: Load, path: Path) -> None:
+    os.utime(path)
+    assert again().describe == f"mapped from {path}"
+
+
 def rewrite_headers(path: Path, change: Callable[[bytearray], None]) -> None:
     """Changes the header of one matrix of the last weights, with an index that is right about it."""
     data = path.read_bytes()
-    magic, offset, _, _, boot = pack_cache._HEAD.unpack_from(data)
+    magic, offset, _, _ = pack_cache._HEAD.unpack_from(data)
     index = json.loads(data[offset:])
     for parts in list(index["weights"].values())[-3:]:
         header = bytearray.fromhex(parts[0]["header"])
         change(header)
         parts[0]["header"] = header.hex()
     text = json.dumps(index).encode()
-    head = pack_cache._HEAD.pack(magic, offset, len(text), hashlib.sha256(text).digest(), boot)
+    head = pack_cache._HEAD.pack(magic, offset, len(text), hashlib.sha256(text).digest())
     path.write_bytes(head + data[len(head) : offset] + text)
 
 
@@ -315,7 +349,7 @@ def test_two_processes_write_at_once(model_folder: Path, path: Path) -> None:
     assert results[0][1] == results[1][1]
     for describe, _ in results:
         assert describe.startswith((f"packed and written to {path}", f"mapped from {path}"))
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert files(path.parent) == [path.name, f"{path.name}.checked"]
     found = load(model_folder, path)
     assert found.describe == f"mapped from {path}"
     assert found.logits.numpy().tobytes() == results[0][1]
@@ -335,7 +369,7 @@ def test_a_file_removed_before_it_was_locked_is_made_again(path: Path, monkeypat
     monkeypatch.setattr(pack_cache.tempfile, "mkstemp", removed_once)
     PackWriter(path, "identity").finish()
     assert len(made) == 2
-    assert list(path.parent.iterdir()) == [path]
+    assert files(path.parent) == [path.name, f"{path.name}.checked"]
 
 
 def test_what_a_dead_writer_left_is_removed_and_a_living_one_is_let_be(path: Path) -> None:
@@ -352,7 +386,7 @@ def test_what_a_dead_writer_left_is_removed_and_a_living_one_is_let_be(path: Pat
     assert PackCache(path, "second").entries == {}
     living.finish()
     assert list(PackCache(path, "first").entries) == ["weight"]
-    assert sorted(entry.name for entry in path.parent.iterdir()) == sorted((path.name, other_model.name))
+    assert files(path.parent) == sorted((path.name, f"{path.name}.checked", other_model.name))
 
 
 def generate(engine: Engine) -> list[Any]:
@@ -373,7 +407,7 @@ def test_engines_keep_packed_weights_where_they_are_told(model_folder: Path, tmp
         answers.append(generate(engine))
         engine.close()
     assert all(answer == answers[0] for answer in answers)
-    (written,) = tmp_path.iterdir()
+    (written,) = tmp_path.glob("*.packed")
     assert told[0] == ("not kept", "switched off")
     assert told[1][0] == "not kept"
     assert "less than a moment" in told[1][1]
