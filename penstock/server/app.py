@@ -89,7 +89,8 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     for router in (*_routers(service, responses), _operator_router(service, app)):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics)
+    check_room = frontend.client.check_room
+    app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics, check_room=check_room)
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])

@@ -7,8 +7,9 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -25,6 +26,10 @@ from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}")
+COMPUTING: Final = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+)
+"""Paths whose calls are refused while too much work waits."""
 _CLIENT_CLOSED_REQUEST = 499
 
 
@@ -34,9 +39,19 @@ class Gate:
     The path that decides is the one the router uses, never one rebuilt from a header.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: ApiKeys, hosts: HostRule, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: ApiKeys,
+        hosts: HostRule,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
+        check_room: Callable[[], None],
+    ) -> None:
+        """`check_room` raises OverloadedError while too much work waits."""
         self._app, self._keys, self._hosts = app, keys, hosts
-        self._lifecycle, self._metrics = lifecycle, metrics
+        self._lifecycle, self._metrics, self._check_room = lifecycle, metrics, check_room
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,6 +81,8 @@ class Gate:
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
+            if scope["method"] == "POST" and scope["path"] in COMPUTING:
+                self._check_room()  # before anything is done with it: under overload this is what most calls get
             scope[OWNER] = self._keys.owner(headers)
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
             bounded = until(limited(receive, _declared_length(headers), announced), timeout_of(headers))
@@ -79,7 +96,7 @@ class Gate:
                 await error_response(error, scope)(scope, receive, tracked)
         finally:
             route: Any = scope.get("route")
-            name = getattr(route, "path", "unmatched")
+            name = getattr(route, "path", scope["path"] if scope["path"] in COMPUTING else "unmatched")
             self._metrics.http(name, scope["method"], status or 500, time.monotonic() - started)
 
 

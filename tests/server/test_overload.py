@@ -13,6 +13,7 @@ import pytest
 
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.server.gate import COMPUTING
 from tests.server.support import Running, running, until
 from tests.server.test_metrics import scrape, value
 
@@ -52,6 +53,14 @@ def test_every_dialect_refuses_at_once(busy: Running, path: str) -> None:
     assert answer.status_code == 429
     assert 1 <= int(answer.headers["retry-after"]) <= 31
     assert "s of work wait already" in answer.text
+
+
+def test_refusals_are_counted_under_their_route(busy: Running) -> None:
+    for path, body in PATHS.items():
+        httpx.post(busy.url + path, json=body)
+        labels = {"route": path, "method": "POST", "status": "429"}
+        assert value(scrape(busy), "penstock_http_requests_total", **labels) == 1
+    assert set(PATHS) == COMPUTING
 
 
 def test_how_long_the_queue_is_can_be_read(busy: Running) -> None:
