@@ -21,6 +21,7 @@ from penstock.runtime.constraints import Constraints, GrammarGate
 from penstock.runtime.grammar import Vocabulary
 from penstock.runtime.levels import guarantee, level_notes, products_note
 from penstock.runtime.prepare import Prepared, kernel_decisions, prepare
+from penstock.runtime.shortage import told
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,10 @@ def build_engine(
     claim = Claim(options)
     try:
         return _built(claim, progress, grammars)
-    except BaseException:
+    except BaseException as error:
         claim.release()
+        if (said := told(error)) is not error:
+            raise said from None
         raise
 
 

@@ -29,6 +29,7 @@ from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
 from penstock.engine.messages import MessageError
 from penstock.engine.watched_time import WatchedTime
+from penstock.runtime.shortage import told
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineInfo
@@ -190,7 +191,10 @@ def wake_on_signal() -> Iterator[socket.socket]:
 def build(launch: messages.Launch, events: EventSocket) -> tuple[Engine, EngineInfo]:
     """Builds the engine, reporting progress."""
     settle_torch()
-    from penstock.engine.build import build_engine
+    try:
+        from penstock.engine.build import build_engine
+    except Exception as error:  # libraries that find no room
+        raise told(error) from None
 
     return build_engine(launch.options, events.progress, grammars=True)
 
