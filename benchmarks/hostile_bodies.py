@@ -2,8 +2,8 @@
 
 Passes if no answer is a 5xx but the documented 501, none takes more than `--cpu` seconds of the HTTP process's CPU, the
 99th percentile of /livez stays within `--probe` seconds, and resident memory does not grow over the second half. The
-slowest requests, by the clock, are sent again alone to measure their CPU, three times, of which the least counts: the
-machine may be shared.
+slowest requests, by the clock, and the largest are sent again alone to measure their CPU, three times, of which the
+least counts: the machine may be shared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.report import arguments, report
 from benchmarks.server_child import ServerChild, serve
 
 MIB = 2**20
-_KEPT = 64  # slowest requests, each of which is sent again
+_KEPT = 64  # slowest and largest requests, each of which is sent again
 _SLOW_S = 0.1
 _PROBE_EVERY_S = 0.02
 _NOT_YET = 501
@@ -55,22 +55,26 @@ class Seen:
         statuses: how often which came; 0 stands for a connection closed without an answer.
         failed: (number of the request, status) of each 5xx that is none of the documented.
         slow: (seconds, number of the request, status), the slowest.
+        large: (bytes of the body, number of the request, status), the largest.
         memory: (seconds since the start, bytes of the HTTP process).
     """
 
     statuses: Counter[int] = field(default_factory=Counter)
     failed: list[tuple[int, int]] = field(default_factory=list)
     slow: list[tuple[float, int, int]] = field(default_factory=list)
+    large: list[tuple[int, int, int]] = field(default_factory=list)
     memory: list[tuple[float, int]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, number: int, status: int, seconds: float) -> None:
+    def add(self, number: int, status: int, seconds: float, size: int) -> None:
         with self.lock:
             self.statuses[status] += 1
             if (status >= 500 and status != _NOT_YET) or status == 0:
                 self.failed.append((number, status))
             if seconds > _SLOW_S:
                 self.slow = sorted([*self.slow, (seconds, number, status)], reverse=True)[:_KEPT]
+            if size > MIB:
+                self.large = sorted([*self.large, (size, number, status)], reverse=True)[:_KEPT]
 
 
 class Client:
@@ -151,7 +155,7 @@ def flood(server: ServerChild, stranger: Stranger, numbers: range, threads: int,
             asked = stranger.request(number)
             began = time.perf_counter()
             status = client.send(asked)
-            seen.add(number, status, time.perf_counter() - began)
+            seen.add(number, status, time.perf_counter() - began, len(asked.body))
         client.close()
 
     workers = [threading.Thread(target=work) for _ in range(threads)]
@@ -206,7 +210,8 @@ def measure(options: argparse.Namespace) -> Mapping[str, Any]:
         with probed(server.url) as probes:
             seen = flood(server, stranger, range(options.count), options.clients, started + options.seconds)
         seconds = time.perf_counter() - started
-        slow = [(number, status, *alone(server, stranger, number)) for _, number, status in seen.slow]
+        suspects = dict.fromkeys((number, status) for _, number, status in [*seen.slow, *seen.large])
+        slow = [(number, status, *alone(server, stranger, number)) for number, status in suspects]
     times = sorted(seconds for _, seconds in probes)
     return {
         "requests": sum(seen.statuses.values()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 from penstock import __version__
 from penstock.config.errors import PenstockError, shown
@@ -99,13 +100,23 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     models = (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)
 
     def openapi() -> dict[str, Any]:
-        app.openapi_schema = app.openapi_schema or document.openapi(
-            app, models, called(frontend.served_name), secured=bool(options.api_keys)
-        )
+        if app.openapi_schema is None:
+            app.openapi_schema = document.openapi(app, models, _facts(service), secured=bool(options.api_keys))
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
+
+
+def _facts(service: Service) -> document.ModelFacts:
+    text = service.frontend.text
+    named = sorted(text.template.sources) if text.template else []
+    return document.ModelFacts(
+        names=called(service.model),
+        vocab_size=text.vocab_size,
+        templates=None if service.trust_request_chat_template else named,
+        dimensions=text.pooling.size,
+    )
 
 
 def _routers(service: Service, responses: Responses) -> tuple[APIRouter, ...]:
@@ -124,6 +135,18 @@ def _routers(service: Service, responses: Responses) -> tuple[APIRouter, ...]:
     )
 
 
+def _methods(routes: Sequence[object], path: str) -> set[str]:
+    """Those that any route takes at a path: the router tells of the first alone."""
+    found: set[str] = set()
+    for route in routes:
+        if isinstance(route, Route):
+            found |= (route.methods or set()) if route.path_regex.match(path) else set()
+        else:
+            inner = getattr(route, "original_router", route)
+            found |= _methods(getattr(inner, "routes", ()), path)
+    return found
+
+
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The router's own refusals: no such route, no such method."""
     status = getattr(error, "status_code", 500)
@@ -131,7 +154,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         message = f"There is no route {request.method} {shown(request.url.path)}; GET /docs lists the routes."
         error = HttpError(404, message, code="unknown_route")
     elif status == 405:
-        allowed = (getattr(error, "headers", None) or {}).get("Allow", "")
+        allowed = ", ".join(sorted(_methods(request.app.routes, request.url.path)))
         message = f"The method {shown(request.method)} is not available here; allowed: {allowed or 'see /docs'}."
         error = HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed} if allowed else {})
     return error_response(error, request.scope)

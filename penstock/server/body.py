@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -122,8 +122,12 @@ def validate(model: type[_Model], data: dict[str, Any]) -> _Model:
         raise refusal(error, data, list(model.model_fields)) from None
 
 
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(map(_is_list, get_args(annotation)))
+
+
 def read_query(model: type[_Model], request: Request) -> _Model:
-    """Checks a query against its schema; of a name that is repeated the last counts, `name[]` gives a list.
+    """Checks a query against its schema; a list is written as its name again and again, with `[]` behind it or without.
 
     Raises:
         RequestError: as `validate`.
@@ -132,7 +136,8 @@ def read_query(model: type[_Model], request: Request) -> _Model:
         message = f"The query has more than {limits.MAX_QUERY_FIELDS} fields; send the ones the route knows."
         raise HttpError(400, message, code="invalid_query")
     given: dict[str, Any] = dict(request.query_params)
-    for name in model.model_fields:
-        if f"{name}[]" in given:
-            given[name] = request.query_params.getlist(f"{name}[]")
+    for name, field in model.model_fields.items():
+        values = [*request.query_params.getlist(name), *request.query_params.getlist(f"{name}[]")]
+        if values and _is_list(field.annotation):
+            given[name] = values
     return validate(model, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -14,11 +15,15 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.server.errors import Dialect, dialect_of
+from penstock.server.shapes import TOKEN_ID_BOUND
 
 EVENTS = "text/event-stream"
+_DIMENSIONS = ("dimensions", "output_dimension")
 _REF = "#/components/schemas/{model}"
 _STATUSES: Mapping[str, str] = {
-    "400": "The request is not acceptable; `error.param` names the field.",
+    "400": "The request is not acceptable; `error.param` names the field. Beyond what the schema says: fields that "
+    "only go together or contradict each other, prompts longer than the context, grammars, schemas and patterns that "
+    "cannot be followed, messages that the model's template refuses, and what the model cannot do.",
     "401": "No valid API key.",
     "403": "The Host header is not allowed.",
     "404": "No such route or model.",
@@ -26,8 +31,10 @@ _STATUSES: Mapping[str, str] = {
     "408": "The request came in too slowly.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
+    "417": "The request expects something else than 100-continue.",
     "431": "The headers are too large.",
     "500": "The server failed.",
+    "501": "The request's body has a transfer coding other than chunked, or the route is not available yet.",
     "503": "Not ready, overloaded or shutting down; see Retry-After.",
 }
 
@@ -82,8 +89,10 @@ def takes(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
 
 def asks(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """FastAPI's `openapi_extra` of a route whose query has this shape."""
-    properties = model.model_json_schema()["properties"]
-    parameters = [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
+    parameters = []
+    for name, schema in model.model_json_schema()["properties"].items():
+        kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]  # which no query can say
+        parameters.append({"name": name, "in": "query", "schema": kinds[0]})
     return {"parameters": parameters, **gives("application/json", *media_types)}
 
 
@@ -92,13 +101,30 @@ def gives(*media_types: str) -> dict[str, Any]:
     return {"responses": {"200": {"content": {media_type: {} for media_type in media_types}}}}
 
 
-def openapi(app: FastAPI, models: Sequence[type[BaseModel]], names: Sequence[str], *, secured: bool) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the document says of the model that is served.
+
+    Attributes:
+        names: what it may be called; the first is its name, the others are taken by Ollama's API alone.
+        vocab_size: above every token id.
+        templates: names of its chat templates, None where requests may bring their own.
+        dimensions: of its embeddings.
+    """
+
+    names: Sequence[str]
+    vocab_size: int
+    templates: Sequence[str] | None
+    dimensions: int
+
+
+def openapi(app: FastAPI, models: Sequence[type[BaseModel]], facts: ModelFacts, *, secured: bool) -> dict[str, Any]:
     """The document of an app's routes.
 
     Args:
         app: whose.
         models: the bodies `takes` refers to.
-        names: what the model may be called; the first is its name, the others are taken by Ollama's API alone.
+        facts: of the model.
         secured: keys are asked for.
     """
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
@@ -108,13 +134,16 @@ def openapi(app: FastAPI, models: Sequence[type[BaseModel]], names: Sequence[str
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for model in models:
-        served = names if ".ollama." in model.__module__ else names[:1]
-        _name_model(schemas["$defs"][model.__name__], served)
-    _close(components["schemas"])
+        _tell(schemas["$defs"][model.__name__], facts, ".ollama." in model.__module__)
+    _bound(components["schemas"], facts.vocab_size)
     for path, operations in document["paths"].items():
-        error = _ERRORS[dialect_of(path)].__name__
-        failure = {"application/json": {"schema": {"$ref": _REF.format(model=error)}}}
+        failure = {"application/json": {"schema": {"$ref": _REF.format(model=_ERRORS[dialect_of(path)].__name__)}}}
         for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] == "model":
+                    parameter["schema"] = {"enum": [facts.names[0]]}
+                elif parameter["name"] == "response_id":
+                    parameter["schema"] = {"type": "string", "pattern": "^resp_[^/]+$"}
             operation["responses"].pop("422", None)
             for status, about in _STATUSES.items():
                 operation["responses"].setdefault(status, {"description": about, "content": failure})
@@ -125,22 +154,33 @@ def openapi(app: FastAPI, models: Sequence[type[BaseModel]], names: Sequence[str
     return document
 
 
-def _name_model(schema: dict[str, Any], names: Sequence[str]) -> None:
-    """Tells which names a body may give the model."""
-    for field in ("model", "name"):
-        about = schema["properties"].get(field)
-        if about is not None:
-            nullable = {"type": "null"} in about.get("anyOf", ())
-            schema["properties"][field] = {"title": about["title"], "enum": [*names, *([None] if nullable else [])]}
+def _tell(schema: dict[str, Any], facts: ModelFacts, ollama: bool) -> None:
+    """Says of a body's fields what they may be with this model."""
+    names = list(facts.names) if ollama else [facts.names[0]]
+    if "name" in schema.get("properties", {}):  # one of the two may be empty
+        names.append("")
+    allowed: dict[str, dict[str, Any]] = {"model": {"enum": names}, "name": {"enum": names}}
+    allowed |= {field: {"type": "integer", "minimum": 1, "maximum": facts.dimensions} for field in _DIMENSIONS}
+    if facts.templates is not None:
+        allowed["chat_template"] = {"enum": list(facts.templates)}
+    for field, about in allowed.items():
+        given = schema.get("properties", {}).get(field)
+        if given is not None:
+            null = {"type": "null"} in given.get("anyOf", ())
+            kept = {key: given[key] for key in ("title", "default") if key in given}
+            schema["properties"][field] = kept | ({"anyOf": [about, {"type": "null"}]} if null else about)
 
 
-def _close(schema: Any) -> None:
-    """Says of objects whose members' names follow a pattern that they have no others."""
+def _bound(schema: Any, vocab_size: int) -> None:
+    """Bounds token ids by the vocabulary, and objects whose members' names follow a pattern to such names."""
     for inner in schema.values() if isinstance(schema, dict) else schema:
         if isinstance(inner, (dict, list)):
-            _close(inner)
-    if isinstance(schema, dict) and "patternProperties" in schema:
-        schema["additionalProperties"] = False
+            _bound(inner, vocab_size)
+    if isinstance(schema, dict):
+        if "patternProperties" in schema:
+            schema["additionalProperties"] = False
+        if schema.get("exclusiveMaximum") == TOKEN_ID_BOUND:
+            schema["exclusiveMaximum"] = vocab_size
 
 
 def page(document: Mapping[str, Any]) -> str:

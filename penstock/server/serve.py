@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import gc
 import json
@@ -32,6 +33,7 @@ from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, rais
 from penstock.server.lifecycle import Lifecycle
 
 _SWITCH_S = 0.001  # for which the event loop waits until a thread that works on a large body lets it in
+_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**18  # glibc's number of the setting; bytes
 _LAST_WORDS_S = 2.0  # for responses that were aborted to reach their clients
 
 
@@ -123,6 +125,7 @@ def serve(
     check_origins(server_options.allowed_origins)
     _log_to_stderr()
     sys.setswitchinterval(_SWITCH_S)
+    _give_back_memory()
     listener = bind(server_options.host, server_options.port)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -151,6 +154,13 @@ def _log_to_stderr() -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+
+
+def _give_back_memory() -> None:
+    """Has large blocks go back to the system when they are freed: glibc would keep as much as was ever in use."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(library, "mallopt"):
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -94,11 +94,16 @@ Message = Annotated[dict[str, Any], WithJsonSchema(_MESSAGE)]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
 Tool = Annotated[dict[str, Any], WithJsonSchema(FUNCTION_TOOL)]
 Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Functions = Annotated[
+    list[Annotated[dict[str, Any], WithJsonSchema(_FUNCTION)]], Field(max_length=limits.MAX_TOOLS, fail_fast=True)
+]
+TOKEN_ID_BOUND = 2**31
+"""Above every vocabulary's; the document has the model's own in its place."""
+TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_BOUND)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True), BeforeValidator(whole)]
 _IDS: dict[str, Any] = {
     "type": "array",
-    "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": TOKEN_ID_BOUND},
     "minItems": 1,
 }
 _MANY: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": limits.MAX_PROMPTS_PER_CALL}
@@ -111,6 +116,50 @@ _PROMPT: dict[str, Any] = {
     ]
 }
 Prompt = Annotated[Any, BeforeValidator(_whole_prompts), WithJsonSchema(_PROMPT)]
+
+
+_NAMED: dict[str, Any] = an_object({"function": an_object({"name": STRING})})
+_CHOICE: dict[str, Any] = {
+    "anyOf": [
+        {"enum": ["auto", "none", "required", "any"]},
+        {**_NAMED, "not": {"required": ["type"], "properties": {"type": {"const": "allowed_tools"}}}},
+        an_object({"type": {"const": "function"}, "name": STRING}),
+        an_object(
+            {
+                "type": {"const": "allowed_tools"},
+                "allowed_tools": an_object({"tools": {"type": "array", "items": _NAMED}}),
+            }
+        ),
+    ]
+}
+Choice = Annotated[str | dict[str, Any], WithJsonSchema(_CHOICE)]
+"""Of tools: of those a body has, which the document cannot say."""
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_LAYOUTS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties", "disable_fallback")
+StructuredOutputs = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {name: {} for name in (*_CONSTRAINTS, *_LAYOUTS)},
+            "additionalProperties": False,
+        }
+    ),
+]
+
+
+def either(*choices: Mapping[str, Any]) -> ConfigDict:
+    """Settings of a body that has one of these fields at least, each given with its JSON schema."""
+    fitting = [{"required": [*choice], "properties": {**choice}} for choice in choices]
+    return ConfigDict(json_schema_extra={"anyOf": fitting})
+
+
+def nothing_but(*harmless: Any) -> Any:
+    """Annotates a field of something that is not available: the values that ask for none of it, null among them."""
+    return WithJsonSchema({"enum": [*harmless, None]})
+
+
+Unavailable = Annotated[Any, nothing_but()]
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Metadata = Annotated[

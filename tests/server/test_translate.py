@@ -236,7 +236,7 @@ def test_fields_that_clients_send_are_accepted(field: str) -> None:
         ({"top_p": -0.1}, "top_p", "allowed: at least 0."),
         ({"typical_p": 0}, "typical_p", "allowed: more than 0."),
         ({"n": 10**9}, "n", f"at most {limits.MAX_N}"),
-        ({"n": 1.0}, "n", "integer"),
+        ({"n": 1.5}, "n", "integer"),
         ({"n": "1"}, "n", "integer"),
         ({"max_tokens": 0}, "max_tokens", "1"),
         ({"max_tokens": -(2**63)}, "max_tokens", "1"),

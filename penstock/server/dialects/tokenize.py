@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import ConfigDict
 from starlette.responses import Response
 
 from penstock.config.errors import RequestError
@@ -22,6 +23,15 @@ from penstock.server.shapes import Body, Messages, Objects, TokenIds, Tools
 
 class TokenizeBody(Body):
     """A text, or a chat in the model's own template."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
+            ]
+        }
+    )
 
     model: str | None = None
     prompt: str | None = None

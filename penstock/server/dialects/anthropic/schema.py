@@ -8,7 +8,17 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
 from penstock.server.sampling import TopP
-from penstock.server.shapes import FUNCTION_NAME, STRING, TEXT_PART, Body, Exact, StopString, an_object
+from penstock.server.shapes import (
+    FUNCTION_NAME,
+    STRING,
+    TEXT_PART,
+    Body,
+    Exact,
+    StopString,
+    Unavailable,
+    an_object,
+    nothing_but,
+)
 
 _CONTENT: dict[str, Any] = {"anyOf": [STRING, {"type": "array", "items": TEXT_PART, "minItems": 1}]}
 _MESSAGE = an_object({"role": {"enum": ["user", "assistant"]}, "content": _CONTENT})
@@ -76,9 +86,9 @@ class CountTokensBody(Body):
     output_format: OutputFormat | None = None
 
     # Not available; anything but null or nothing is refused.
-    container: Any = None
-    mcp_servers: list[Any] | None = None
-    thread: dict[str, Any] | None = None
+    container: Unavailable = None
+    mcp_servers: Annotated[list[Any] | None, nothing_but([])] = None
+    thread: Annotated[dict[str, Any] | None, nothing_but({})] = None
 
     # Accepted because Anthropic accepts them; the prefix cache needs no marks, and there is one kind of service.
     cache_control: dict[str, Any] | None = None

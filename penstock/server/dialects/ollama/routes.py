@@ -163,10 +163,11 @@ def _add_models(router: APIRouter, service: Service) -> None:
     @router.post("/api/show", summary="Describe a model", openapi_extra=takes(ShowBody))
     async def show(request: Request) -> Response:
         body = await _read(request, ShowBody)
-        name = body.model or body.name
-        if name is None:
+        names = [name for name in (body.model, body.name) if name]  # one of which clients may leave empty
+        if not names:
             raise RequestError("model is required.", param="model", code="missing_required_parameter")
-        service.check_model(served(service, name))
+        for name in names:
+            service.check_model(served(service, name))
         service.require_ready()
         return json_response(described(service))
 

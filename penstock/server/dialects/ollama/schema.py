@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from penstock.config import limits
-from penstock.server.shapes import FUNCTION_NAME, STRING, Duration, Exact, StopString, TokenIds, an_object
+from penstock.server.shapes import (
+    FUNCTION_NAME,
+    STRING,
+    Duration,
+    Exact,
+    StopString,
+    TokenIds,
+    an_object,
+    either,
+    nothing_but,
+)
 
 _CALL = an_object({"function": an_object({"name": STRING, "arguments": {"type": "object"}})})
 _MESSAGE = an_object(
@@ -22,6 +32,10 @@ Tools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(
 Format = Annotated[
     Literal["", "json"] | dict[str, Any], WithJsonSchema({"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]})
 ]
+
+
+Text = Annotated[str, Field(min_length=1)]
+_NOT_EMPTY = {"type": "string", "minLength": 1}
 
 
 class Loose(Exact):
@@ -72,8 +86,8 @@ class GenerateBody(AnswerBody):
     template: str | None = None
     raw: bool | None = None
     context: TokenIds | None = None
-    suffix: str | None = None
-    images: list[Any] | None = None
+    suffix: Annotated[str | None, nothing_but("")] = None
+    images: Annotated[list[Any] | None, nothing_but([])] = None
 
 
 class OllamaChatBody(AnswerBody):
@@ -86,7 +100,7 @@ class OllamaChatBody(AnswerBody):
 class EmbedBody(NamedBody):
     """POST /api/embed. Nothing is cut: a text that is too long is refused, whatever `truncate` says."""
 
-    input: str | Annotated[list[str], Field(max_length=limits.MAX_PROMPTS_PER_CALL)]
+    input: Text | Annotated[list[Text], Field(max_length=limits.MAX_PROMPTS_PER_CALL)]
     truncate: bool | None = None
     dimensions: int | None = None
 
@@ -94,11 +108,13 @@ class EmbedBody(NamedBody):
 class OllamaEmbeddingsBody(NamedBody):
     """POST /api/embeddings, the older form, of one text."""
 
-    prompt: str
+    prompt: Text
 
 
 class ShowBody(Loose):
-    """POST /api/show."""
+    """POST /api/show: under the one name or the other."""
+
+    model_config = either({"model": _NOT_EMPTY}, {"name": _NOT_EMPTY})
 
     model: str | None = None
     name: str | None = None

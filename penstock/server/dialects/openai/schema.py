@@ -8,7 +8,19 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.config import limits
 from penstock.server.sampling import Alternatives, Count, HintedBody
-from penstock.server.shapes import Body, Messages, Name, Objects, Prompt, Strings, Tools
+from penstock.server.shapes import (
+    Body,
+    Choice,
+    Functions,
+    Messages,
+    Name,
+    Objects,
+    Prompt,
+    Strings,
+    StructuredOutputs,
+    Tools,
+    nothing_but,
+)
 
 
 class StreamOptions(Body):
@@ -41,10 +53,10 @@ class Sampling(HintedBody):
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: Strings | None = None
+    guided_choice: Annotated[Strings, Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
@@ -52,7 +64,7 @@ class Sampling(HintedBody):
     json_schema: dict[str, Any] | str | None = None
 
     # Accepted as those of HintedBody are.
-    store: bool | None = None
+    store: Annotated[bool | None, nothing_but(False)] = None
     metadata: dict[str, Any] | None = None
 
 
@@ -65,7 +77,7 @@ class ChatBody(Sampling):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Tools | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -75,13 +87,13 @@ class ChatBody(Sampling):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Objects | None = None
-    modalities: Strings | None = None
-    audio: dict[str, Any] | None = None
-    functions: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS)] | None = None
-    function_call: str | dict[str, Any] | None = None
+    modalities: Annotated[Strings | None, nothing_but([], ["text"])] = None
+    audio: Annotated[dict[str, Any] | None, nothing_but()] = None
+    functions: Functions | None = None
+    function_call: Choice | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     include_reasoning: bool | None = None
-    web_search_options: dict[str, Any] | None = None
+    web_search_options: Annotated[dict[str, Any] | None, nothing_but()] = None
 
 
 class CompletionBody(Sampling):
@@ -91,4 +103,4 @@ class CompletionBody(Sampling):
     max_tokens: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     logprobs: Alternatives | None = None
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: Annotated[str | None, nothing_but("")] = None

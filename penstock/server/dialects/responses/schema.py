@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from penstock.config import limits
+from penstock.server import shapes
 from penstock.server.pages import PageQuery
 from penstock.server.sampling import Alternatives, Count, HintedBody
-from penstock.server.shapes import FUNCTION_NAME, STRING, Body, Metadata, Query, RequestBody, an_object
 
 LOGPROBS = "message.output_text.logprobs"
 Include = Literal[
@@ -18,15 +18,15 @@ Include = Literal[
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
 Includes = Annotated[list[Include], Field(fail_fast=True)]
-_ITEM = an_object({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": STRING})
+_ITEM = shapes.an_object({"role": {"enum": ["system", "developer", "user", "assistant"]}, "content": shapes.STRING})
 _ITEMS: dict[str, Any] = {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": limits.MAX_MESSAGES}
-_TOOL = an_object({"type": {"const": "function"}, "name": FUNCTION_NAME})
-Input = Annotated[Any, WithJsonSchema({"anyOf": [STRING, _ITEMS]})]
+_TOOL = shapes.an_object({"type": {"const": "function"}, "name": shapes.FUNCTION_NAME})
+Input = Annotated[Any, WithJsonSchema({"anyOf": [shapes.STRING, _ITEMS]})]
 ResponseTools = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(_TOOL)]], Field(max_length=limits.MAX_TOOLS)]
 Detail = Literal["auto", "concise", "detailed"]
 
 
-class Reasoning(Body):
+class Reasoning(shapes.Body):
     """How much the model thinks, and whether its reasoning is told as a summary."""
 
     effort: str | None = None
@@ -34,32 +34,33 @@ class Reasoning(Body):
     generate_summary: Detail | None = None
 
 
-class TextConfig(Body):
+class TextConfig(shapes.Body):
     """The answer's text."""
 
     format: dict[str, Any] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponseStreamOptions(Body):
+class ResponseStreamOptions(shapes.Body):
     """Accepted; this server adds no padding to its events."""
 
     include_obfuscation: bool | None = None
 
 
-class InputTokensBody(RequestBody):
-    """POST /v1/responses/input_tokens: what makes up a prompt."""
+class InputTokensBody(shapes.RequestBody):
+    """POST /v1/responses/input_tokens: what makes up a prompt, some of which is there or goes on from what was."""
 
+    model_config = shapes.either({"input": {"not": {"type": "null"}}}, {"previous_response_id": shapes.STRING})
     input: Input = None
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: ResponseTools | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: shapes.Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    conversation: Any = None
+    conversation: shapes.Unavailable = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -68,18 +69,18 @@ class ResponsesBody(InputTokensBody, HintedBody):
 
     max_output_tokens: Count | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
-    metadata: Metadata | None = None
+    metadata: shapes.Metadata | None = None
     include: Includes | None = None
     top_logprobs: Alternatives | None = None
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    prompt: Any = None
+    prompt: shapes.Unavailable = None
     prompt_cache_options: dict[str, Any] | None = None
 
 
-class RetrieveQuery(Query):
+class RetrieveQuery(shapes.Query):
     """GET /v1/responses/{response_id}."""
 
     stream: bool = False
