@@ -24,14 +24,15 @@ from penstock.text.parsers.format import formats
 # Modules without a scanner of foreign text of their own, by what they do instead.
 ELSEWHERE = {
     "read by those that call them": (
-        "text.gguf_fields", "text.gguf_vocab", "text.vocabulary_file", "text.grammar.lark", "text.parsers.calls",
+        "text.gguf_fields", "text.gguf_vocab", "text.grammar.decided", "text.grammar.pointer",
+        "text.vocabulary_file", "text.grammar.lark", "text.parsers.calls",
         "text.parsers.stream", "text.parsers.values", "text.parsers.events", "text.parsers.reading",
         "weights.readers.gguf", "weights.readers.gguf_config", "weights.readers.gguf_decoders",
         "weights.readers.gguf_encoders", "weights.readers.gguf_gemma", "weights.readers.gguf_keys",
         "weights.readers.gguf_names", "weights.readers.gguf_recurrent", "weights.readers.modules",
         "weights.readers.tied",
     ),
-    "written by this project": ("text.parsers.document", "text.pretokenizer"),
+    "written by this project": ("text.grammar.formats", "text.parsers.document", "text.pretokenizer"),
     "writing, not reading": ("text.gguf_export", "text.parsers.grammar", "text.parsers.render"),
     "charged by their budget, see tests/text/test_template_safety.py": (
         "text.sandbox", "text.template_budget", "text.template_methods", "text.template_rewrite",

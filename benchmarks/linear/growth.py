@@ -45,7 +45,8 @@ def growth(run: Callable[[Any], Any], make: Callable[[int], Any], *, most: int =
     for _ in range(_TRIES):
         if found.exponent <= LIMIT:
             break
-        again = _measured(run, make, found.size * (1 if found.seconds[1] > 1 or 2 * found.size > most else 2))
+        size = size if found.seconds[1] > 1 or 2 * size > most else 2 * size  # where counted work comes to its end
+        again = _measured(run, make, size)
         found = min(found, again, key=lambda growth: growth.exponent)
     return found
 
