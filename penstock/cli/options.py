@@ -27,7 +27,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         typer.BadParameter: it is no size.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; write for example 2GiB, 512MiB or a number of bytes.")
     number, unit, suffix = match.groups()

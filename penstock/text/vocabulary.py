@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import tokenizers
 from tokenizers import pre_tokenizers
 
 from penstock.text.pretokenizer import PreTokenizer
 from penstock.text.spelling import Spelling
+
+_MOST_MERGED: Final = 1024  # characters of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,13 @@ class Vocabulary:
 
 
 def implied_merges(tokens: Iterable[str], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges a vocabulary without any implies: every split of a token into two tokens, the first token first."""
+    """The merges a vocabulary without any implies: every split of a token into two tokens, the first token first.
+
+    Longer tokens than any vocabulary has are left whole, since trying them takes the square of their length.
+    """
     merges: list[tuple[str, str]] = []
     for token in tokens:
-        for cut in range(1, len(token)):
+        for cut in range(1, len(token) if len(token) <= _MOST_MERGED else 0):
             left = token[:cut]
             if left in vocab:
                 right = token[cut:]

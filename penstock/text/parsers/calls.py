@@ -88,7 +88,7 @@ class Shape:
         ends = [*_variants(between[-1]), self.tail, *self.ends]
         ends += ["{"] if arguments is not Syntax.PARAMETERS else [self.parameter_lead]
         prefix, rest = re.escape(self._lead[1]) + _loose(["", *pieces[1:at]]), _loose(between[:-1])
-        return finding(ends), re.compile(rf"\s*(?:{prefix})?(?P<name>\S+?)(?:{rest})?\s*", re.DOTALL)
+        return finding(ends), re.compile(rf"(?:{prefix})?(?P<name>\S+?)(?:{rest})?", re.DOTALL)
 
     @cached_property
     def parameter_lead(self) -> str:
@@ -229,7 +229,7 @@ class CallReader:
         stream, (ends, pattern) = self.stream, self.shape.head
         parts: list[str] = []
         mark = yield from stream.until(ends, parts.append)
-        found = pattern.fullmatch("".join(parts))
+        found = pattern.fullmatch("".join(parts).strip())
         if not mark or not found:
             raise MalformedError
         self._call(found["name"])

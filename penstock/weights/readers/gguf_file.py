@@ -214,7 +214,7 @@ class _Entry:
 
 
 def _read_entry(cursor: _Cursor, index: int) -> _Entry:
-    name = cursor.string(_MAX_KEY_BYTES, f"the name of tensor {index}")
+    name = cursor.string(limits.MAX_TENSOR_NAME_CHARS, f"the name of tensor {index}")
     what = f"tensor {shown(name)}"
     rank = cursor.number("I", what)
     if not 1 <= rank <= limits.MAX_TENSOR_DIMS:

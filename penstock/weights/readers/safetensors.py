@@ -83,6 +83,11 @@ def _entry(path: Path, name: str, entry: Any, data_size: int) -> tuple[TensorInf
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{path}: the header of tensor {shown(name)} lacks dtype, shape or data_offsets.")
+    if len(name) > limits.MAX_TENSOR_NAME_CHARS:
+        raise CheckpointError(
+            f"{path}: the tensor {shown(name)} has a name of {len(name)} characters; at most "
+            f"{limits.MAX_TENSOR_NAME_CHARS} are allowed."
+        )
     if len(shape) > limits.MAX_TENSOR_DIMS:
         raise CheckpointError(
             f"{path}: tensor {shown(name)} has {len(shape)} dimensions; at most {limits.MAX_TENSOR_DIMS} are allowed."
@@ -145,13 +150,16 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise CheckpointError(f"{index} names files that are not there: {_listed(missing)}. Download them as well.")
+    promised: dict[str, list[str]] = {}
+    for name, file in weight_map.items():
+        promised.setdefault(file, []).append(name)
     found: dict[str, StoredTensor] = {}
     for file in files:
         shard = read_safetensors_file(folder / file)
         twice = [name for name in shard if name in found]
         if twice:
             raise CheckpointError(f"{folder / file} holds tensors another shard holds as well: {_listed(twice)}.")
-        absent = [name for name, where in weight_map.items() if where == file and name not in shard]
+        absent = [name for name in promised[file] if name not in shard]
         if absent:
             raise CheckpointError(f"{folder / file} lacks tensors the index promises: {_listed(absent)}.")
         found.update(shard)

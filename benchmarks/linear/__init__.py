@@ -1,0 +1,1 @@
+"""How the time of every scanner, expression and parser grows with its input."""
