@@ -21,7 +21,7 @@ from penstock.text.grammar.translate import translate
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.readers.gguf import read_gguf_file
 
-_CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b"]}", b",", b'",', b":", b'":', b"@", b"a", b".")
+_CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b"]}", b",", b'",', b":", b'":', b"@", b"a", b".", b")")
 
 
 class DeadEnd(Exception):

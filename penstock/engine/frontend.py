@@ -27,6 +27,7 @@ from penstock.text.grammar.translate import translate
 from penstock.text.parsers.reading import AnswerReader, Reading, answer_readers
 
 _RENDER_ARGUMENTS = frozenset(("self", "messages", "tools", "add_generation_prompt", "continue_final_message"))
+_INLINE_GRAMMAR_CHARS = 512  # what a longer schema means may take longer to find out than a loop can wait
 _INLINE_CHARS = 4096  # shorter texts are tokenised at once: a worker thread would cost more
 
 
@@ -191,7 +192,7 @@ class Frontend:
                 given = (kind, source) if made is None else (GrammarKind.LARK.value, made)
                 return Grammar(GrammarKind.LARK, translate(*given, special)) if given[0] else None
 
-        inline = len(source) <= _INLINE_CHARS and not (reading is not None and reading.functions)
+        inline = len(source) <= _INLINE_GRAMMAR_CHARS and not (reading is not None and reading.functions)
         return make() if inline else await asyncio.to_thread(make)
 
     def _thinking(self, request: GenerationRequest, reading: Reading | None, held: bool) -> Thinking | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -124,7 +125,7 @@ def parser_limits() -> LLParserLimits:
     return LLParserLimits(
         max_items_in_row=10_000,
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=100_000,
+        step_lexer_fuel=200_000,
         step_max_items=50_000,
         max_lexer_states=_LEXER_STATES,
         max_grammar_size=200_000,
@@ -407,6 +408,22 @@ def compute_mask(matcher: LLMatcher, row: npt.NDArray[np.uint32]) -> npt.NDArray
 
 # How the library's messages begin that do not name the keyword they are about.
 _KEYWORDS: Final = (("regex parse error", "pattern"), ("Resource ", "$ref"), ("Unknown format", "format"))
+# What it says of its own parts and options, in words that help a client.
+_INSTEAD: Final = MappingProxyType(
+    {
+        "oneOf constraints": (
+            "oneOf: its options may overlap; tell them apart by type, or by different constants of a property that "
+            'each requires, write anyOf, or let several fit with "x-guidance": {"coerce_one_of": true} in the schema.'
+        ),
+        "Unable to determine if regex": (
+            "pattern: it cannot be told whether any text fits all the patterns and lengths that are joined; write one."
+        ),
+        "lexer error": "pattern: following it takes more work than allowed; write a simpler one, or smaller counts.",
+        "Schema intersection": "$ref: it and allOf join more schemas than allowed; write out what they mean.",
+        "schema too large": "it means too many symbols once $ref and allOf are written out; write a smaller one.",
+    }
+)
+_OWN: Final = frozenset(("", "<non-verbose/>"))
 _NO_TEXT: Final = "NoExtension"  # what the library says where nothing can follow
 _EXCERPT: Final = re.compile(r"\s*(\d+ \| |\^\s*$)")  # of the rules, which mostly were written here, not by the client
 _PLACE: Final = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
@@ -430,8 +447,11 @@ def explained(error: str, what: str = "the grammar") -> str:
     if _BROKEN.search(error):
         _log.warning("a grammar broke its compiler: %s", error[:400])
         return _UNCOMPILED
-    lines = [line.strip() for line in error.splitlines() if line.strip() and not _EXCERPT.match(line)]
+    lines = [line.strip() for line in error.splitlines() if line.strip() not in _OWN and not _EXCERPT.match(line)]
     text = " ".join(lines)[:400]
+    for begin, told in _INSTEAD.items():
+        if text.startswith(begin):
+            return f"{what} cannot be met: {told}"
     for begin, keyword in _KEYWORDS:
         if text.startswith(begin):
             text = f"{keyword}: {text}"

@@ -245,6 +245,24 @@ def test_what_a_broken_compiler_says_is_kept_from_clients(said: str) -> None:
     assert not any(word in told for word in ("panic", "backtrace", ".rs", "BACKTRACE"))
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("lexer error: too many expressions constructed\n<non-verbose/>", "smaller counts"),
+        (
+            "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate",
+            '{"coerce_one_of": true}',
+        ),
+        ("Unable to determine if regex is empty: (And (Regex /a/) (Regex /b/))", "write one"),
+        ('Unimplemented keys: ["not"]\n<non-verbose/>', 'Unimplemented keys: ["not"]'),
+    ],
+)
+def test_what_a_compiler_says_of_its_own_parts_becomes_a_remedy(said: str, told: str) -> None:
+    message = grammar.explained(said)
+    assert told in message
+    assert not any(word in message for word in ("verbose", "Regex /", "Enable 'coerce", "expressions constructed"))
+
+
 def test_messages_about_a_schema_stay_though_it_speaks_of_panic() -> None:
     assert "unknown keys: panic" in grammar.explained("unknown keys: panic")
 

@@ -156,6 +156,22 @@ def test_many_patterns_at_different_places_are_fine() -> None:
         ({"enum": [{"format": "x", "minLength": 1.0}]}, {"enum": [{"format": "x", "minLength": 1.0}]}),
         ({"properties": {"format": {"format": "x"}}}, {"properties": {"format": {}}}),
         ({"exclusiveMinimum": 3, "type": "integer"}, {"exclusiveMinimum": 3, "type": "integer"}),
+        ({"components": {"x": {"format": "money"}}}, {"components": {"x": {}}}),
+        ({"format": "idn-email"}, {"format": "email"}),
+        ({"uniqueItems": False}, {}),
+        ({"uniqueItems": True, "maxItems": 1}, {"maxItems": 1}),
+        ({"uniqueItems": True}, {"uniqueItems": True}),
+        ({"not": {"type": ["object", "array", "string"]}}, {"allOf": [{"type": ["boolean", "null", "number"]}]}),
+        ({"not": {"not": {"minimum": 3}}}, {"allOf": [{"minimum": 3}]}),
+        ({"not": {"type": "integer"}}, {"not": {"type": "integer"}}),
+        ({"not": {"minimum": 3}}, {"not": {"minimum": 3}}),
+        ({"enum": [1, 2, "a"], "not": {"enum": [2.0, "b"]}}, {"enum": [1, 2, "a"], "allOf": [{"enum": [1, "a"]}]}),
+        ({"not": {"required": ["a"]}}, {"allOf": [{"anyOf": [{"type": "object", "properties": {"a": False}}]}]}),
+        (
+            {"dependentRequired": {"a": ["b"], "c": []}},
+            {"allOf": [{"anyOf": [{"properties": {"a": False}}, {"required": ["b"]}]}]},
+        ),
+        ({"dependencies": {str(i): ["b"] for i in range(9)}}, {"dependencies": {str(i): ["b"] for i in range(9)}}),
     ],
 )
 def test_plain_schemas_mean_the_same(schema: Any, plain: Any) -> None:
@@ -260,3 +276,59 @@ def test_grammars_of_more_parts_than_are_read_in_a_moment_are_refused(kind: str,
     translate(kind, write(limits.MAX_GRAMMAR_PARTS - 100))
     with pytest.raises(RequestError, match=f"more than the {limits.MAX_GRAMMAR_PARTS}"):
         translate(kind, write(limits.MAX_GRAMMAR_PARTS + 100))
+
+
+A: dict[str, Any] = {"type": "object", "properties": {"kind": {"const": "a"}}, "required": ["kind"]}
+B: dict[str, Any] = {"properties": {"kind": {"enum": ["b", "c"]}, "a": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "apart"),
+    [
+        ([{"type": "string"}, {"type": ["null", "integer"]}], True),
+        ([{"type": "integer"}, {"type": "number"}], False),
+        ([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], True),
+        ([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], False),
+        ([{"$ref": "#/$defs/a", "type": "null"}, {"$ref": "#/$defs/a"}], False),
+        ([{"const": 1}, {"const": 1.0}], False),
+        ([{"const": 1}, {"const": True}, {"enum": [2, "1"]}], True),
+        ([{"const": {"a": 1, "b": 2}}, {"const": {"b": 2, "a": 1}}], False),
+        ([{"required": ["x"]}, {"required": ["y"]}], False),
+        ([{**A, "additionalProperties": False}, {"type": "object", "required": ["x"]}], True),
+        ([{**A, "additionalProperties": False, "patternProperties": {"^x": {}}}, {"required": ["x"]}], False),
+        ([{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 3}], True),
+        ([{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 3}], False),
+        ([{"type": "number", "minimum": 5}, {"type": "integer", "maximum": 4}], True),
+        ([{"minimum": 5}, {"maximum": 4}], False),  # a text fits both
+        ([{"anyOf": [{"type": "null"}, {"type": "string"}]}, {"type": "boolean"}], True),
+        ([{"anyOf": [{"type": "null"}, {"type": "string"}]}, {"type": "string"}], False),
+        ([{"pattern": "a", "type": "string"}, {"pattern": "b", "type": "string"}], False),
+        ([{"$ref": "#/$defs/loop"}, {"type": "null"}], False),
+        ([{"$ref": "other.json"}, {"type": "null"}], False),
+        ([True, False], True),
+        ([{"type": "array", "items": {"type": "null"}}, {"type": "array", "items": {"type": "string"}}], False),
+    ],
+)
+def test_options_that_exclude_each_other_are_alternatives(options: list[Any], apart: bool) -> None:
+    schema = {"oneOf": options, "$defs": {"a": A, "b": {**B, "type": "object"}, "loop": {"$ref": "#/$defs/loop"}}}
+    assert ("anyOf" in plain_schema(schema)) is apart
+
+
+def test_many_options_are_compared_within_a_number_of_steps() -> None:
+    options = [{"properties": {"a": {"const": str(i)}}, "required": ["a"]} for i in range(3000)]
+    assert "oneOf" in plain_schema({"oneOf": options})
+    assert "anyOf" in plain_schema({"oneOf": [{"const": i} for i in range(3000)]})
+    assert "anyOf" in plain_schema({"oneOf": options[:20], "type": "object"})
+    assert "oneOf" in plain_schema({"oneOf": options[:20]}), "a text fits all"
+
+
+def test_several_options_may_fit_if_a_client_says_so() -> None:
+    asked = json.dumps({"oneOf": [{"minLength": 1}, {"maxLength": 3}], "x-guidance": {"coerce_one_of": True}})
+    assert matches("json_schema", asked, '"ab"')
+
+
+def test_a_schema_whose_references_join_without_end_is_refused_within_a_number_of_steps() -> None:
+    big = {"properties": {f"q{i}": {"type": "string", "pattern": "a"} for i in range(1500)}}
+    schema = {"$defs": {"big": big}, "properties": {f"p{i}": {"allOf": [{"$ref": "#/$defs/big"}]} for i in range(1500)}}
+    with pytest.raises(RequestError, match="joins too many schemas"):
+        translate("json_schema", json.dumps(schema))

@@ -6,13 +6,15 @@ The meaning is that of draft 2020-12: https://json-schema.org/draft/2020-12/json
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from penstock.text.grammar.decided import Decider
+from penstock.text.grammar.formats import PATTERNS, SAME
+
 _ONE: Final = ("items", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
-_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_NAMED: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _COUNTS: Final = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains",
 )  # fmt: skip
@@ -24,34 +26,13 @@ _FORMATS: Final = frozenset(
     ("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
      "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex")
 )  # fmt: skip
-_DAY: Final = (
-    r"(?:(?:\d{4})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)"
-    r"|02-(?:0[1-9]|1\d|2[0-8]))|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+_VALUES: Final = frozenset(("const", "enum", "default", "examples"))  # which hold documents, not schemas
+_KNOWN: Final = frozenset(
+    (*_ONE, *_LISTS, *_NAMED, *_VALUES, "unevaluatedItems", "unevaluatedProperties", "x-guidance")
 )
-_CLOCK: Final = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_ALNUM: Final = "[A-Za-z0-9]"
-
-
-def _label(most: int) -> str:
-    """A label of at most so many characters, of which the third and fourth are not both hyphens."""
-    rest = "(?:[A-Za-z0-9-]{0,%d}[A-Za-z0-9])?"
-    third = f"{_ALNUM}{rest % (most - 4)}|-{_ALNUM}{rest % (most - 5)}"
-    return f"{_ALNUM}(?:{_ALNUM}|[A-Za-z0-9-](?:{third}))?"
-
-
-# RFC 3339 with the days a month has and no leap seconds, and RFC 1123 without labels in Punycode, as exact patterns.
-_PATTERNS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "date": f"^{_DAY}$",
-        "time": f"^{_CLOCK}$",
-        "date-time": f"^{_DAY}T{_CLOCK}$",
-        "hostname": rf"^(?:{_label(63)}(?:\.{_label(63)}){{0,2}}|{_label(31)}(?:\.{_label(31)}){{0,6}})$",
-    }
-)
-
 
 # ECMA-262's white space has one character more than that of the matchers' expressions (section 12.2).
-_BLANK: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_PART: Final = re.compile(r"\\.|[\[\]]", re.DOTALL)
 _BLANKS: Final = MappingProxyType({r"\s": r"[\s\x{feff}]", r"\S": r"[^\s\x{feff}]"})
 
 
@@ -60,31 +41,52 @@ def plain_schema(schema: Any) -> Any:
 
     Its depth is bounded by who calls.
     """
+    return _plain(schema, Decider(schema))
+
+
+def _plain(schema: Any, decider: Decider) -> Any:
     if not isinstance(schema, dict):
         return schema
     plain = dict(schema)
     for name in _ONE:
         if name in plain:
-            plain[name] = plain_schema(plain[name])
+            plain[name] = _plain(plain[name], decider)
     for name in _LISTS:
         if isinstance(plain.get(name), list):
-            plain[name] = [plain_schema(item) for item in plain[name]]
+            plain[name] = [_plain(item, decider) for item in plain[name]]
     for name in _NAMED:
         if isinstance(plain.get(name), dict):
-            plain[name] = {key: plain_schema(item) for key, item in plain[name].items()}
+            plain[name] = {key: _plain(item, decider) for key, item in plain[name].items()}
+    for name, value in schema.items():
+        if isinstance(value, dict) and name not in _KNOWN:  # schemas may lie anywhere, for a $ref to point at
+            plain[name] = _plain(value, decider)
     _drop_idle(plain)
     for name in _COUNTS:
         value = plain.get(name)
         if isinstance(value, float) and value.is_integer():
             plain[name] = int(value)
     if _IN_PLACE.isdisjoint(plain):
-        _close(plain, "unevaluatedProperties", "additionalProperties")
-        _close(plain, "unevaluatedItems", "items")
+        _close(plain, "unevaluatedProperties", "additionalProperties", decider)
+        _close(plain, "unevaluatedItems", "items", decider)
+    decider.rewrite(plain)
     _move_bounds(plain)
     _spell_format(plain)
     if isinstance(plain.get("pattern"), str):
-        plain["pattern"] = _BLANK.sub(lambda found: _BLANKS.get(found.group(), found.group()), plain["pattern"])
+        plain["pattern"] = _with_blanks(plain["pattern"])
     return plain
+
+
+def _with_blanks(pattern: str) -> str:
+    """A pattern with ECMA-262's white space, but in classes, where the matchers would not take it."""
+    within = False
+
+    def one(found: re.Match[str]) -> str:
+        nonlocal within
+        part = found.group()
+        within = part == "[" or (within and part != "]")
+        return part if within else _BLANKS.get(part, part)
+
+    return _PART.sub(one, pattern)
 
 
 def _drop_idle(schema: dict[str, Any]) -> None:
@@ -98,11 +100,11 @@ def _drop_idle(schema: dict[str, Any]) -> None:
         schema.pop("maxContains", None)
 
 
-def _close(schema: dict[str, Any], name: str, plain: str) -> None:
+def _close(schema: dict[str, Any], name: str, plain: str, decider: Decider) -> None:
     """Without schemas applied in place, what is unevaluated is what the plain keyword means, if that is not there."""
     value = schema.pop(name, True)
     if value is not True and plain not in schema:
-        schema[plain] = plain_schema(value)
+        schema[plain] = _plain(value, decider)
 
 
 def _move_bounds(schema: dict[str, Any]) -> None:
@@ -124,9 +126,11 @@ def _spell_format(schema: dict[str, Any]) -> None:
         return
     if kind not in _FORMATS:
         del schema["format"]
-    elif kind in _PATTERNS:
+    elif kind in SAME:
+        schema["format"] = SAME[kind]
+    elif kind in PATTERNS:
         del schema["format"]
         if "pattern" in schema:
-            schema["allOf"] = [*schema.get("allOf", ()), {"pattern": _PATTERNS[kind]}]
+            schema["allOf"] = [*schema.get("allOf", ()), {"pattern": PATTERNS[kind]}]
         else:
-            schema["pattern"] = _PATTERNS[kind]
+            schema["pattern"] = PATTERNS[kind]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import unquote
 
 from penstock.config import limits
 from penstock.config.errors import shown
 from penstock.text.grammar.plain import plain_schema
+from penstock.text.grammar.pointer import target
 from penstock.text.grammar.scan import refused
 
 OPTIONS: Final = "x-guidance"
@@ -17,7 +17,8 @@ OPTIONS: Final = "x-guidance"
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf"))
 _ASIDE: Final = frozenset(("$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default"))
 _JOINING: Final = frozenset(("$ref", "anyOf", "oneOf"))
-_LAYOUT: Final = ("item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern")
+_STEPS_A_VALUE: Final = 4
+_LAYOUT: Final = ("item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern", "coerce_one_of")
 
 
 def compact_schema(schema: Any) -> dict[str, Any]:
@@ -81,47 +82,66 @@ def _check_properties(schema: dict[str, Any]) -> None:
 def _check_intersections(schema: dict[str, Any]) -> None:
     """Bounds how many patterns schemas that are joined (`allOf`, `$ref` beside others) put on strings at one place."""
     stack: list[Any] = [schema]
+    walk = _Walk(schema)
+    if not walk.most:
+        return
     while stack:
         value = stack.pop()
         if isinstance(value, list):
             stack += value
         elif isinstance(value, dict):
             joined = "allOf" in value or (not _JOINING.isdisjoint(value) and len(value.keys() - _ASIDE) > 1)
-            if joined and (most := max(_patterns(value, schema).values(), default=0)) > limits.MAX_INTERSECTED:
+            if joined and (most := walk.patterns(value)) > limits.MAX_INTERSECTED:
                 raise refused(f"allOf joins {most} patterns; allowed: at most {limits.MAX_INTERSECTED}.")
             if not joined:
                 stack += value.values()
 
 
-def _patterns(start: dict[str, Any], root: dict[str, Any]) -> Counter[str]:
-    """Patterns and formats reachable from a schema, by the path of the value they are of."""
-    found: Counter[str] = Counter()
-    stack: list[tuple[Any, str]] = [(start, "")]
-    seen: Counter[int] = Counter()
-    while stack:
-        value, name = stack.pop()
-        if isinstance(value, list):
-            stack += ((item, name) for item in value)
-        if not isinstance(value, dict):
-            continue
-        seen[id(value)] += 1
-        if seen[id(value)] > limits.MAX_INTERSECTED + 1:
-            continue  # joined with itself, once for each time it is referred to
-        found[name] += ("pattern" in value) + ("format" in value)
-        for key, item in value.items():
-            if key == "$ref" and isinstance(item, str) and len(found) < limits.MAX_CHOICES:
-                stack.append((_target(item, root), name))
-            elif key in ("properties", "patternProperties") and isinstance(item, dict):
-                stack += ((inner, f"{name}/{inner_name}") for inner_name, inner in item.items())
-            elif key not in ("$defs", "definitions"):
-                stack.append((item, name if key in _IN_PLACE else f"{name}/{key}"))
-    return found
+class _Walk:
+    """Counts patterns where schemas join, within a number of steps that grows with the schema.
 
+    Attributes:
+        most: steps that are left, 0 from the beginning where there is no pattern.
+    """
 
-def _target(pointer: str, root: dict[str, Any]) -> Any:
-    """What a `$ref` within the schema points at, None for any other."""
-    value: Any = root
-    for part in pointer.removeprefix("#").split("/")[1:] if pointer.startswith("#") else ():
-        key = unquote(part).replace("~1", "/").replace("~0", "~")
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if pointer.startswith("#") else None
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        size, found, stack = 0, False, list[Any]([root])
+        while stack:
+            value = stack.pop()
+            size += 1
+            if isinstance(value, dict):
+                found = found or "pattern" in value or "format" in value
+                stack += value.values()
+            elif isinstance(value, list):
+                stack += value
+        self.most = limits.MAX_GRAMMAR_STEPS + _STEPS_A_VALUE * size if found else 0
+
+    def patterns(self, start: dict[str, Any]) -> int:
+        """The most patterns and formats that are reachable from a schema for one value."""
+        found: Counter[str] = Counter()
+        stack: list[tuple[Any, str]] = [(start, "")]
+        seen: Counter[int] = Counter()
+        while stack:
+            value, name = stack.pop()
+            self.most -= 1
+            if self.most <= 0:
+                raise refused("the JSON schema joins too many schemas (allOf, $ref beside others); write fewer.")
+            if isinstance(value, list):
+                stack += ((item, name) for item in value)
+            if not isinstance(value, dict):
+                continue
+            seen[id(value)] += 1
+            if seen[id(value)] > limits.MAX_INTERSECTED + 1:
+                continue  # joined with itself, once for each time it is referred to
+            found[name] += ("pattern" in value) + ("format" in value)
+            if found[name] > limits.MAX_INTERSECTED:
+                break
+            for key, item in value.items():
+                if key == "$ref" and isinstance(item, str) and len(found) < limits.MAX_CHOICES:
+                    stack.append((target(item, self._root), name))
+                elif key in ("properties", "patternProperties") and isinstance(item, dict):
+                    stack += ((inner, f"{name}/{inner_name}") for inner_name, inner in item.items())
+                elif key not in ("$defs", "definitions"):
+                    stack.append((item, name if key in _IN_PLACE else f"{name}/{key}"))
+        return max(found.values(), default=0)

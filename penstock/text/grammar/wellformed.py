@@ -66,8 +66,9 @@ def first_fault(schema: Any) -> tuple[str, Any, str] | None:
             return _spelled(path), value, _SCHEMA
         if not isinstance(value, dict):
             continue
-        for name, (fits, allowed) in _RULES.items():
-            if name in value and not fits(value[name]):
+        for name in [name for name in value if name in _RULES]:
+            fits, allowed = _RULES[name]
+            if not fits(value[name]):
                 return _spelled((path, f".{name}")), value[name], allowed
         inner: list[tuple[Any, Any]] = []
         for step, schemas, allowed in _held(value):
