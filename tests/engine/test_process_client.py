@@ -169,13 +169,13 @@ async def test_silence_flips_the_state(client: ProcessClient, monkeypatch: pytes
 
 
 async def test_long_silence_is_death(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.child.UNRESPONSIVE_S", 1.5)
+    monkeypatch.setattr("penstock.engine.child.UNRESPONSIVE_S", 3.0)
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
     stream = client.submit(request(max_tokens=2000))
     await anext(stream)
     os.kill(client.pid, signal.SIGSTOP)
-    outputs = await asyncio.wait_for(read(stream), 5)
+    outputs = await asyncio.wait_for(read(stream), 15)
     assert outputs[-1].finish_reason is FinishReason.ERROR
     await client.close()
 

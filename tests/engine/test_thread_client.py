@@ -117,7 +117,7 @@ async def test_queue_limits(null_client: ThreadClient, monkeypatch: pytest.Monke
     first = null_client.submit(request(prompt=15))
     with pytest.raises(OverloadedError, match="15 prompt tokens") as refused:
         null_client.submit(request(prompt=6))
-    assert refused.value.status == 503
+    assert refused.value.status == 429
     await read(first)
     await read(null_client.submit(request(prompt=6)))
 
