@@ -170,7 +170,7 @@ class Constraints:
             raise RequestError("this engine takes no grammars.", param="grammar")
         if (reason := unavailable_reason()) is not None:
             raise RequestError(reason, param="grammar")
-        self._held[request.request_id] = _Request(request, self._compiler.want(request.grammar.source))
+        self._held[request.request_id] = _Request(request, self._compiler.want(request.grammar.source, request.owner))
         return True
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:

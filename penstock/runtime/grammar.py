@@ -138,6 +138,7 @@ class Compilation:
     """A grammar to be compiled, or that was.
 
     Attributes:
+        owner: whose requests have it.
         asked, began: when it was asked for, and when its compiling began (monotonic seconds).
         matcher: at the beginning of the grammar; never advanced itself, only copied. Copies share its lexer: once one
             has failed, all do.
@@ -150,6 +151,7 @@ class Compilation:
 
     source: str
     asked: float
+    owner: str = ""
     began: float | None = None
     matcher: LLMatcher | None = None
     error: str | None = None
@@ -158,6 +160,11 @@ class Compilation:
     learnt: int = 0
     counted: int = 0
     done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What it is kept under."""
+        return self.owner, self.source
 
     @property
     def cost(self) -> int:
@@ -178,7 +185,7 @@ class GrammarCompiler:
         self._wanted = threading.Condition(self._lock)
         self._news = threading.Event()
         self._queue: deque[Compilation] = deque()
-        self._jobs: OrderedDict[str, Compilation] = OrderedDict()
+        self._jobs: OrderedDict[tuple[str, str], Compilation] = OrderedDict()
         self._bytes = 0
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: LLTokenizer | None = None
@@ -193,15 +200,15 @@ class GrammarCompiler:
         assert self._vocabulary is not None
         return self._vocabulary
 
-    def want(self, source: str) -> Compilation:
-        """Asks for a grammar; equal ones are compiled once."""
-        job = self._jobs.get(source)
+    def want(self, source: str, owner: str = "") -> Compilation:
+        """Asks for a grammar; an owner's equal ones are compiled once. Others' would tell who sent what before."""
+        job = self._jobs.get((owner, source))
         if job is not None:
-            self._jobs.move_to_end(source)
+            self._jobs.move_to_end(job.key)
             return job
-        job = Compilation(source, monotonic())
+        job = Compilation(source, monotonic(), owner=owner)
         job.counted = job.cost
-        self._jobs[source] = job
+        self._jobs[job.key] = job
         self._bytes += job.counted
         self._shrink(job)
         self._enqueue(job)
@@ -213,7 +220,7 @@ class GrammarCompiler:
         Whoever wants the grammar from now on has it compiled anew.
         """
         self._remove(job)
-        renewed = Compilation(job.source, monotonic(), tokens=tokens)
+        renewed = Compilation(job.source, monotonic(), job.owner, tokens=tokens)
         self._enqueue(renewed)
         return renewed
 
@@ -241,7 +248,7 @@ class GrammarCompiler:
     def used(self, job: Compilation, tokens: int) -> None:
         """Counts what a grammar's lexer may have learnt with so many tokens."""
         job.learnt = min(job.learnt + tokens, _LEXER_STATES)
-        if self._jobs.get(job.source) is job:
+        if self._jobs.get(job.key) is job:
             self._bytes += job.cost - job.counted
             job.counted = job.cost
             self._shrink(job)
@@ -255,8 +262,8 @@ class GrammarCompiler:
             self._remove(oldest)
 
     def _remove(self, job: Compilation) -> None:
-        if self._jobs.get(job.source) is job:
-            del self._jobs[job.source]
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
             self._bytes -= job.counted
 
     def outcome(self, job: Compilation) -> LLMatcher | RequestError | None:

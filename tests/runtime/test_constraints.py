@@ -351,6 +351,14 @@ def test_an_end_half_said_when_the_budget_is_spent_is_completed() -> None:
     assert held.idle
 
 
+def test_owners_have_grammars_of_their_own(compiler: GrammarCompiler) -> None:
+    """What is compiled already would tell one owner what another has sent."""
+    source = translate("regex", "(owner)+")
+    mine = compiler.want(source, "one")
+    assert compiler.want(source, "one") is mine and compiler.want(source, "two") is not mine
+    assert compiler.want(source) is not mine
+
+
 def test_a_model_may_think_or_answer_at_once(compiler: GrammarCompiler) -> None:
     thinking = Thinking((END,), begin_ids=(BEGIN,), budget=2)
     held = constraint(compiler, "choice", '["yes"]', thinking)
