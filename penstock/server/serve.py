@@ -157,7 +157,7 @@ def _log_to_stderr() -> None:
 def _give_back_memory() -> None:
     """Has large blocks go back to the system when they are freed: glibc would keep as much as was ever in use."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(library, "mallopt"):
+    if library is not None and hasattr(library, "mallopt"):
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 

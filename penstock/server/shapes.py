@@ -150,7 +150,7 @@ StructuredOutputs = Annotated[
 
 def either(*choices: Mapping[str, Any]) -> ConfigDict:
     """Settings of a body that has one of these fields at least, each given with its JSON schema."""
-    fitting = [{"required": [*choice], "properties": {**choice}} for choice in choices]
+    fitting: list[Any] = [{"required": [*choice], "properties": {**choice}} for choice in choices]
     return ConfigDict(json_schema_extra={"anyOf": fitting})
 
 
