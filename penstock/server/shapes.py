@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticKnownError
 
 from penstock.config import limits
@@ -150,7 +150,7 @@ StructuredOutputs = Annotated[
 
 def either(*choices: Mapping[str, Any]) -> ConfigDict:
     """Settings of a body that has one of these fields at least, each given with its JSON schema."""
-    fitting: list[JsonValue] = [{"required": [*choice], "properties": {**choice}} for choice in choices]
+    fitting: list[Any] = [{"required": [*choice], "properties": {**choice}} for choice in choices]
     return ConfigDict(json_schema_extra={"anyOf": fitting})
 
 
