@@ -83,10 +83,10 @@ class Trimmed:
             self._spaces, self.begun, self.strip = text[len(body) :], True, False
         else:
             self._spaces += text
-        while len(self._spaces) > _MAX_SPACES:
+        if (sure := (len(self._spaces) - 1) // _MAX_SPACES * _MAX_SPACES) > 0:
             if not self.strip:
-                self.emit(self._spaces[:_MAX_SPACES])
-            self._spaces = self._spaces[_MAX_SPACES:]
+                self.emit(self._spaces[:sure])
+            self._spaces = self._spaces[sure:]
 
     def drop(self) -> None:
         """Leaves out the white space before this place, and that after it unless it stands between texts."""
