@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.linear.scanners import Scanner, refusing, repeated
 from penstock.server.auth import HostRule
-from penstock.server.body import parse_json
+from penstock.server.strict_json import parse_json
 from penstock.server.conversation import checked_messages, checked_tools
 from penstock.server.structured import asked
 from penstock.server.tool_calls import arguments_of
@@ -104,7 +104,7 @@ def request_readers() -> Iterator[Scanner]:
         "digits": lambda n: b'{"a":' + b"1" * n + b"}",
         "floats": lambda n: b'{"a":1.' + b"1" * n + b"}",
     }
-    yield Scanner("server.body parse_json", refusing(parse_json), bodies)
+    yield Scanner("server.strict_json parse_json", refusing(parse_json), bodies)
     yield Scanner("server.tool_calls", refusing(arguments_of), repeated("[", '{"a":', '"', '{"a":"…\\', '{"a":…1'))
     hosts = repeated("a", "a.", "[", "[…:", "[…::", "a:…1", " ", "-")
     yield Scanner("server.auth hosts", refusing(lambda host: HostRule("127.0.0.1").check("1.1", [host])), hosts)

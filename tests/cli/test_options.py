@@ -86,8 +86,12 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
     _, server, _ = parsed(
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",
         "--allowed-origins", "http://one", "--allowed-origins", "http://two", "--trust-request-chat-template",
+        "--max-queue-seconds", "4",
     )  # fmt: skip
-    assert server == ServerOptions("::1", 0, ("a", "b"), 2.0, ("http://one", "http://two"), True)
+    origins = ("http://one", "http://two")
+    assert server == ServerOptions(
+        "::1", 0, ("a", "b"), 2.0, 4.0, allowed_origins=origins, trust_request_chat_template=True
+    )
 
 
 def test_the_environment_fills_in_and_flags_come_first() -> None:
