@@ -59,7 +59,13 @@ def test_every_module_that_reads_text_is_in_the_inventory(tmp_path: Path) -> Non
     known = modules(penstock.text, "text") | modules(penstock.weights.readers, "weights.readers")
     assert sorted(known - named - excused) == []
     assert sorted(excused - known) == []
-    assert {"server.strict_json", "server.auth", "server.conversation", "server.structured", "server.tool_calls"} <= named
+    assert {
+        "server.strict_json",
+        "server.auth",
+        "server.conversation",
+        "server.structured",
+        "server.tool_calls",
+    } <= named
     parsed = {scanner.name.split()[1] for scanner in answer_parsers()}
     assert parsed == formats().keys()
 

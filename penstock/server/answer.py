@@ -368,7 +368,7 @@ class EventStream(Response):
             if isinstance(end, ClientGone):
                 raise end
             await _end((write,))
-            await send({"type": "http.response.body", "body": self._failed(end)})
+            await _send_within(scope, send, self._failed(end), more=False)
         finally:
             await _end(tasks)
             if self._close is not None:
@@ -397,13 +397,17 @@ class EventStream(Response):
                 while True:
                     pieces.append(self._buffer.get_nowait())
             more = pieces[-1] is not None
-            body = b"".join(piece for piece in pieces if piece is not None)
-            try:
-                async with patience(limits.STREAM_STALL_TIMEOUT_S):
-                    await send({"type": "http.response.body", "body": body, "more_body": more})
-            except TimeoutError:
-                scope.get("extensions", {}).get(ABORT, {}).get("call", lambda: None)()
-                raise ClientGone from None
+            await _send_within(scope, send, b"".join(piece for piece in pieces if piece is not None), more=more)
+
+
+async def _send_within(scope: Scope, send: Send, body: bytes, *, more: bool) -> None:
+    """Sends a piece of a stream; a client that reads nothing for `limits.STREAM_STALL_TIMEOUT_S` has gone."""
+    try:
+        async with patience(limits.STREAM_STALL_TIMEOUT_S):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError:
+        scope.get("extensions", {}).get(ABORT, {}).get("call", lambda: None)()
+        raise ClientGone from None
 
 
 def event(body: object, name: str = "") -> bytes:

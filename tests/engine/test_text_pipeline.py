@@ -90,9 +90,17 @@ USER = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 def chat_ids(text: TextPipeline, template: str, **asked: Any) -> list[int]:
     """Token ids of a chat, as every dialect gets them."""
     text = replace(text, template=ChatTemplate.from_config({"chat_template": template, "bos_token": "<s>"}))
-    frontend = Frontend(ThreadClient(null_engine), text, served_name="m")
-    request = GenerationRequest("r", SamplingParams(), messages=CHAT, **asked)
-    return list(asyncio.run(frontend.tokenize(request)))
+
+    async def ids() -> tuple[int, ...]:
+        client = ThreadClient(null_engine)
+        await client.start()
+        try:
+            frontend = Frontend(client, text, served_name="m")
+            return await frontend.tokenize(GenerationRequest("r", SamplingParams(), messages=CHAT, **asked))
+        finally:
+            await client.close()
+
+    return list(asyncio.run(ids()))
 
 
 @pytest.mark.parametrize(("written", "begins"), [("", 0), ("{{ bos_token }}", 1), ("<s>", 1), ("<s><s>", 2)])

@@ -264,3 +264,16 @@ def test_routes_that_are_not_there(server: Running) -> None:
     answer = httpx.get(f"{server.url}/api/nothing")
     assert answer.status_code == 404
     assert "There is no route" in answer.json()["error"]
+
+
+def test_a_context_has_one_beginning(server: Running, text: TextPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model whose chats begin with the beginning of text; the context holds it already."""
+    monkeypatch.setattr(text.tokenizer, "begins_chats", True)
+    monkeypatch.setattr(text.tokenizer, "bos_id", 0)
+    body = {"model": "scripted", "prompt": "Hello", "stream": False}
+    first = httpx.post(f"{server.url}/api/generate", json=body).json()
+    assert first["context"][0] == 0
+    httpx.post(f"{server.url}/api/generate", json={**body, "context": first["context"]})
+    ids = server.runner.seen[1].prompt_ids
+    assert ids[: len(first["context"])] == tuple(first["context"])
+    assert ids.count(0) == 1

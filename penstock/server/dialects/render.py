@@ -60,7 +60,7 @@ def render_router(responses: Responses) -> APIRouter:
 
     @router.post("/apply-template", summary="The prompt of a chat", openapi_extra=takes(ChatBody))
     async def apply_template(request: Request) -> Response:
-        return json_response({"prompt": (await chat_request(request))[2]})
+        return await json_answer({"prompt": (await chat_request(request))[2]})
 
     @router.post("/v1/chat/completions/input_tokens", summary="Count a chat's tokens", openapi_extra=takes(ChatBody))
     async def input_tokens(request: Request) -> Response:

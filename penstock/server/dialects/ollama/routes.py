@@ -67,8 +67,9 @@ def _add_answers(router: APIRouter, service: Service) -> None:
             done = loaded(call)
             return Response(line(done), media_type=_LINES) if call.stream else json_response(done)
         if call.context:
-            ids = await frontend.tokenize(asked)
-            asked = replace(asked, messages=None, prompt=None, prompt_ids=(*call.context, *ids))
+            ids, tokenizer = await frontend.tokenize(asked), frontend.text.tokenizer
+            begins = tokenizer.begins_chats and ids[0] == tokenizer.bos_id  # as the context does already
+            asked = replace(asked, messages=None, prompt=None, prompt_ids=(*call.context, *ids[begins:]))
         answer = await opened_within_context(request, service, asked)
         reply = Reply(call, answer, frontend)
         if call.stream:

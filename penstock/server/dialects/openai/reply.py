@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.constraint import ToolMode
@@ -18,6 +20,9 @@ from penstock.server.logprobs import LEAST_LOGPROB, logprob_object
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
+
+
+_FEW = 256  # log-probabilities of tokens that are told at once; more are beside the event loop
 
 
 @dataclass(slots=True)
@@ -57,13 +62,11 @@ class Reply:
         """The complete object."""
         async for index, delta in self._answer.deltas():
             self._take(index, delta)
-        choices = [self._finished(number, choice) for number, choice in enumerate(self._choices)]
-        body = {**self._head, "choices": choices, "usage": self.usage()}
-        return body | self._about_prompt(0) if self._call.chat else body
+        scored = sum(map(len, self._prompt_logprobs)) + sum(len(choice.logprobs) for choice in self._choices)
+        return self._body() if scored <= _FEW else await asyncio.to_thread(self._body)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The chunks of a stream, each a server-sent event, with the closing ones."""
-        continuous = self._call.continuous_usage
         async for index, delta in self._answer.deltas():
             number = index * self._call.n + delta.index
             choice = self._choices[number]
@@ -71,12 +74,23 @@ class Reply:
             if first and self._call.chat:
                 yield self._opening(number)
             self._take(index, delta)
-            body = self._chunk_choice(index, number, choice, delta, first)
-            if body is not None:
-                yield self._chunk([body], continuous)
+            scored = len(self._prompt_logprobs[index]) if first else 0
+            told = partial(self._told_chunk, index, number, delta, first)
+            if chunk := told() if scored <= _FEW else await asyncio.to_thread(told):
+                yield chunk
         if self._call.include_usage:
             yield self._chunk([], True)
         yield b"data: [DONE]\n\n"
+
+    def _body(self) -> dict[str, Any]:
+        choices = [self._finished(number, choice) for number, choice in enumerate(self._choices)]
+        body = {**self._head, "choices": choices, "usage": self.usage()}
+        return body | self._about_prompt(0) if self._call.chat else body
+
+    def _told_chunk(self, index: int, number: int, delta: Delta, first: bool) -> bytes:
+        """What a stream tells of a delta, b"" for one that has nothing to tell."""
+        body = self._chunk_choice(index, number, self._choices[number], delta, first)
+        return b"" if body is None else self._chunk([body], self._call.continuous_usage)
 
     def usage(self) -> dict[str, Any]:
         prompt = self._answer.prompt_tokens

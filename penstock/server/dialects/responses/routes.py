@@ -17,7 +17,7 @@ from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import ItemsQuery, ResponsesBody, RetrieveQuery
 from penstock.server.dialects.responses.translate import sent_names
 from penstock.server.document import EVENTS, asks, gives, takes
-from penstock.server.encoding import json_response
+from penstock.server.encoding import json_answer, json_response
 from penstock.server.errors import HttpError, bad_value
 from penstock.server.pages import page_of
 from penstock.server.paths import RESPONSE
@@ -38,7 +38,7 @@ def responses_router(responses: Responses) -> APIRouter:
                 job = await responses.background(call)
                 if body.stream:
                     return EventStream(job.follow(), None, service.lifecycle)
-                return json_response(job.snapshot)
+                return await json_answer(job.snapshot)
             answer = await opened(request, service, [call.request])
         composer = Composer(call, service)
         happening = responses.told(call, composer, answer)
@@ -69,7 +69,7 @@ def _kept_routes(router: APIRouter, responses: Responses) -> None:
             record = await responses.store.found(owner, response_id)
             job = Job(owner, record.response, list(record.events))
         if not query.stream:
-            return json_response(job.snapshot)
+            return await json_answer(job.snapshot)
         if not job.events:
             raise bad_value("stream", True, "false for a response that did not run in the background")
         return EventStream(job.follow(start), None, responses.service.lifecycle)
@@ -86,9 +86,9 @@ def _kept_routes(router: APIRouter, responses: Responses) -> None:
         record = await responses.stopped(owner_of(request), response_id)
         if not record.response["background"]:
             raise HttpError(400, "Only responses with background: true can be cancelled.", code="not_background")
-        return json_response(record.response)
+        return await json_answer(record.response)
 
     @router.get(f"{RESPONSE}/input_items", summary="What the model was shown", openapi_extra=asks(ItemsQuery))
     async def input_items(response_id: str, request: Request) -> Response:
         record = await responses.store.found(owner_of(request), response_id)
-        return json_response(page_of(record.input, read_query(ItemsQuery, request)))
+        return await json_answer(page_of(record.input, read_query(ItemsQuery, request)))
