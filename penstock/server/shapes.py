@@ -123,7 +123,7 @@ _CHOICE: dict[str, Any] = {
     "anyOf": [
         {"enum": ["auto", "none", "required", "any"]},
         {**_NAMED, "not": {"required": ["type"], "properties": {"type": {"const": "allowed_tools"}}}},
-        an_object({"type": {"const": "function"}, "name": STRING}),
+        {**an_object({"type": {"const": "function"}, "name": STRING}), "not": {"required": ["function"]}},
         an_object(
             {
                 "type": {"const": "allowed_tools"},
