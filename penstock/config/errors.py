@@ -12,8 +12,13 @@ from typing import Any, Final
 
 NO_TOKEN_ALLOWED: Final = "every token is banned: allowed_token_ids, bad_words, min_tokens and the grammar leave none."
 GRAMMAR_TOO_COMPLEX: Final = "the grammar became too complex to follow within the limits; simplify it."
+RESULT_TOO_LARGE: Final = "the result is too large to be sent; ask for less in one request."
 CLIENT_FAILURES: Final[Mapping[str, str]] = MappingProxyType(
-    {NO_TOKEN_ALLOWED: "no_token_allowed", GRAMMAR_TOO_COMPLEX: "grammar_too_complex"}
+    {
+        NO_TOKEN_ALLOWED: "no_token_allowed",
+        GRAMMAR_TOO_COMPLEX: "grammar_too_complex",
+        RESULT_TOO_LARGE: "result_too_large",
+    }
 )
 """Why a branch fails where the request itself is the cause, and the code told: the same request would fail again."""
 

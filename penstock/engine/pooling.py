@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.config.errors import ContextLengthError, EngineDeadError, spelled
+from penstock.config import limits
+from penstock.config.errors import (
+    CLIENT_FAILURES,
+    ContextLengthError,
+    EngineDeadError,
+    ParameterError,
+    RequestError,
+    spelled,
+)
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineRequest, GenerationRequest
 from penstock.engine.frontend import Frontend
@@ -54,6 +62,8 @@ async def _pool(frontend: Frontend, request: GenerationRequest, params: PoolingP
             cached = output.cached_tokens or cached
             if output.pooled is not None:
                 return Pooled(array("f", output.pooled), len(ids), cached)
+            if output.error is not None and output.error in CLIENT_FAILURES:
+                raise RequestError(output.error, param=field, code=CLIENT_FAILURES[output.error])
     finally:
         await outputs.aclose()
     raise EngineDeadError("The engine failed while it computed this text.")
@@ -98,6 +108,9 @@ async def score_pairs(
         RequestError: the model cannot score, or a text is refused.
     """
     pooling, tokenizer = frontend.text.pooling, frontend.text.tokenizer
+    if len(instruction or "") * len(pairs) > limits.MAX_PROMPT_CHARS:
+        told = f"at most {limits.MAX_PROMPT_CHARS // len(pairs)} with {len(pairs)} pairs; send fewer of them"
+        raise ParameterError("instruction", f"{len(instruction or '')} characters", told)
     if (params := pooling.ranking()) is None:
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         unit = [pooling.embedding(normalize=True)] * len(texts)

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from penstock.config.environment import read_environment, settle_torch
-from penstock.config.errors import ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.config.errors import RESULT_TOO_LARGE, ConfigError, EngineDeadError, PenstockError, RequestError
 from penstock.core.pace import Pace
-from penstock.core.request import EngineOutput
+from penstock.core.request import EngineOutput, FinishReason
 from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
 from penstock.engine.messages import MessageError
@@ -59,7 +59,19 @@ class EventSocket:
         self._socket.send(messages.encode(event))
 
     def outputs(self, outputs: list[EngineOutput]) -> None:
-        self.send(messages.Outputs(outputs))
+        """In one message, or in several where one would be too long; a result too long for any ends its request."""
+        try:
+            self.send(messages.Outputs(outputs))
+        except MessageError as error:
+            half = len(outputs) // 2
+            if half:
+                self.outputs(outputs[:half])
+                self.outputs(outputs[half:])
+                return
+            _log.warning("a result cannot be sent: %s", error)
+            name, branch = outputs[0].request_id, outputs[0].branch
+            failed = EngineOutput(name, branch, finish_reason=FinishReason.ERROR, error=RESULT_TOO_LARGE)
+            self.send(messages.Outputs([failed]))
 
     def refused(self, request_id: str, error: RequestError) -> None:
         self.send(messages.refusal(request_id, error))

@@ -45,6 +45,9 @@ def check_shared(requests: Sequence[GenerationRequest]) -> None:
         ("grammar", len(grammar.source) if grammar else 0, "characters"),
         ("bad_words", words, "characters"),
         ("allowed_token_ids", ids, "token ids"),
+        ("stop", sum(map(len, sampling.stop)), "characters"),
+        ("stop_token_ids", len(sampling.stop_token_ids), "token ids"),
+        ("logit_bias", len(sampling.logit_bias), "entries"),
     ):
         if len(requests) > 1 and size * len(requests) > limits.MAX_SHARED_WORK:
             told = f"at most {limits.MAX_SHARED_WORK // len(requests)} with {len(requests)} prompts; send fewer of them"

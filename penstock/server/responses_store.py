@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS responses (
     size INTEGER NOT NULL, response BLOB NOT NULL, input BLOB NOT NULL, events BLOB
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_age ON responses (created);
+CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, size);
 """
 MEMORY = "memory"
 
@@ -42,11 +43,13 @@ class Record:
         response: the object.
         input: all items the model was shown.
         events: its events as they were sent, where it ran in the background.
+        size: bytes of the object and the items, of a response that was read.
     """
 
     response: dict[str, Any]
     input: list[dict[str, Any]]
     events: tuple[bytes, ...] = ()
+    size: int = field(default=0, compare=False)
 
 
 class ResponseStore:
@@ -107,8 +110,8 @@ class ResponseStore:
             row = self._database.execute(query, (response_id, owner, time.time() - self._max_age)).fetchone()
             if row is None:
                 return None
-            decode = msgspec.json.decode
-            return Record(decode(zlib.decompress(row[0])), decode(zlib.decompress(row[1])), _unpacked(row[2]))
+            decode, response, items = msgspec.json.decode, zlib.decompress(row[0]), zlib.decompress(row[1])
+            return Record(decode(response), decode(items), _unpacked(row[2]), len(response) + len(items))
 
         return await self._run(read)
 
@@ -130,9 +133,16 @@ class ResponseStore:
         if len(names) > limits.MAX_REFERENCED_RESPONSES:
             told = f"at most {limits.MAX_REFERENCED_RESPONSES}; send the items themselves"
             raise ParameterError("input", f"items of {len(names)} responses", told)
+        size = 0
         for name in names:
             record = await self.get(owner, f"resp_{name}")
-            found |= {item["id"]: item for item in (record.input + record.response["output"] if record else ())}
+            if record is None:
+                continue
+            size += record.size
+            if size > limits.MAX_BODY_BYTES:
+                told = f"at most {limits.MAX_BODY_BYTES} bytes of all items of their responses together"
+                raise ParameterError("input", f"items of {len(names)} responses", f"{told}; send the items themselves")
+            found |= {item["id"]: item for item in record.input + record.response["output"]}
         return found
 
     async def previous(self, owner: str, response_id: str) -> Record:
@@ -175,7 +185,9 @@ class ResponseStore:
             values = (record.response["id"], owner, time.time(), int(running), size, *blobs)
             self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             held -= self._delete("created <= ?", (time.time() - self._max_age,))
-            oldest = "id = (SELECT id FROM responses ORDER BY created LIMIT 1)"
+            # Of whoever has most, so that nobody is robbed of room by another's responses.
+            most = "SELECT owner FROM responses GROUP BY owner ORDER BY sum(size) DESC LIMIT 1"
+            oldest = f"id = (SELECT id FROM responses WHERE owner = ({most}) ORDER BY created LIMIT 1)"
             while held > self._max_bytes and (freed := self._delete(oldest, ())):
                 held -= freed
         self._bytes = held

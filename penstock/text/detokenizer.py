@@ -6,6 +6,7 @@ import codecs
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from penstock.text.tokenizer import Tokenizer
 
@@ -35,7 +36,8 @@ class _Node:
     match: str | None = None  # the longest stop string that ends here
 
 
-def _automaton(stops: Sequence[str]) -> _Node:
+@lru_cache(maxsize=8)  # the prompts of a call have the same; a node is never changed once all are there
+def _automaton(stops: tuple[str, ...]) -> _Node:
     """Aho and Corasick's automaton over all stop strings (Communications of the ACM 18(6), 1975)."""
     root = _Node(0)
     for stop in stops:
@@ -87,7 +89,7 @@ class IncrementalDetokenizer:
         self._min_tokens = min_tokens
         self._strip_next = tokenizer.strip_first and not after_prompt
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._root = _automaton([text for text in stop if text])
+        self._root = _automaton(tuple(text for text in stop if text))
         self._state = self._root
         self._held = ""  # text not yet given away; it ends with the state's text
         self._seen = 0

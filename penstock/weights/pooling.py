@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.config import limits
 from penstock.config.errors import CheckpointError, ParameterError, RequestError
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.text.pairs import QWEN3_RERANKER, PairPrompt
@@ -105,6 +106,9 @@ class Pooling:
             raise ParameterError(field, before, "none, as this model leaves prompts out of its vectors")
         if (prompt or name) and not all(isinstance(text, str) for text in texts):
             raise ParameterError(field, prompt or name, "only together with texts, not with token ids")
+        if len(before) * len(texts) > limits.MAX_PROMPT_CHARS:
+            told = f"at most {limits.MAX_PROMPT_CHARS // len(texts)} with {len(texts)} texts; send fewer of them"
+            raise ParameterError(field, f"{len(before)} characters", told)
         return [before + text if isinstance(text, str) else text for text in texts]
 
     def classification(self) -> PoolingParams:

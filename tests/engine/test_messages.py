@@ -6,10 +6,12 @@ import math
 import pickle
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.errors import (
+    RESULT_TOO_LARGE,
     CheckpointError,
     ConfigError,
     ContextLengthError,
@@ -29,6 +31,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo
 from penstock.engine.messages import MessageError
+from penstock.engine.process import EventSocket
 
 REQUEST = EngineRequest(
     "r", (1, 2, 3),
@@ -140,3 +143,24 @@ def test_what_does_not_fit_is_a_message_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 10)
     with pytest.raises(MessageError, match="10 bytes"):
         messages.encode(messages.Cancel("a" * 20))
+
+
+def test_results_too_long_for_a_message_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 1000)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    receiver = context.socket(zmq.PULL)
+    receiver.bind("inproc://results")
+    events = EventSocket(context, "inproc://results")
+    sizes = {"small": 10, "large": 2000, "other": 700, "another": 700}
+    events.outputs([EngineOutput(name, 0, pooled=bytes(size)) for name, size in sizes.items()])
+    told: list[EngineOutput] = []
+    while len(told) < len(sizes):
+        event = messages.decode_event(receiver.recv())
+        assert isinstance(event, messages.Outputs)
+        told += event.outputs
+    events.close()
+    receiver.close()
+    context.term()
+    assert [output.request_id for output in told] == list(sizes)
+    assert {output.request_id: len(output.pooled or b"") for output in told} == {**sizes, "large": 0}
+    assert {output.request_id for output in told if output.error == RESULT_TOO_LARGE} == {"large"}

@@ -312,6 +312,8 @@ def test_references_to_stored_items(api: openai.OpenAI, server: Running) -> None
     api.responses.create(model="scripted", input=[*items, {"role": "user", "content": "And now?"}])
     api.responses.create(model="scripted", input="And now?", previous_response_id=first.id)
     assert server.runner.seen[1].prompt_ids == server.runner.seen[2].prompt_ids
+    with pytest.raises(openai.BadRequestError, match="once"):  # a body of references would else be of any size
+        api.responses.create(model="scripted", input=[items[0], items[0]])
 
 
 def test_input_tokens(api: openai.OpenAI) -> None:

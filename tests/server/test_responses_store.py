@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from penstock.config.errors import ConfigError
+from penstock.config import limits
+from penstock.config.errors import ConfigError, ParameterError
 from penstock.server.responses_store import Record, ResponseStore
 
 
 def record(name: str, text: str = "Hello", status: str = "completed") -> Record:
     item = {"id": f"msg_{name}", "type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-    return Record({"id": name, "status": status, "error": None}, [item], (b"data: 1\n\n", b"data: 2\n\n"))
+    return Record({"id": name, "status": status, "error": None, "output": []}, [item], (b"data: 1\n\n", b"data: 2\n\n"))
 
 
 async def test_what_is_kept_comes_back(tmp_path: Path) -> None:
@@ -57,6 +58,28 @@ async def test_the_oldest_make_room() -> None:
     assert store._bytes == 0
     await store.put("me", record("resp_big", os.urandom(50_000).hex()))
     assert await store.get("me", "resp_big") is None
+    await store.aclose()
+
+
+async def test_nobody_loses_responses_to_the_room_another_takes() -> None:
+    store = ResponseStore(max_bytes=20_000)
+    await store.put("me", record("resp_mine", os.urandom(1000).hex()))
+    for number in range(50):
+        await store.put("you", record(f"resp_{number}", os.urandom(1000).hex()))
+    assert await store.get("me", "resp_mine") is not None
+    assert await store.get("you", "resp_0") is None
+    await store.aclose()
+
+
+async def test_items_are_given_out_up_to_a_bodys_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ResponseStore()
+    for number in range(3):
+        await store.put("me", record(f"resp_{number}", os.urandom(1000).hex()))
+    ids = [f"msg_{number}_0" for number in range(3)]
+    assert await store.items("me", ids) is not None
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 5000)
+    with pytest.raises(ParameterError, match="send the items themselves"):
+        await store.items("me", ids)
     await store.aclose()
 
 

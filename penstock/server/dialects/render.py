@@ -20,7 +20,8 @@ from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody
 from penstock.server.dialects.responses.translate import sent_names as response_names
 from penstock.server.document import takes
-from penstock.server.encoding import json_answer, json_response
+from penstock.server.encoding import json_answer, json_response, made_answer
+from penstock.server.prompts import check_shared
 
 
 def render_router(responses: Responses) -> APIRouter:
@@ -51,12 +52,17 @@ def render_router(responses: Responses) -> APIRouter:
         service.require_ready()
         with spelled(sent_names(body)):
             call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
+            check_shared(call.requests)
+            found = [(item, await frontend.tokenize(item)) for item in call.requests]
+
+        def made() -> list[dict[str, Any]]:
             result = []
-            for index, item in enumerate(call.requests):
-                ids = await frontend.tokenize(item)
+            for index, (item, ids) in enumerate(found):
                 prompt = frontend.detokenize(ids) if item.prompt is None else item.prompt
                 result.append(_rendered(body, service.model, f"{call.id}-{index}", item, prompt, ids))
-        return await json_answer(result)
+            return result
+
+        return await made_answer(made)
 
     @router.post("/apply-template", summary="The prompt of a chat", openapi_extra=takes(ChatBody))
     async def apply_template(request: Request) -> Response:

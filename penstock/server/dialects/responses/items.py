@@ -25,13 +25,13 @@ def _kind(raw: Item) -> Any:
     return raw.get("type") or ("message" if "role" in raw else "item_reference" if "id" in raw else None)
 
 
-def checked_items(given: object, earlier: Sequence[Item], known: Mapping[str, Item], suffix: str) -> list[Item]:
+def checked_items(given: object, earlier: Sequence[Item], known: dict[str, Item], suffix: str) -> list[Item]:
     """A body's `input` as items in full: each with its type, an id, and its content as a list of parts.
 
     Args:
         given: a text or a list of items.
         earlier: items that come before them.
-        known: stored items that references may name, by id.
+        known: stored items that references may name, once each, by id; those that are named are taken out.
         suffix: what ids given to items hold besides their kind and number.
 
     Raises:
@@ -52,8 +52,8 @@ def checked_items(given: object, earlier: Sequence[Item], known: Mapping[str, It
         item = _item(where, raw, f"{suffix}_i{index}")
         if item["type"] == "item_reference":
             if item["id"] not in known:
-                raise bad_value(f"{where}.id", item["id"], "the id of a stored item; send the item itself")
-            item = known[item["id"]]
+                raise bad_value(f"{where}.id", item["id"], "the id of a stored item, once; send the item itself")
+            item = known.pop(item["id"])
         if item["type"] == "function_call":
             calls.add(item["call_id"])
         elif item["type"] == "function_call_output" and item["call_id"] not in calls:
