@@ -81,9 +81,11 @@ class ProcessClient:
 
     @property
     def state(self) -> EngineState:
-        if self._state is EngineState.READY and self._child is not None and self._child.silence > HEARTBEAT_TIMEOUT_S:
+        """Safe to read from any thread."""
+        state, child = self._state, self._child
+        if state is EngineState.READY and child is not None and child.silence > HEARTBEAT_TIMEOUT_S:
             return EngineState.RESTARTING
-        return self._state
+        return state
 
     @property
     def info(self) -> EngineInfo:
