@@ -86,7 +86,7 @@ class EngineChild:
     def silence(self) -> float:
         """Seconds for which this process has listened and heard nothing; 0 while something it sent is unread.
 
-        Any thread may ask; one that is not the loop's is told of the loop's last look, for the socket is the loop's own.
+        Any thread may ask; others than the loop's are told of the loop's last look, for the socket is the loop's own.
         """
         if self._in_loop():
             if self._unread():
