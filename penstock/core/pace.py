@@ -52,9 +52,10 @@ class PaceMeter:
 
     def add(self, prompt: int, output: int, seconds: float, rows: int | None) -> None:
         """A step: its tokens, its time, and how many rows it had if others waited for one."""
-        seconds = max(seconds, 1e-6)
         if (pace := self._pace) is not None:
-            seconds = min(seconds, _MOST * (pace.step + pace.prompt * prompt + pace.output * output))
+            expected = pace.step + pace.prompt * prompt + pace.output * output
+            seconds = min(seconds, _MOST * expected) if expected > 0 else seconds
+        seconds = max(seconds, 1e-6)
         values, weight, keep = (1.0, float(prompt), float(output)), 1.0 / seconds, 1.0 - 1.0 / _MEMORY
         for i, value in enumerate(values):
             self._answers[i] = keep * self._answers[i] + weight * value * seconds

@@ -32,6 +32,7 @@ class Turns:
     def __init__(self) -> None:
         self._now = 0
         self._owners: dict[str, _Owner] = {}
+        self._charged: dict[Branch, _Owner] = {}  # an owner may be forgotten meanwhile, and its charge with it
 
     def give(self, branch: Branch) -> None:
         """Sets the turn of a branch that is queued for the first time; its owner pays for all it asks for."""
@@ -39,11 +40,12 @@ class Turns:
         branch.turn = max(self._now, owner.next, owner.last + 1 if owner.queued else 0)
         owner.last, owner.next = branch.turn, max(self._now, owner.next) + branch.longest
         owner.queued += 1
+        self._charged[branch] = owner
 
     def reach(self, branch: Branch) -> None:
         """A branch is admitted: whoever had no turn yet comes after it."""
         if branch.cached_tokens is None:  # for the first time
-            self._owners[branch.request.owner].queued -= 1
+            self._charged[branch].queued -= 1
         if branch.turn > self._now:
             self._now = branch.turn
             past = [name for name, owner in self._owners.items() if not owner.queued and owner.next <= self._now]
@@ -52,9 +54,7 @@ class Turns:
 
     def settle(self, branch: Branch) -> None:
         """A branch has ended: what it asked for and did not get is not counted against its owner."""
-        owner = self._owners.get(branch.request.owner)
-        if owner is None:
-            return
+        owner = self._charged.pop(branch)
         admitted = branch.cached_tokens is not None
         owner.queued -= not admitted
         owner.next -= branch.longest - (len(branch.tokens) if admitted else 0)

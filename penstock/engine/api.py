@@ -102,14 +102,14 @@ class EngineClient(Protocol):
             EngineDeadError: no engine is there.
         """
 
-    def arriving(self) -> AbstractContextManager[None]:
-        """Held while a call's requests are made and submitted: they count as waiting meanwhile.
+    def arriving(self, owner: str) -> AbstractContextManager[None]:
+        """Held while the requests of a call of this owner are made and submitted: they count as waiting meanwhile.
 
         Raises:
-            OverloadedError: more seconds of work wait already than may.
+            OverloadedError: more seconds of work wait already than may, a fair share of them this owner's.
         """
 
-    def check_room(self) -> None:
+    def check_room(self, owner: str) -> None:
         """Raises OverloadedError as `arriving`, for calls that submit at once."""
 
     def cancel(self, request_id: str) -> None:

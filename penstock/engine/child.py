@@ -67,6 +67,7 @@ class EngineChild:
         self._killed_for_silence = False
         self._clock = WatchedTime(2 * LOOK_S)
         self._last_heard = self._clock.seconds()
+        self._silence = 0.0  # at the loop's last look
         self._events: zmq.asyncio.Socket = zmq.asyncio.Socket(context, zmq.PULL)
         self._events.set(zmq.RCVHWM, 0)
         self._events.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
@@ -83,10 +84,15 @@ class EngineChild:
 
     @property
     def silence(self) -> float:
-        """Seconds for which this process has listened and heard nothing; 0 while something it sent is unread."""
-        if self._unread():
-            self._heard()
-        return self._clock.seconds() - self._last_heard
+        """Seconds for which this process has listened and heard nothing; 0 while something it sent is unread.
+
+        Any thread may ask; others than the loop's are told of the loop's last look, for the socket is the loop's own.
+        """
+        if self._in_loop():
+            if self._unread():
+                self._heard()
+            self._silence = self._clock.seconds() - self._last_heard
+        return self._silence
 
     async def start(self) -> EngineInfo:
         """Starts the process and waits until it serves.
@@ -183,6 +189,12 @@ class EngineChild:
 
     def _heard(self) -> None:
         self._last_heard = self._clock.seconds()
+
+    def _in_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def _unread(self) -> bool:
         return not self._events.closed and bool(int(self._events.get(zmq.EVENTS)) & zmq.POLLIN)

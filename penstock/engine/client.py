@@ -81,9 +81,11 @@ class ProcessClient:
 
     @property
     def state(self) -> EngineState:
-        if self._state is EngineState.READY and self._child is not None and self._child.silence > HEARTBEAT_TIMEOUT_S:
+        """Safe to read from any thread."""
+        state, child = self._state, self._child
+        if state is EngineState.READY and child is not None and child.silence > HEARTBEAT_TIMEOUT_S:
             return EngineState.RESTARTING
-        return self._state
+        return state
 
     @property
     def info(self) -> EngineInfo:
@@ -112,11 +114,11 @@ class ProcessClient:
         self._child.send(frame)
         return stream
 
-    def arriving(self) -> AbstractContextManager[None]:
-        return self._streams.waiting.arriving()
+    def arriving(self, owner: str) -> AbstractContextManager[None]:
+        return self._streams.waiting.arriving(owner)
 
-    def check_room(self) -> None:
-        self._streams.waiting.check_room()
+    def check_room(self, owner: str) -> None:
+        self._streams.waiting.check_room(owner)
 
     def cancel(self, request_id: str) -> None:
         if self._child is not None and self._state is EngineState.READY:

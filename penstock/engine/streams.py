@@ -36,7 +36,7 @@ class OutputStream:
 
     __slots__ = (
         *("_clock", "_close", "_error", "_events", "_last_read", "_waiter"),
-        *("closed", "open", "queued", "request", "tokens", "work"),
+        *("closed", "open", "queued", "request", "tokens", "whole", "work"),
     )
 
     def __init__(
@@ -47,6 +47,7 @@ class OutputStream:
         self.tokens = 0
         self.open = set(range(request.sampling.n))
         self.queued = True
+        self.whole = True  # each branch that has ended did so by itself
         self.closed = False
         self._clock = clock
         self._last_read = clock.seconds()
@@ -90,6 +91,7 @@ class OutputStream:
         """Buffers an output; a full buffer is compacted to one output a branch, so no token is lost."""
         if output.finish_reason is not None:
             self.open.discard(output.branch)
+            self.whole &= output.finish_reason is FinishReason.STOP
         if self.closed:
             return
         if not self._events:
@@ -188,7 +190,7 @@ class StreamTable:
             self.waiting.leave(stream.request, stream.work)
 
     def _forget(self, stream: OutputStream) -> None:
-        if not stream.queued:
-            self.waiting.answered(stream.tokens // stream.request.sampling.n)
+        if not stream.queued and stream.request.pooling is None:
+            self.waiting.answered(stream.tokens // stream.request.sampling.n, whole=stream.whole)
         self._dequeue(stream)
         self._live.pop(stream.request.request_id, None)

@@ -88,11 +88,11 @@ class ThreadClient:
         self._inbox.put(request)
         return stream
 
-    def arriving(self) -> AbstractContextManager[None]:
-        return self._streams.waiting.arriving()
+    def arriving(self, owner: str) -> AbstractContextManager[None]:
+        return self._streams.waiting.arriving(owner)
 
-    def check_room(self) -> None:
-        self._streams.waiting.check_room()
+    def check_room(self, owner: str) -> None:
+        self._streams.waiting.check_room(owner)
 
     def cancel(self, request_id: str) -> None:
         self._inbox.put(request_id)

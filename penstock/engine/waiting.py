@@ -27,47 +27,71 @@ class Work:
     output: float
 
 
+@dataclass(slots=True)
+class _Load:
+    """What waits: requests and the work expected of them, and calls that have not made theirs yet."""
+
+    requests: int = 0
+    prompt: float = 0.0
+    output: float = 0.0
+    arriving: int = 0
+
+    def add(self, work: Work, sign: int) -> None:
+        self.requests += sign
+        self.prompt = self.prompt + sign * work.prompt if self.requests else 0.0
+        self.output = self.output + sign * work.output if self.requests else 0.0
+
+
 class Waiting:
     """Requests that wait for their first token.
 
     Seconds of work are expected, not asked for: answers mostly end long before their max_tokens, and much of a prompt
-    may be cached. A call is judged by what waits before it, so that one alone is taken however large it is.
+    may be cached. A call is judged by what waits before it, so that one alone is taken however large it is. While too
+    much waits, those are refused who have their share of it already: nobody is refused for another owner's backlog.
     """
 
     def __init__(self, most_seconds: float | None) -> None:
         """`most_seconds` of work may wait, None for any."""
-        self.requests = 0
         self.tokens = 0
         self.pace: Pace | None = None
         self._most_seconds = most_seconds
-        self._prompt = self._output = 0.0
-        self._arriving = 0
+        self._all = _Load()
+        self._owners: dict[str, _Load] = {}  # of those who have something waiting
         self._mean = Work(0.0, 0.0)
-        self._lengths: deque[int] = deque(maxlen=_ANSWERS)
+        self._lengths: deque[float] = deque(maxlen=_ANSWERS)
         self._computed = 1.0  # share of a prompt that was not cached
         self._promised_until = 0.0
 
+    @property
+    def requests(self) -> int:
+        """How many wait."""
+        return self._all.requests
+
     def seconds(self) -> float:
         """How long the engine will be busy with what waits; 0 as long as nobody knows how fast it is."""
-        if self.pace is None:
-            return 0.0
-        coming = self._arriving
-        return self.pace.seconds(self._prompt + coming * self._mean.prompt, self._output + coming * self._mean.output)
+        return self._seconds(self._all)
 
     @contextmanager
-    def arriving(self) -> Iterator[None]:
+    def arriving(self, owner: str) -> Iterator[None]:
         """Counts a call whose requests are made meanwhile; raises OverloadedError as `check_room`."""
-        self.check_room()
-        self._arriving += 1
+        self.check_room(owner)
+        with self._changing(owner) as load:
+            self._all.arriving += 1
+            load.arriving += 1
         try:
             yield
         finally:
-            self._arriving -= 1
+            with self._changing(owner) as load:
+                self._all.arriving -= 1
+                load.arriving -= 1
 
-    def check_room(self) -> None:
-        """Raises OverloadedError while more seconds of work wait than may."""
+    def check_room(self, owner: str) -> None:
+        """Raises OverloadedError while more seconds of work wait than may, a fair share of them this owner's."""
         most = self._most_seconds
         if most is None or (seconds := self.seconds()) < most:
+            return
+        own = self._owners.get(owner)
+        if own is None or self._seconds(own) < most / len(self._owners):
             return
         raise OverloadedError(
             f"The server is busy: {seconds:.0f} s of work wait already, at most {most:g} s may; retry later.",
@@ -92,10 +116,8 @@ class Waiting:
                 retry_after=self._promise(),
             )
         work = Work(len(request.prompt_ids) * self._computed, self._expected_output(request))
-        self.requests += 1
         self.tokens += tokens
-        self._prompt += work.prompt
-        self._output += work.output
+        self._count(request.owner, work, 1)
         self._mean = Work(
             self._mean.prompt + _FORGET * (work.prompt - self._mean.prompt),
             self._mean.output + _FORGET * (work.output - self._mean.output),
@@ -104,18 +126,36 @@ class Waiting:
 
     def leave(self, request: EngineRequest, work: Work) -> None:
         """A request waits no longer."""
-        self.requests -= 1
         self.tokens -= len(request.prompt_ids) * request.sampling.n
-        self._prompt = self._prompt - work.prompt if self.requests else 0.0
-        self._output = self._output - work.output if self.requests else 0.0
+        self._count(request.owner, work, -1)
 
     def cached(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Learns how much of a prompt had to be computed."""
         self._computed += _FORGET * ((prompt_tokens - cached_tokens) / prompt_tokens - self._computed)
 
-    def answered(self, tokens: int) -> None:
-        """Learns the length of a branch's answer."""
-        self._lengths.append(tokens)
+    def answered(self, tokens: int, *, whole: bool) -> None:
+        """Learns the length of a branch's answer; one that is not whole tells only that it would have been longer."""
+        mean = sum(self._lengths) / len(self._lengths) if self._lengths else _FIRST_GUESS
+        self._lengths.append(tokens if whole else max(tokens, mean))
+
+    def _seconds(self, load: _Load) -> float:
+        if self.pace is None:
+            return 0.0
+        prompt, output = load.arriving * self._mean.prompt, load.arriving * self._mean.output
+        return self.pace.seconds(load.prompt + prompt, load.output + output)
+
+    def _count(self, owner: str, work: Work, sign: int) -> None:
+        self._all.add(work, sign)
+        with self._changing(owner) as load:
+            load.add(work, sign)
+
+    @contextmanager
+    def _changing(self, owner: str) -> Iterator[_Load]:
+        """What an owner has waiting, to be changed; one who has nothing any more is forgotten."""
+        load = self._owners.setdefault(owner, _Load())
+        yield load
+        if not load.requests and not load.arriving:
+            del self._owners[owner]
 
     def _expected_output(self, request: EngineRequest) -> float:
         most = request.sampling.max_tokens or 1

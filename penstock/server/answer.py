@@ -150,7 +150,7 @@ class Answer:
         requests = [replace(request, owner=owner) for request in requests]
         check_shared(requests)
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
-        with service.frontend.client.arriving():
+        with service.frontend.client.arriving(owner):
             try:
                 for number, request in enumerate(requests, 1):
                     tasks.append(asyncio.ensure_future(_start(service.frontend, request, search)))

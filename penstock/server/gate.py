@@ -47,9 +47,9 @@ class Gate:
         hosts: HostRule,
         lifecycle: Lifecycle,
         metrics: Metrics,
-        check_room: Callable[[], None],
+        check_room: Callable[[str], None],
     ) -> None:
-        """`check_room` raises OverloadedError while too much work waits."""
+        """`check_room` raises OverloadedError while too much work waits, for the owner it is given."""
         self._app, self._keys, self._hosts = app, keys, hosts
         self._lifecycle, self._metrics, self._check_room = lifecycle, metrics, check_room
         self._turn = asyncio.Lock()
@@ -81,9 +81,9 @@ class Gate:
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
+            scope[OWNER] = owner = self._keys.owner(headers)
             if scope["method"] == "POST" and scope["path"] in COMPUTING:
-                self._check_room()  # before anything is done with it: under overload this is what most calls get
-            scope[OWNER] = self._keys.owner(headers)
+                self._check_room(owner)  # before anything is done with it: under overload this is what most calls get
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
             bounded = until(limited(receive, _declared_length(headers), announced), timeout_of(headers))
             await self._app(scope, bounded, tracked)

@@ -73,3 +73,19 @@ def test_no_cost_is_below_nothing() -> None:
     assert pace is not None
     assert min(pace.step, pace.prompt, pace.output) >= 0
     assert pace.step + pace.prompt + pace.output > 0
+
+
+def test_a_kind_of_step_that_was_never_seen_counts() -> None:
+    """Of prompts alone, whose cost grows with their square, a step as such may seem to cost nothing."""
+    rng, meter = random.Random(0), PaceMeter(16, 512)
+    for _ in range(200):
+        prompt = rng.randint(1, 512)
+        meter.add(prompt, 0, 1e-6 * prompt**2, None)
+    pace = meter.pace()
+    assert pace is not None
+    assert pace.step == pace.output == 0
+    for _ in range(200):
+        meter.add(0, 1, 0.02, None)
+    pace = meter.pace()
+    assert pace is not None
+    assert pace.step + pace.output == pytest.approx(0.02, rel=0.5)

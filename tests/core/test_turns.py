@@ -131,6 +131,42 @@ def test_a_queue_that_was_given_up_is_not_held_against_its_owner() -> None:
     assert admitted(engine).index("100") <= 3
 
 
+def test_a_charge_that_was_forgiven_is_not_given_back() -> None:
+    """An owner was forgotten while a long branch of its ran: what that did not use makes no later request cheaper."""
+    turns = Turns()
+
+    def given(owner: str, number: int, max_tokens: int) -> Branch:
+        asked = owned(owner, str(number), max_tokens=max_tokens)
+        branch = Branch(asked, 0, number, "", list(asked.prompt_ids))
+        turns.give(branch)
+        return branch
+
+    def admit(branch: Branch) -> None:
+        turns.reach(branch)
+        branch.cached_tokens = 0
+
+    long = given("a", 0, 100)
+    admit(long)
+    for number in range(1, 4):  # others get their share meanwhile, and more
+        admit(given("b", number, 100))
+    later = given("a", 4, 50)
+    assert later.turn == 210
+    turns.settle(long)
+    assert given("a", 5, 50).turn == 210 + 55
+    turns.settle(later)
+    assert given("a", 6, 50).turn == 210 + 55 + 1  # that one has had nothing: only the other is counted
+
+
+def test_nothing_is_kept_of_branches_that_have_ended() -> None:
+    engine = null_engine(rows=2, blocks=24, block_size=4, budget=16)
+    for number in range(40):
+        engine.add(owned("abc"[number % 3], str(number), prompt=9, max_tokens=30))
+    for number in range(5, 40, 3):
+        engine.cancel(str(number))
+    admitted(engine)
+    assert not engine.scheduler._roster._turns._charged
+
+
 def test_owners_who_have_had_their_turn_are_forgotten() -> None:
     turns = Turns()
     for number in range(1000):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from penstock.core.request import EngineOutput
 from penstock.engine import child as child_module
 from penstock.engine import client as client_module
 from penstock.engine import process as process_module
+from penstock.engine.api import EngineState
 from penstock.engine.child import EngineChild
 from penstock.engine.client import ProcessClient
 from penstock.engine.streams import StreamTable
@@ -181,6 +183,35 @@ class Stepped(WatchedTime):
 
     def seconds(self) -> float:
         return self.now
+
+
+async def test_any_thread_may_read_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket is asked on its loop alone: elsewhere there may be no loop, and no socket is for two threads."""
+    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    client = ProcessClient(EngineOptions(model="null"))
+    await client.start()
+    try:
+        assert client._child is not None
+        asked: list[int] = []
+        unread = EngineChild._unread
+
+        def noted(child: EngineChild) -> bool:
+            asked.append(threading.get_ident())
+            return unread(child)
+
+        monkeypatch.setattr(EngineChild, "_unread", noted)
+        states = await asyncio.to_thread(lambda: [client.state for _ in range(100)])
+        assert set(states) == {EngineState.READY}
+        assert await asyncio.to_thread(lambda: asyncio.run(state_of(client))) is EngineState.READY
+        assert client.state is EngineState.READY
+        assert set(asked) == {threading.get_ident()}
+    finally:
+        await client.close()
+
+
+async def state_of(client: ProcessClient) -> EngineState:
+    """In a loop that is not the client's."""
+    return client.state
 
 
 def test_a_pause_counts_as_one_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.cli.serve import app as serve_app
+from penstock.config.environment import read_environment
 from penstock.config.options import ServerOptions
+from penstock.server.auth import check_exposure
 from tests.engine.support import null_process
 from tests.server.support import Running, until
 
@@ -72,6 +74,15 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     )
     said = [line for line in checked.stderr.splitlines() if "penstock.service" in line]
     assert said == []
+
+
+@pytest.mark.parametrize("kind", [r"docker run.*?\n\n", r"```yaml\n.*?```"])
+def test_containers_are_given_what_their_address_asks_for(kind: str) -> None:
+    """A server that others reach does not start without a key."""
+    (shown,) = re.findall(kind, PAGE, re.DOTALL)
+    (host,) = re.findall(r'--host(?: |", ")([\w.]+)', shown)
+    given = read_environment(dict.fromkeys(re.findall(r"PENSTOCK_\w+", shown), "secret"))
+    check_exposure(ServerOptions(host=host, api_keys=given.api_keys))
 
 
 def test_probes_need_no_key(server: Running) -> None:

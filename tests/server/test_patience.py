@@ -7,9 +7,11 @@ import socket
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
+from penstock.engine import watched_time
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.patience import PatientTimer, patience
 
@@ -49,21 +51,52 @@ async def test_time_is_up_at_last() -> None:
             await asyncio.sleep(60)
 
 
-async def test_what_is_done_in_time_is_left_alone() -> None:
-    async with patience(0.05) as timer:
-        await asyncio.sleep(0)
-        assert timer.elapsed() < 0.05
-    await asyncio.sleep(0.1)
-
-
-async def test_a_timer_fires_once_and_can_be_cancelled() -> None:
-    fired: list[str] = []
+def noted_timers(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many calls are left that the running loop was asked to make later."""
     loop = asyncio.get_running_loop()
-    PatientTimer(loop, 0.02, lambda: fired.append("one"))
+    call_later, handles = loop.call_later, list[asyncio.TimerHandle]()
+
+    def noted(seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        def called() -> None:
+            handles.remove(handle)
+            callback()
+
+        handle = call_later(seconds, called)
+        handles.append(handle)
+        return handle
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    return lambda: sum(not handle.cancelled() for handle in handles)
+
+
+async def test_what_is_done_in_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = noted_timers(monkeypatch)
+    async with patience(60):
+        assert left() == 1
+    assert left() == 0
+
+
+async def test_of_a_pause_a_quarter_of_the_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(watched_time, "time", SimpleNamespace(monotonic=lambda: now))
+    async with patience(80) as timer:
+        now += 15
+        assert timer.elapsed() == pytest.approx(15)
+        now += 3600
+        assert timer.elapsed() == pytest.approx(15 + 20)
+
+
+async def test_a_timer_fires_once_and_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    fired: list[str] = []
+    loop, done, left = asyncio.get_running_loop(), asyncio.Event(), noted_timers(monkeypatch)
     other = PatientTimer(loop, 0.02, lambda: fired.append("other"))
+    PatientTimer(loop, 0.02, lambda: (fired.append("one"), done.set()))
+    assert left() == 2
     other.cancel()
     other.cancel()
-    await asyncio.sleep(0.2)
+    assert left() == 1
+    await done.wait()
+    assert left() == 0
     assert fired == ["one"]
 
 

@@ -20,6 +20,7 @@ from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.sampling import SamplingParams
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.answer import Service, while_connected
+from penstock.server.auth import owner_of
 from penstock.server.body import read_body
 from penstock.server.document import takes
 from penstock.server.encoding import json_response, made_answer
@@ -59,7 +60,7 @@ async def answered(service: Service, request: Request, work: Coroutine[Any, Any,
     """Waits for results while the client is there, and counts them."""
     started = time.monotonic()
     try:
-        service.frontend.client.check_room()
+        service.frontend.client.check_room(owner_of(request))
     except OverloadedError:
         work.close()
         raise

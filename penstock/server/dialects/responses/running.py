@@ -111,7 +111,7 @@ class Responses:
     async def background(self, call: Call) -> Job:
         """Starts a response that its client need not wait for."""
         self.jobs.check_room()
-        self.service.frontend.client.check_room()
+        self.service.frontend.client.check_room(call.request.owner)
         composer = Composer(call, self.service)
         job = Job(call.request.owner, composer.response)
         job.tell(typed_event(composer.status("created")))
