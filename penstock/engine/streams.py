@@ -10,7 +10,7 @@ from dataclasses import replace
 from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
-from penstock.engine.waiting import Waiting, Work
+from penstock.core.waiting import Waiting, Work
 from penstock.engine.watched_time import WatchedTime
 
 

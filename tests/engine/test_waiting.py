@@ -13,8 +13,8 @@ from penstock.config.errors import OverloadedError
 from penstock.core.pace import Pace
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason
+from penstock.core.waiting import Waiting
 from penstock.engine.streams import StreamTable
-from penstock.engine.waiting import Waiting
 from tests.engine.support import request
 
 PACE = Pace(step=0.08, prompt=0.0, output=0.0, rows=8.0, budget=512)  # 100 tokens a second
