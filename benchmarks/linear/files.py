@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.linear.scanners import Scanner, refusing, repeated
 from penstock.server.auth import HostRule
-from penstock.server.strict_json import parse_json
 from penstock.server.conversation import checked_messages, checked_tools
+from penstock.server.strict_json import parse_json
 from penstock.server.structured import asked
 from penstock.server.tool_calls import arguments_of
 from penstock.text.detokenizer import IncrementalDetokenizer
