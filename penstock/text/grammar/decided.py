@@ -54,9 +54,8 @@ class Decider:
         """Changes what can be decided, and leaves the rest."""
         if not _unique_anyway(schema):
             schema.pop("uniqueItems")
-        options = schema.get("oneOf")
-        told = isinstance(options, list) and bool(options) and "anyOf" not in schema
-        if told and self._exclusive(options, self._kinds(schema)):
+        options = schema["oneOf"] if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema else []
+        if options and self._exclusive(options, self._kinds(schema)):
             schema["anyOf"] = schema.pop("oneOf")
         self._dependent(schema)
         if "not" in schema and (denied := self._denied(schema["not"], self._values(schema))) is not None:
