@@ -113,6 +113,31 @@ def _schemas() -> dict[str, Make]:
     }
 
 
+def _decided() -> dict[str, Make]:
+    """Schemas whose keywords are rewritten by comparing what others allow."""
+
+    def shared(one: Any) -> Any:
+        options = [{"allOf": [{"$ref": "#/$defs/a"}, {"enum": [f"v{i}"]}]} for i in range(45)]
+        return {"$defs": {"a": one}, "oneOf": options}
+
+    def denied(part: Callable[[int], Any]) -> Make:
+        return lambda n: {"enum": [*range(n // 2)], "not": {"anyOf": [part(i) for i in range(n // 4)]}}
+
+    return {
+        "options of one list": lambda n: shared({"enum": [f"v{i}" for i in range(n)]}),
+        "options of one object": lambda n: shared({"required": [f"v{i}" for i in range(n)], "type": "object"}),
+        "denied values": denied(lambda i: {"const": i}),
+        "denied lists": denied(lambda i: {"enum": [i, -i]}),
+        "denied values of a kind": denied(lambda i: {"allOf": [{"type": "string"}, {"const": i}]}),
+    }
+
+
+def _referring(size: int) -> Any:
+    """A long reference that is met again and again."""
+    properties = {f"p{i}": {"allOf": [{"$ref": "#/$defs/a"}]} for i in range(size // 64)}
+    return {"$defs": {"a": {"$ref": "#/" + "a/" * size, "pattern": "a"}}, "properties": properties}
+
+
 def _tags() -> dict[str, Make]:
     def older(n: int, triggers: int = 1) -> Any:
         tags = [{"begin": f"<f{i}>", "schema": {}, "end": "</f>"} for i in range(n // 16)]
@@ -181,6 +206,9 @@ def grammar_readers() -> Iterator[Scanner]:
     )
     yield Scanner("text.grammar.schema", refusing(check_schema), schemas)
     yield Scanner("text.grammar.plain", refusing(plain_schema), schemas)
+    for name, make in _decided().items():
+        yield Scanner(f"text.grammar.decided {name}", refusing(check_schema), {name: make})
+    yield Scanner("text.grammar.pointer", refusing(check_schema), {"long": _referring})
     yield Scanner("text.grammar.wellformed", first_fault, schemas)
     yield Scanner("text.grammar.tags", refusing(lambda tag: tags_to_lark(tag, _SPECIAL)), _tags())
     yield Scanner("text.grammar.translate schema", refusing(lambda text: translate("json_schema", text)), texts)

@@ -84,6 +84,7 @@ MAX_INTERSECTED = 8  # patterns one string has to match at once; compiling takes
 MAX_CHOICES = 10_000  # of a list, or of an enum
 MAX_STRUCTURAL_TAGS = 256
 GRAMMAR_TIMEOUT_S = 2.0  # to compile one
+GRAMMAR_REPLAY_S = 0.1  # beside it for each token that a matcher takes once more, behind all that compute
 GRAMMAR_QUEUE_S = 30.0  # to wait until others are compiled
 GRAMMAR_THREADS = 2
 MAX_COMPILED_GRAMMARS = 512

@@ -144,7 +144,7 @@ class Compilation:
             has failed, all do.
         error: why it cannot be met.
         about: the field that is the cause.
-        tokens: that the matcher has to have taken; such a one is nobody else's.
+        tokens: that the matcher has to have taken; such a one is nobody else's. None for a grammar's beginning.
         learnt: tokens its lexer has seen, up to the states it may have.
         counted: bytes it is counted with.
     """
@@ -156,7 +156,7 @@ class Compilation:
     matcher: LLMatcher | None = None
     error: str | None = None
     about: str = "grammar"
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] | None = None
     learnt: int = 0
     counted: int = 0
     done: threading.Event = field(default_factory=threading.Event)
@@ -165,6 +165,11 @@ class Compilation:
     def key(self) -> tuple[str, str]:
         """What it is kept under."""
         return self.owner, self.source
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may take once it has begun."""
+        return limits.GRAMMAR_TIMEOUT_S + limits.GRAMMAR_REPLAY_S * len(self.tokens or ())
 
     @property
     def cost(self) -> int:
@@ -274,14 +279,12 @@ class GrammarCompiler:
             code = "invalid_grammar" if job.about == "grammar" else "invalid_function_parameters"
             return RequestError(job.error, param=job.about, code=code)
         now = monotonic()
-        if job.began is not None and now - job.began > limits.GRAMMAR_TIMEOUT_S:
-            job.error = (
-                f"the grammar takes longer to compile than the {limits.GRAMMAR_TIMEOUT_S:g} s allowed; simplify it."
-            )
+        if job.began is not None and now - job.began > job.limit_s:
+            job.error = f"the grammar takes longer to compile than the {job.limit_s:g} s allowed; simplify it."
             if len(self._threads) < _MOST_THREADS:  # the one that compiles it may never come back
                 self._start(1)
             return self.outcome(job)
-        if job.began is None and now - job.asked > limits.GRAMMAR_QUEUE_S:
+        if job.tokens is None and job.began is None and now - job.asked > limits.GRAMMAR_QUEUE_S:
             self.drop(job)
             return OverloadedError("Too many grammars wait to be compiled; retry later.")
         return None
@@ -327,7 +330,7 @@ class GrammarCompiler:
                 tokenizer = self._load()
                 job.began = monotonic()
                 matcher = compile_grammar(tokenizer, job.source)
-                replay(matcher, job.tokens, tokenizer.vocab_size)
+                replay(matcher, job.tokens or (), tokenizer.vocab_size)
                 job.matcher = matcher  # even if too late for those who asked
             except RequestError as error:
                 job.error, job.about = str(error), error.param or job.about

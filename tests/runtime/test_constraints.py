@@ -215,6 +215,33 @@ def test_engines_that_start_at_once_leave_the_size_of_stacks_as_it_was(monkeypat
         compiler.close()
 
 
+def test_a_matcher_in_place_of_a_failed_one_has_time_to_wait_and_to_take_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_go, compile_grammar = threading.Event(), grammar.compile_grammar
+    monkeypatch.setattr(grammar, "compile_grammar", lambda *given: may_go.wait(10) and compile_grammar(*given))
+    monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.0)
+    monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.0)
+    compiler = GrammarCompiler(vocabulary, threads=1)
+    first = compiler.want(translate("regex", "a+"))
+    taken = (TEXTS.index("a"),) * 600
+    renewed = [compiler.renew(first, taken), compiler.renew(first, ())]
+    time.sleep(0.01)
+    assert [compiler.outcome(job) for job in renewed] == [None, None], "they wait for as long as it takes"
+    monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 10.0)
+    assert renewed[0].limit_s == 10 + 600 * limits.GRAMMAR_REPLAY_S
+    may_go.set()
+    for job in renewed:
+        assert job.done.wait(10)
+        assert isinstance(compiler.outcome(job), LLMatcher)
+    monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.0)
+    late = grammar.Compilation("", time.monotonic() - 59, began=time.monotonic() - 59, tokens=taken)
+    assert compiler.outcome(late) is None, "60 s for 600 tokens"
+    late.began = time.monotonic() - 61
+    assert isinstance(compiler.outcome(late), RequestError)
+    compiler.close()
+
+
 def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, compile_grammar = threading.Event(), grammar.compile_grammar
     monkeypatch.setattr(grammar, "compile_grammar", lambda *given: slow.wait(10) and compile_grammar(*given))

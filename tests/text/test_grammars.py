@@ -322,6 +322,32 @@ def test_many_options_are_compared_within_a_number_of_steps() -> None:
     assert "oneOf" in plain_schema({"oneOf": options[:20]}), "a text fits all"
 
 
+def test_many_denied_values_become_one_list() -> None:
+    values = {"enum": [1, 2, 3.0, "a"]}
+    anything = {"not": {"anyOf": [{"const": 1}, {"enum": [3, 4]}]}}
+    assert plain_schema(values | anything) == values | {"allOf": [{"allOf": [{"enum": [2, "a"]}]}]}
+    not_all = {"not": {"allOf": [{"enum": [1, 2]}, {"enum": [2, 3]}, {"type": "string"}]}}
+    kinds = ["array", "boolean", "null", "number", "object"]
+    left = [{"type": kinds}, {"enum": [1, 3.0, "a"]}]
+    assert plain_schema(values | not_all) == values | {"allOf": [{"anyOf": left}]}
+    schema = json.dumps({"enum": list(range(9000)), "not": {"anyOf": [{"const": i} for i in range(2000)]}})
+    assert len(translate("json_schema", schema)) < 2 * len(schema)
+
+
+def test_values_are_compared_and_written_within_a_number_of_steps() -> None:
+    values = {"enum": [f"v{i}" for i in range(500)]}
+    options = [{"allOf": [{"$ref": "#/$defs/a"}, {"enum": [f"v{i}"]}]} for i in range(20)]
+    assert "anyOf" in plain_schema({"oneOf": options, "$defs": {"a": values}})
+    lists = [{"properties": {"a": {"enum": [i, *range(1000, 5000)]}}, "required": ["a"]} for i in range(6)]
+    lists[1]["properties"]["a"] = values
+    assert "oneOf" in plain_schema({"oneOf": lists})
+    denied = [{"allOf": [{"type": "string"}, {"const": str(i)}]} for i in range(3000)]
+    assert "not" not in plain_schema({**values, "not": {"anyOf": denied[:20]}})
+    assert "not" in plain_schema({"enum": ["x" * 1000], "not": {"anyOf": denied}})
+    with pytest.raises(RequestError, match=r"has 506505 values .* at most 131072. Write one enum"):
+        translate("json_schema", json.dumps({"enum": list(range(1000)), "not": {"anyOf": denied[:500]}}))
+
+
 def test_several_options_may_fit_if_a_client_says_so() -> None:
     asked = json.dumps({"oneOf": [{"minLength": 1}, {"maxLength": 3}], "x-guidance": {"coerce_one_of": True}})
     assert matches("json_schema", asked, '"ab"')

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 
-def target(pointer: str, root: Any) -> Any:
-    """What a `$ref` within the schema points at, None for any other."""
-    value = root
-    for part in pointer.removeprefix("#").split("/")[1:] if pointer.startswith("#") else ():
-        key = unquote(part).replace("~1", "/").replace("~0", "~")
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if pointer.startswith("#") else None
+@dataclass(frozen=True, slots=True)
+class Pointers:
+    """What references of a schema point at; each is read once, however often it is followed.
+
+    Args:
+        root: the schema, which stays as it is.
+    """
+
+    root: Any
+    _found: dict[str, Any] = field(default_factory=dict)
+
+    def target(self, pointer: str) -> Any:
+        """What a `$ref` within the schema points at, None for any other."""
+        if pointer not in self._found:
+            self._found[pointer] = self._follow(pointer)
+        return self._found[pointer]
+
+    def _follow(self, pointer: str) -> Any:
+        value = self.root
+        for part in pointer.removeprefix("#").split("/")[1:] if pointer.startswith("#") else ():
+            if not isinstance(value, dict):
+                return None
+            value = value.get(unquote(part).replace("~1", "/").replace("~0", "~"))
+        return value if pointer.startswith("#") else None

@@ -9,7 +9,7 @@ from typing import Any, Final
 from penstock.config import limits
 from penstock.config.errors import shown
 from penstock.text.grammar.plain import plain_schema
-from penstock.text.grammar.pointer import target
+from penstock.text.grammar.pointer import Pointers
 from penstock.text.grammar.scan import refused
 
 OPTIONS: Final = "x-guidance"
@@ -18,6 +18,7 @@ _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf"))
 _ASIDE: Final = frozenset(("$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default"))
 _JOINING: Final = frozenset(("$ref", "anyOf", "oneOf"))
 _STEPS_A_VALUE: Final = 4
+_MOST_PLAIN: Final = 4 * limits.MAX_GRAMMAR_PARTS
 _LAYOUT: Final = ("item_separator", "key_separator", "whitespace_flexible", "whitespace_pattern", "coerce_one_of")
 
 
@@ -36,12 +37,31 @@ def compact_schema(schema: Any) -> dict[str, Any]:
     asked = schema.get(OPTIONS)
     asked = asked if isinstance(asked, Mapping) else {}
     layout = {name: asked[name] for name in _LAYOUT if isinstance(asked.get(name), (str, bool))}
-    return {**plain_schema(schema), OPTIONS: {"whitespace_flexible": False, **layout}}
+    plain = plain_schema(schema)
+    if (count := _values_in(plain)) > _MOST_PLAIN:
+        raise refused(
+            f"the JSON schema has {count} values once written without keywords such as not and dependentRequired; "
+            f"allowed: at most {_MOST_PLAIN}. Write one enum in place of each not."
+        )
+    return {**plain, OPTIONS: {"whitespace_flexible": False, **layout}}
 
 
 def check_schema(schema: Any) -> None:
     """Refuses what `compact_schema` refuses."""
     compact_schema(schema)
+
+
+def _values_in(schema: Any) -> int:
+    """How many values a schema has, itself included."""
+    count, level = 0, [schema]
+    while level:
+        count += len(level)
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, (dict, list)):
+                inner += value.values() if isinstance(value, dict) else value
+        level = inner
+    return count
 
 
 def _check_size(schema: dict[str, Any]) -> None:
@@ -105,7 +125,7 @@ class _Walk:
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
+        self._pointers = Pointers(root)
         size, found, stack = 0, False, list[Any]([root])
         while stack:
             value = stack.pop()
@@ -139,7 +159,7 @@ class _Walk:
                 break
             for key, item in value.items():
                 if key == "$ref" and isinstance(item, str) and len(found) < limits.MAX_CHOICES:
-                    stack.append((target(item, self._root), name))
+                    stack.append((self._pointers.target(item), name))
                 elif key in ("properties", "patternProperties") and isinstance(item, dict):
                     stack += ((inner, f"{name}/{inner_name}") for inner_name, inner in item.items())
                 elif key not in ("$defs", "definitions"):
