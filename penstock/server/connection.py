@@ -9,7 +9,15 @@ from typing import Any, NoReturn
 from penstock.config import limits
 from penstock.server.encoding import encode_json
 from penstock.server.errors import error_object
-from penstock.server.framing import Chunks, Refused, authority_of, body_length, check_fields
+from penstock.server.framing import (
+    Chunks,
+    Refused,
+    WithoutUpgrade,
+    authority_of,
+    body_length,
+    check_fields,
+    check_start,
+)
 from penstock.server.patience import PatientTimer
 from penstock.server.watching import WatchingProtocol
 
@@ -35,6 +43,7 @@ class LimitedProtocol(WatchingProtocol):
         self._head_bytes = 0
         self._field_bytes = 0
         self._tail = b""  # of a head that has not ended
+        self._lines = WithoutUpgrade()
         self._body_left = 0
         self._chunks: Chunks | None = None
         self._refusal: Refused | None = None
@@ -52,6 +61,7 @@ class LimitedProtocol(WatchingProtocol):
         """Feeds the parser heads and bodies one by one, so that it is known where each of them begins."""
         start = 0
         while start < len(data) and not self._deaf and not self.transport.is_closing():
+            in_body = self._chunks is not None or self._body_left > 0
             try:
                 end = self._part_end(data, start)
             except Refused as refusal:
@@ -59,7 +69,8 @@ class LimitedProtocol(WatchingProtocol):
                 return
             if end is None:
                 return
-            super().data_received(data[start:end])
+            part = data[start:end]
+            super().data_received(part if in_body else self._lines.take(part, last=not self._tail))
             start = end
             if self._chunks is not None and self._chunks.complete:
                 self._chunks = None
@@ -115,6 +126,7 @@ class LimitedProtocol(WatchingProtocol):
         self._disarm()
         version = self.parser.get_http_version()
         try:
+            check_start(self.parser.get_method().decode("ascii"), version)
             check_fields(version, self.headers)
             authority = authority_of(self.url)
         except Refused as refusal:

@@ -11,6 +11,7 @@ import httptools
 Fields = Iterable[tuple[bytes, bytes]]
 _LINE_BYTES = 4096  # of a chunk's size with its extensions
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r\n", re.DOTALL)
+_UPGRADE = re.compile(rb"\nUpgrade:", re.IGNORECASE)
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -20,6 +21,19 @@ class Refused(Exception):
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def check_start(method: str, version: str) -> None:
+    """Refuses what is no request of HTTP/1 to a server: a tunnel, and other versions.
+
+    Raises:
+        Refused: 501 or 505.
+    """
+    if version not in ("1.0", "1.1"):
+        message = f"The request is of HTTP/{version}; versions spoken: HTTP/1.0 and HTTP/1.1."
+        raise Refused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, message)
+    if method == "CONNECT":
+        raise Refused(HTTPStatus.NOT_IMPLEMENTED, "The method CONNECT is not taken: this server is no proxy.")
 
 
 def check_fields(version: str, fields: Fields) -> None:
@@ -56,6 +70,25 @@ def authority_of(target: bytes) -> bytes | None:
     if parts.schema not in (b"http", b"https") or not parts.host or parts.userinfo:
         raise Refused(HTTPStatus.BAD_REQUEST, "The request's target is neither a path nor a URL of this server.")
     return target.split(b"//", 1)[1].split(b"/", 1)[0].split(b"?", 1)[0]
+
+
+class WithoutUpgrade:
+    """Gives the field Upgrade of heads another name of the same length.
+
+    The parser ends HTTP at it, and would take the request's body for what follows the request; but a server may ignore
+    the field (RFC 9110, section 7.8). A head may come in pieces: what may be the field's beginning is held back.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def take(self, piece: bytes, last: bool) -> bytes:
+        """What to hand on when `piece` comes, which ends the head if it is the last one."""
+        text = _UPGRADE.sub(b"\nIgnored:", self._held + piece)
+        line = text.rfind(b"\n", max(0, len(text) - len(b"\nUpgrade")))
+        cut = line if not last and line >= 0 and b"\nupgrade".startswith(text[line:].lower()) else len(text)
+        self._held = text[cut:]
+        return text[:cut]
 
 
 class Chunks:
