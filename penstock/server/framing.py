@@ -103,7 +103,7 @@ class Chunks:
         self.announced, self.complete = 0, False
         self._left, self._trailers, self._line = 0, False, b""
 
-    def take(self, data: bytes, start: int) -> int:
+    def take(self, data: bytes | bytearray, start: int) -> int:
         """Where the body ends in data that goes on with it at `start`; the length of the data if it does not.
 
         Raises:
