@@ -6,10 +6,20 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, NoReturn
 
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
 from penstock.config import limits
 from penstock.server.encoding import encode_json
 from penstock.server.errors import error_object
-from penstock.server.framing import Chunks, Refused, authority_of, body_length, check_fields
+from penstock.server.framing import (
+    Chunks,
+    Refused,
+    WithoutUpgrade,
+    authority_of,
+    body_length,
+    check_fields,
+    check_start,
+)
 from penstock.server.patience import PatientTimer
 from penstock.server.watching import WatchingProtocol
 
@@ -35,8 +45,10 @@ class LimitedProtocol(WatchingProtocol):
         self._head_bytes = 0
         self._field_bytes = 0
         self._tail = b""  # of a head that has not ended
+        self._lines = WithoutUpgrade()
         self._body_left = 0
         self._chunks: Chunks | None = None
+        self._unparsed = bytearray()
         self._refusal: Refused | None = None
         self._deaf = False  # nothing more is read
 
@@ -49,24 +61,41 @@ class LimitedProtocol(WatchingProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feeds the parser heads and bodies one by one, so that it is known where each of them begins."""
-        start = 0
-        while start < len(data) and not self._deaf and not self.transport.is_closing():
-            try:
-                end = self._part_end(data, start)
-            except Refused as refusal:
-                self._refuse(refusal)
-                return
-            if end is None:
-                return
-            super().data_received(data[start:end])
-            start = end
-            if self._chunks is not None and self._chunks.complete:
-                self._chunks = None
-        if self._in_head and self._head_bytes > limits.MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(_head_too_large())
+        self._unparsed += data
+        self._parse()
 
-    def _part_end(self, data: bytes, start: int) -> int | None:
+    def _parse(self) -> None:
+        """Takes what has come until the connection is crowded; the rest is taken as its requests are answered."""
+        data, start = self._unparsed, 0
+        try:
+            while start < len(data) and not (self._deaf or self.crowded or self.transport.is_closing()):
+                start = self._feed_part(data, start)
+        except Refused as refusal:
+            self._refuse(refusal)
+        if self._deaf or self.transport.is_closing():
+            start = len(data)
+        del data[:start]
+        self.flow.hold(len(data) > HIGH_WATER_LIMIT)
+
+    def _feed_part(self, data: bytearray, start: int) -> int:
+        """Feeds the parser one head or body, so that it is known where each of them begins; returns where it ends.
+
+        Raises:
+            Refused: what is to be read of it, or was, is too much or no HTTP.
+        """
+        in_body = self._chunks is not None or self._body_left > 0
+        end = self._part_end(data, start)
+        if end is None:
+            return start
+        part = bytes(data[start:end])
+        super().data_received(part if in_body else self._lines.take(part, last=not self._tail))
+        if self._chunks is not None and self._chunks.complete:
+            self._chunks = None
+        if self._head_bytes > limits.MAX_HEADER_BYTES and not (self._deaf or self.transport.is_closing()):
+            raise _head_too_large()
+        return end
+
+    def _part_end(self, data: bytearray, start: int) -> int | None:
         """Where the head or body that `data` goes on with at `start` ends in it; None where no more is to be read."""
         if self._chunks is not None:
             end = self._chunks.take(data, start)
@@ -84,7 +113,7 @@ class LimitedProtocol(WatchingProtocol):
         self._head_bytes += end - start
         return end
 
-    def _head_end(self, data: bytes, start: int) -> int:
+    def _head_end(self, data: bytearray, start: int) -> int:
         across = (self._tail + data[start : start + 3]).find(_HEAD_END)
         begin = start + across - len(self._tail) if across >= 0 else data.find(_HEAD_END, start)
         if across < 0 and begin < 0:
@@ -115,6 +144,7 @@ class LimitedProtocol(WatchingProtocol):
         self._disarm()
         version = self.parser.get_http_version()
         try:
+            check_start(self.parser.get_method().decode("ascii"), version)
             check_fields(version, self.headers)
             authority = authority_of(self.url)
         except Refused as refusal:
@@ -133,6 +163,7 @@ class LimitedProtocol(WatchingProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._parse()
         if self.cycle is not None and self.cycle.response_complete and self.cycle.more_body:
             self._arm(_LINGER_S, self.transport.close)
 

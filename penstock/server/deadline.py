@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
@@ -13,6 +14,7 @@ from penstock.server.errors import ClientGone, HttpError
 
 DEADLINE = "penstock.deadline"
 """Key of an `http.disconnect` that says that time is up; the client is still there."""
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20}", re.ASCII)
 _UNITS = (("x-request-timeout", 1.0), ("x-envoy-expected-rq-timeout-ms", 0.001))
 
 
@@ -24,11 +26,8 @@ def timeout_of(headers: Headers) -> float | None:
     """
     for name, unit in _UNITS:
         if (text := headers.get(name)) is not None:
-            try:
-                seconds = float(text) * unit if len(text) <= 32 else math.nan
-            except ValueError:
-                seconds = math.nan
-            if not 0 < seconds < math.inf:
+            seconds = float(text) * unit if _NUMBER.fullmatch(text) else math.nan
+            if not seconds > 0:
                 allowed = "a number of seconds above 0" if unit == 1.0 else "a number of milliseconds above 0"
                 raise HttpError(400, f"The header {name} is {shown(text)}; allowed: {allowed}.", code="invalid_header")
             return seconds

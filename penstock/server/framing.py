@@ -11,6 +11,7 @@ import httptools
 Fields = Iterable[tuple[bytes, bytes]]
 _LINE_BYTES = 4096  # of a chunk's size with its extensions
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r\n", re.DOTALL)
+_UPGRADE = re.compile(rb"\nUpgrade:", re.IGNORECASE)
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -20,6 +21,19 @@ class Refused(Exception):
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+def check_start(method: str, version: str) -> None:
+    """Refuses what is no request of HTTP/1 to a server: a tunnel, and other versions.
+
+    Raises:
+        Refused: 501 or 505.
+    """
+    if version not in ("1.0", "1.1"):
+        message = f"The request is of HTTP/{version}; versions spoken: HTTP/1.0 and HTTP/1.1."
+        raise Refused(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, message)
+    if method == "CONNECT":
+        raise Refused(HTTPStatus.NOT_IMPLEMENTED, "The method CONNECT is not taken: this server is no proxy.")
 
 
 def check_fields(version: str, fields: Fields) -> None:
@@ -58,6 +72,25 @@ def authority_of(target: bytes) -> bytes | None:
     return target.split(b"//", 1)[1].split(b"/", 1)[0].split(b"?", 1)[0]
 
 
+class WithoutUpgrade:
+    """Gives the field Upgrade of heads another name of the same length.
+
+    The parser ends HTTP at it, and would take the request's body for what follows the request; but a server may ignore
+    the field (RFC 9110, section 7.8). A head may come in pieces: what may be the field's beginning is held back.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def take(self, piece: bytes, last: bool) -> bytes:
+        """What to hand on when `piece` comes, which ends the head if it is the last one."""
+        text = _UPGRADE.sub(b"\nIgnored:", self._held + piece)
+        line = text.rfind(b"\n", max(0, len(text) - len(b"\nUpgrade")))
+        cut = line if not last and line >= 0 and b"\nupgrade".startswith(text[line:].lower()) else len(text)
+        self._held = text[cut:]
+        return text[:cut]
+
+
 class Chunks:
     """Follows a chunked body beside the parser, which does not tell how long a chunk will be.
 
@@ -70,7 +103,7 @@ class Chunks:
         self.announced, self.complete = 0, False
         self._left, self._trailers, self._line = 0, False, b""
 
-    def take(self, data: bytes, start: int) -> int:
+    def take(self, data: bytes | bytearray, start: int) -> int:
         """Where the body ends in data that goes on with it at `start`; the length of the data if it does not.
 
         Raises:

@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.server.patience import PatientTimer
 
-_READ_BEHIND = 64  # requests that wait for the one being answered, for which the connection is still read
+_READ_BEHIND = 64  # requests that are parsed while the one before them is being answered
+
+
+class HeldFlow(FlowControl):
+    """Does not go on reading while it is held, whoever asks for it."""
+
+    held = False
+
+    def hold(self, held: bool) -> None:
+        if held == self.held:
+            return
+        self.held = held
+        if held:
+            self.pause_reading()
+        else:
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
 
 
 class WatchingProtocol(HttpToolsProtocol):
     """One connection.
 
     uvicorn tells only the newest request of a connection that its client has gone, and stops reading, so that it would
-    not notice, once another request waits behind the one being answered. Here the one being answered is told too.
+    not notice, once another request waits behind the one being answered. Here the one being answered is told too, and
+    reading goes on until `hold` ends it; whoever parses must stop while the connection is `crowded`.
     """
+
+    flow: HeldFlow
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answered: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = HeldFlow(transport)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether as many requests wait behind the one being answered as are parsed ahead."""
+        return len(self.pipeline) >= _READ_BEHIND
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answered is not None and not self._answered.response_complete:
@@ -30,7 +63,7 @@ class WatchingProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        if 0 < len(self.pipeline) <= _READ_BEHIND:
+        if self.pipeline:
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:

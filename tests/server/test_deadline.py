@@ -71,7 +71,7 @@ def test_time_that_is_up_before_the_request_has_come(slow: Running) -> None:
     assert b"deadline_exceeded" in answer
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e999", "1" * 1000])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", "1e999", "1" * 1000, "1_0", "1e1", "+5", "0.0"])
 def test_what_is_no_time_is_refused(slow: Running, value: str) -> None:
     answer = ask(slow, "/v1/completions", value)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_header")
