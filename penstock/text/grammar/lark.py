@@ -9,11 +9,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.text.grammar import scan
+from penstock.text.grammar import forcing, scan
 from penstock.text.grammar.schema import check_schema
 
 _MARK: Final = re.compile(r'["/#<%()\[\]{}&:]')
 _JSON: Final = ("%json", "%llguidance", "%regex")
+_SKIPS: Final = "%json"
 _SLASH: Final = re.compile(r"\\.|/|\n", re.DOTALL)
 
 _Tree = dict[str, Any]  # texts by their characters, one a level; a text ends where there is ""
@@ -78,15 +79,22 @@ def regex(pattern: str) -> str:
     return f"/{_SLASH.sub(_escaped, pattern)}/"
 
 
-def check(source: str) -> None:
+def check(source: str) -> bool:
     """Refuses a grammar whose brackets or rules could exhaust the stack of what compiles it.
+
+    Returns:
+        Whether it skips some text between its parts, so that nothing of it may be forced.
 
     Raises:
         RequestError: it is nested too deeply, has too many rules, or a text or an expression in it does not end.
     """
     depth = 0
+    skips = forcing.IGNORE in source  # wherever: one that only stands in a text costs no more than what is forced
     counts = {":": 0, "&": 0, "": 0}
     for mark, text in _parts(source):
+        if mark == _SKIPS:
+            skips = True
+            continue
         counts[""] += 1
         depth += (mark in "([{") - (mark in ")]}") if mark in "([{)]}" else 0
         nested = text.count("(") > 2 * limits.MAX_GRAMMAR_DEPTH and _deepest(text) > limits.MAX_GRAMMAR_DEPTH
@@ -100,10 +108,14 @@ def check(source: str) -> None:
             raise scan.refused(f"grammar has more than the {limits.MAX_GRAMMAR_RULES} rules allowed.")
         if counts[""] > limits.MAX_GRAMMAR_PARTS:
             raise scan.refused(f"grammar has more than the {limits.MAX_GRAMMAR_PARTS} words and marks allowed.")
+    return skips
 
 
 def _parts(source: str) -> Iterator[tuple[str, str]]:
-    """A grammar's marks as its compiler cuts it, and the text of literals and expressions; comments are left out."""
+    """A grammar's marks as its compiler cuts it, and the text of literals and expressions; comments are left out.
+
+    A schema gives a mark if it says what is skipped between its parts.
+    """
     place = 0
     while (found := _MARK.search(source, place)) is not None:
         begin, mark, place = found.start(), found.group(), found.end()
@@ -118,18 +130,23 @@ def _parts(source: str) -> Iterator[tuple[str, str]]:
         elif mark == "<":
             place = max(place, scan.tag_end(source, begin))
         elif mark == "%":
-            place = _json_end(source, begin)
+            place, skips = _keyword(source, begin)
+            if skips:
+                yield _SKIPS, ""
         elif source.startswith("::", begin):
             place += 1
         else:
             yield mark, ""
 
 
-def _json_end(source: str, begin: int) -> int:
-    """Where a keyword that begins with % ends, with the JSON it takes, which is checked if it is a schema."""
+def _keyword(source: str, begin: int) -> tuple[int, bool]:
+    """Where a keyword that begins with % ends, with the JSON it takes, and whether that says what is skipped.
+
+    A schema is checked.
+    """
     word = next((word for word in _JSON if source.startswith(word, begin)), "")
     if not word:
-        return begin + 1
+        return begin + 1, False
     place = scan.spaces_end(source, begin + len(word))
     scan.check_json(source, place)
     try:
@@ -138,7 +155,7 @@ def _json_end(source: str, begin: int) -> int:
         raise scan.refused(f"grammar has {word} with what is no JSON: {error}.") from error
     if word == "%json":
         check_schema(value)
-    return end
+    return end, word == "%json" and forcing.skips(value)
 
 
 def _deepest(text: str) -> int:

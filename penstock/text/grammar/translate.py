@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.text.grammar import lark
+from penstock.text.grammar import forcing, lark
 from penstock.text.grammar.gbnf import gbnf_to_lark
 from penstock.text.grammar.scan import read_json, refused
 from penstock.text.grammar.schema import compact_schema
@@ -43,7 +43,7 @@ def translate(kind: str, source: str, special: Special = MappingProxyType({})) -
 
 
 def _schema(source: str, _: Special) -> str:
-    return json.dumps({"grammars": [{"json_schema": compact_schema(read_json(source, "JSON schema"))}]})
+    return forcing.schema_source(compact_schema(read_json(source, "JSON schema")))
 
 
 def _object(source: str, special: Special) -> str:
@@ -72,8 +72,7 @@ def _lark(source: str, _: Special) -> str:
         raise refused("grammar is empty; write at least a rule named start.")
     if source.lstrip().startswith("{"):
         return json.dumps(_checked(read_json(source, "Lark grammar, and a list of grammars")))
-    lark.check(source)
-    return source
+    return forcing.unforced(source) if lark.check(source) else source
 
 
 def _checked(grammars: Any) -> Any:
@@ -81,11 +80,13 @@ def _checked(grammars: Any) -> Any:
     entries = grammars.get("grammars") if isinstance(grammars, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise refused("grammar is an object without a list of grammars; write Lark rules instead.")
+    skips = False
     for entry in entries:
         if "json_schema" in entry:
             entry["json_schema"] = compact_schema(entry["json_schema"])
-        lark.check(str(entry.get("lark_grammar") or ""))
-    return {"grammars": entries}
+            skips = skips or forcing.skips(entry["json_schema"])
+        skips = lark.check(str(entry.get("lark_grammar") or "")) or skips
+    return {"grammars": forcing.unforced_list(entries) if skips else entries}
 
 
 def _gbnf(source: str, _: Special) -> str:
@@ -93,7 +94,7 @@ def _gbnf(source: str, _: Special) -> str:
 
 
 def _tags(source: str, special: Special) -> str:
-    return tags_to_lark(read_json(source, "structural tag"), special)
+    return forcing.tags_source(tags_to_lark(read_json(source, "structural tag"), special))
 
 
 _TRANSLATORS: Final[Mapping[str, Callable[[str, Special], str]]] = MappingProxyType(
