@@ -16,6 +16,7 @@ from penstock.config import limits
 from penstock.config.errors import RequestError, shown
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.server.errors import bad_value
+from penstock.text.grammar.scan import read_json
 
 FIELDS: Final = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
@@ -23,6 +24,7 @@ FIELDS: Final = (
 )  # fmt: skip
 """The fields of a body that `asked` reads."""
 _LAYOUT: Final = "x-guidance"  # where a schema says how documents are laid out
+_SCHEMAS: Final = "a JSON schema (an object, or one written as a string)"
 _FORMATS: Final = '"text", "json_object", "json_schema" or "structural_tag"'
 
 
@@ -63,17 +65,9 @@ def schema_grammar(schema: Any, field: str, layout: Mapping[str, Any] = MappingP
         layout: llguidance's options for whitespace; without any, documents are compact.
 
     Raises:
-        RequestError: it is neither.
+        RequestError: it is neither, or too large.
     """
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise bad_value(field, schema, "a JSON schema (an object, or one written as a string)") from error
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise bad_value(field, schema, "a JSON schema (an object, or one written as a string)")
+    schema = _schema(schema, field)
     if layout:
         schema = {**schema, _LAYOUT: {**_mapping(schema.get(_LAYOUT)), **layout}}
     return Asked(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema, separators=(",", ":"))), field)
@@ -151,7 +145,7 @@ def _structured_outputs(value: Any) -> Iterator[Asked]:
         if given is None or (kind == "json_object" and given is False):
             continue
         if kind == "json" and value.get("disable_additional_properties"):
-            given = _closed(given)
+            given = _closed(_schema(given, f"{name}.{kind}"))
         yield make(given, f"{name}.{kind}", layout)
 
 
@@ -172,11 +166,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _closed(schema: Any) -> Any:
     """A schema whose objects have no properties but those it names."""
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
-            return schema
 
     def close(value: Any, depth: int) -> Any:
         if depth > 2 * limits.MAX_GRAMMAR_DEPTH:
@@ -193,6 +182,47 @@ def _closed(schema: Any) -> Any:
     return close(schema, 0)
 
 
+def _schema(schema: Any, field: str) -> dict[str, Any]:
+    """A schema that is small enough to be read and written where others wait."""
+    if isinstance(schema, str):
+        _check_chars(len(schema), field)
+        try:
+            schema = read_json(schema, "JSON schema")
+        except RequestError as error:
+            if error.__cause__ is None:  # it is JSON, of too many values or levels
+                raise RequestError(f"{field}: {error}", param=field, code=error.code) from error
+            raise bad_value(field, schema, _SCHEMAS) from error
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise bad_value(field, schema, _SCHEMAS)
+    _bounded(schema, field)
+    return schema
+
+
+def _check_chars(count: int, field: str) -> None:
+    if count > (most := limits.MAX_GRAMMAR_CHARS):
+        message = f"{field} has at least {count} characters; allowed: at most {most}. Send a smaller one."
+        raise RequestError(message, param=field, code="invalid_grammar")
+
+
+def _bounded(value: Any, field: str) -> Any:
+    """A value of few enough values and characters to be written as text, of which no more are looked at."""
+    stack: list[Any] = [value]
+    count, chars = 1, 0
+    while stack:
+        item = stack.pop()
+        inner = item if isinstance(item, (list, dict)) else ()
+        count += len(inner)
+        if count > limits.MAX_GRAMMAR_PARTS:
+            message = f"{field} has more than the {limits.MAX_GRAMMAR_PARTS} values allowed; send a smaller one."
+            raise RequestError(message, param=field, code="invalid_grammar")
+        chars += len(item) if isinstance(item, str) else sum(map(len, inner)) if isinstance(inner, dict) else 0
+        _check_chars(chars, field)
+        stack += inner.values() if isinstance(inner, dict) else inner
+    return value
+
+
 def _regex(value: Any, field: str, _: Mapping[str, Any]) -> Asked:
     return Asked(Grammar(GrammarKind.REGEX, _string(value, field)), field)
 
@@ -200,7 +230,7 @@ def _regex(value: Any, field: str, _: Mapping[str, Any]) -> Asked:
 def _choice(value: Any, field: str, _: Mapping[str, Any]) -> Asked:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
         raise bad_value(field, value, "a list of at least one string")
-    return Asked(Grammar(GrammarKind.CHOICE, json.dumps(value)), field)
+    return Asked(Grammar(GrammarKind.CHOICE, json.dumps(_bounded(value, field))), field)
 
 
 def _grammar(value: Any, field: str, _: Mapping[str, Any]) -> Asked:
@@ -218,7 +248,7 @@ def _json_object(value: Any, field: str, layout: Mapping[str, Any]) -> Asked:
 def _structural_tag(value: Any, field: str, _: Mapping[str, Any]) -> Asked:
     if not isinstance(value, (str, Mapping)):
         raise bad_value(field, value, "a structural tag (an object, or one written as a string)")
-    source = value if isinstance(value, str) else json.dumps(value)
+    source = value if isinstance(value, str) else json.dumps(_bounded(value, field))
     return Asked(Grammar(GrammarKind.STRUCTURAL_TAG, source), field)
 
 

@@ -14,6 +14,7 @@ import jsonschema
 import openai
 import pytest
 
+from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.engine.api import EngineInfo, EngineState
@@ -157,6 +158,36 @@ def test_what_is_wrong_is_named_as_it_was_sent(fields: dict[str, Any], param: st
         asked(fields)
     assert refused.value.param == param
     assert refused.value.status == 400
+
+
+_MANY = limits.MAX_GRAMMAR_PARTS + 1
+_LONG = "x" * (limits.MAX_GRAMMAR_CHARS + 1)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        (_LONG, f"{len(_LONG)} characters; allowed: at most {limits.MAX_GRAMMAR_CHARS}"),
+        ({"description": _LONG}, f"allowed: at most {limits.MAX_GRAMMAR_CHARS}"),
+        ({_LONG: {}}, f"allowed: at most {limits.MAX_GRAMMAR_CHARS}"),
+        ({"enum": [0] * _MANY}, f"{limits.MAX_GRAMMAR_PARTS} values allowed"),
+        (json.dumps({"enum": [0] * _MANY}), f"{limits.MAX_GRAMMAR_PARTS} values allowed"),
+        (json.dumps({"enum": [0] * 2 * _MANY}), f"{limits.MAX_GRAMMAR_PARTS} values allowed"),
+    ],
+    ids=["string", "text", "name", "values", "values as a string", "many values as a string"],
+)
+@pytest.mark.parametrize("more", [{}, CLOSED])
+def test_schemas_are_bounded_before_they_are_read_and_written(
+    schema: Any, says: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked: list[int] = []
+    monkeypatch.setattr(json, "dumps", lambda *_, **__: worked.append(1))
+    read = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: worked.append(len(text) > 4 * _MANY) or read(text))
+    with pytest.raises(RequestError, match=says) as refused:
+        asked({"structured_outputs": {"json": schema, **more}})
+    assert refused.value.param == "structured_outputs.json" and refused.value.status == 400
+    assert not any(worked)  # nothing was written, and only what is bounded was read
 
 
 @pytest.fixture(scope="module")
