@@ -32,7 +32,9 @@ ELSEWHERE = {
         "weights.readers.gguf_names", "weights.readers.gguf_recurrent", "weights.readers.modules",
         "weights.readers.tied",
     ),
-    "written by this project": ("text.grammar.forcing", "text.grammar.formats", "text.parsers.document", "text.pretokenizer"),
+    "written by this project": (
+        "text.grammar.forcing", "text.grammar.formats", "text.parsers.document", "text.pretokenizer",
+    ),
     "writing, not reading": ("text.gguf_export", "text.parsers.grammar", "text.parsers.render"),
     "charged by their budget, see tests/text/test_template_safety.py": (
         "text.sandbox", "text.template_budget", "text.template_methods", "text.template_rewrite",
