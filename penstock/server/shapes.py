@@ -134,6 +134,9 @@ _CHOICE: dict[str, Any] = {
 }
 Choice = Annotated[str | dict[str, Any], WithJsonSchema(_CHOICE)]
 """Of tools: of those a body has, which the document cannot say."""
+_CALLED: dict[str, Any] = {"anyOf": [{"enum": ["auto", "none", "required", "any"]}, an_object({"name": STRING})]}
+FunctionCall = Annotated[str | dict[str, Any], WithJsonSchema(_CALLED)]
+"""The same of functions, as it was before there were tools."""
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _LAYOUTS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties", "disable_fallback")
 StructuredOutputs = Annotated[

@@ -11,6 +11,7 @@ from penstock.server.sampling import Alternatives, Count, HintedBody
 from penstock.server.shapes import (
     Body,
     Choice,
+    FunctionCall,
     Functions,
     Messages,
     Name,
@@ -90,7 +91,7 @@ class ChatBody(Sampling):
     modalities: Annotated[Strings | None, nothing_but([], ["text"])] = None
     audio: Annotated[dict[str, Any] | None, nothing_but()] = None
     functions: Functions | None = None
-    function_call: Choice | None = None
+    function_call: FunctionCall | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=limits.MAX_TOKENS)] | None = None
     include_reasoning: bool | None = None
     web_search_options: Annotated[dict[str, Any] | None, nothing_but()] = None
