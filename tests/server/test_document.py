@@ -61,7 +61,7 @@ BEYOND = re.compile(
         *("only together with", "only with", r"only without", "at least n ", "at most max_tokens"),
         *("only for embeddings", "as many as the other list has"),
         *("among the tools", "without tools", "both say what form", "leave one of them out", "which is fetched later"),
-        *(r"with stream: true", "use_beam_search", "the server sets itself", "which is reserved"),
+        *(r"with stream: true", "is required with", "use_beam_search", "the server sets itself", "which is reserved"),
         # what is too long for the context,
         *("context is", "tokens are taken", "n times the number of prompts"),
         # grammars, schemas and patterns that cannot be followed,
