@@ -234,7 +234,9 @@ def _print(found: dict[str, Any]) -> None:
     from penstock.cli.terminal import print_table
     from penstock.runtime.memory_plan import format_bytes
 
-    cpu, memory, native = found["cpu"], found["memory"], found["native_library"]
+    cpu = found["cpu"]
+    memory = found["memory"]
+    native = found["native_library"]
     usable = [name for name, there in cpu["features"].items() if there]
     lacking = [name for name, there in cpu["features"].items() if not there]
     library = f"loaded, uses {native['in_use']} (built for {', '.join(native['built_for'])})"

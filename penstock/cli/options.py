@@ -18,7 +18,10 @@ from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
 from penstock.config.options import EngineOptions, ServerOptions
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_MODEL, _MEMORY, _SCHEDULING, _COMPUTE = "Model", "Memory", "Scheduling", "Compute"
+_MODEL = "Model"
+_MEMORY = "Memory"
+_SCHEDULING = "Scheduling"
+_COMPUTE = "Compute"
 _NETWORK, _SAMPLING = "Network", "Sampling"
 
 

@@ -28,7 +28,11 @@ class _Json(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel, self.maxlist, self.maxdict, self.maxother, self.maxlong = 2, 4, 3, 70, 40
+        self.maxlevel = 2
+        self.maxlist = 4
+        self.maxdict = 3
+        self.maxother = 70
+        self.maxlong = 40
 
     def repr_NoneType(self, value: None, level: int) -> str:
         return "null"

@@ -292,7 +292,9 @@ class KVCache:
         held = [(g, block) for g, table in enumerate(hold.tables) for block in table if block != NULL_BLOCK]
         held += hold.pins
         self.tree.move(hold.cursor, None)
-        branch.hold, branch.computed, branch.committed = None, 0, 0
+        branch.hold = None
+        branch.computed = 0
+        branch.committed = 0
         if branch.last_step > self.committed_step:
             self._deferred.setdefault(branch.last_step, []).extend(held)
         else:

@@ -56,7 +56,9 @@ class PaceMeter:
             expected = pace.step + pace.prompt * prompt + pace.output * output
             seconds = min(seconds, _MOST * expected) if expected > 0 else seconds
         seconds = max(seconds, 1e-6)
-        values, weight, keep = (1.0, float(prompt), float(output)), 1.0 / seconds, 1.0 - 1.0 / _MEMORY
+        values = (1.0, float(prompt), float(output))
+        weight = 1.0 / seconds
+        keep = 1.0 - 1.0 / _MEMORY
         for i, value in enumerate(values):
             self._answers[i] = keep * self._answers[i] + weight * value * seconds
             self._sums[i] = keep * self._sums[i] + value

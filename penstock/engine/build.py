@@ -52,7 +52,9 @@ def build_engine(
 
 def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool) -> tuple[Engine, EngineInfo]:
     prepared = prepare(claim.options)
-    concrete, model, kernels = prepared.options, prepared.model, prepared.kernels
+    concrete = prepared.options
+    model = prepared.model
+    kernels = prepared.kernels
     for row in prepared.plan.table():
         log.info("%-12s %12s  %s", *row)
     claim.settle(concrete)

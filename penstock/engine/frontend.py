@@ -118,7 +118,10 @@ class Frontend:
         """How answers are to be read, None where they are plain text."""
         if not request.parse or not request.messages:
             return None
-        continued, tools, choice, text = request.continue_final_message, request.tools, request.tool_choice, self.text
+        continued = request.continue_final_message
+        tools = request.tools
+        choice = request.tool_choice
+        text = self.text
         given = (text.answers, text.tokenizer, prompt_ids, request.messages, tools, choice, continued)
         return Reading.of(*given, request.request_id)
 

@@ -85,7 +85,10 @@ class TextGeneration:
             stop_reason = None if output.tokens[-1] in self._eos_ids else output.tokens[-1]
         part = reader.push(output.tokens[:shown], finish is not None)
         if part.stopped is not None:
-            used, finish, stop_reason, error = part.tokens_used, FinishReason.STOP, part.stopped, None
+            used = part.tokens_used
+            finish = FinishReason.STOP
+            stop_reason = part.stopped
+            error = None
         if finish is not None:
             del self._branches[output.branch]
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()

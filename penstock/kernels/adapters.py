@@ -38,7 +38,10 @@ class AdapterSlots:
 
     def __init__(self, slots: int, inputs: int, outputs: int, max_rank: int = 256, table: Any = None) -> None:
         self.entries: list[LowRank | None] = [None] * slots
-        self.inputs, self.outputs, self.max_rank, self.table = inputs, outputs, max_rank, table
+        self.inputs = inputs
+        self.outputs = outputs
+        self.max_rank = max_rank
+        self.table = table
 
     def fill(self, slot: int, down: Tensor, up: Tensor, scale: float) -> None:
         """Puts an adapter into a slot: `down` [rank, K] and `up` [M, rank], as checkpoints have them.

@@ -85,7 +85,9 @@ class Attention(Layer):
     """
 
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: AttentionOptions) -> None:
-        heads, kv_heads, dim = options.num_heads, options.num_kv_heads, options.head_dim
+        heads = options.num_heads
+        kv_heads = options.num_kv_heads
+        dim = options.head_dim
         self._write = kernels.rope_and_cache_write
         self._attend = kernels.paged_attention
         self._activate = kernels.activate
@@ -98,7 +100,9 @@ class Attention(Layer):
         self.norm_eps = options.norm_eps
         kind = CacheKind.FULL if options.window is None else CacheKind.SLIDING
         self.spec = None if options.shared else CacheSpec(kind, kv_heads, dim, dim, options.window)
-        self.window, self.heads, self.dim = options.window, heads, dim
+        self.window = options.window
+        self.heads = heads
+        self.dim = dim
         self._norm, self._rotate = kernels.gated_rms_norm, kernels.rotate_heads
         self._normed_first = options.shared or options.value_norm
         self.qkv = _projection(kernels, prefix, options)
@@ -107,7 +111,9 @@ class Attention(Layer):
         self.output = Linear(kernels, (rows,), heads * dim, bias=options.output_bias)
         self.qk_norm = _head_norms(prefix, options) if options.qk_norm else None
         self._unit = torch.ones(heads + kv_heads, dim) if options.unit_norm else None
-        self._scale_rows, self._chunked, self._temperature = kernels.scale_rows, options.chunked, options.temperature
+        self._scale_rows = kernels.scale_rows
+        self._chunked = options.chunked
+        self._temperature = options.temperature
         self._slopes = None if options.slopes is None else torch.tensor(options.slopes)
         self.sinks = (
             Weight((heads,), (WeightPart(f"{prefix}.sinks", (heads,)),), keep_float32=True) if options.sinks else None
@@ -163,7 +169,9 @@ def _head_order(options: AttentionOptions) -> npt.NDArray[np.int64]:
 
 def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> Linear:
     """The merged projection of queries, keys and values."""
-    heads, kv_heads, dim = options.num_heads, options.num_kv_heads, options.head_dim
+    heads = options.num_heads
+    kv_heads = options.num_kv_heads
+    dim = options.head_dim
     inner, plain = _head_order(options), np.arange(dim, dtype=np.int64)
 
     def rows(first: npt.NDArray[np.int64], order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -173,7 +181,9 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
     if options.grouped:
         group = heads // kv_heads
         groups = dim * np.arange(kv_heads * (group + 2), dtype=np.int64).reshape(kv_heads, group + 2)
-        query, key, value = groups[:, :group].reshape(-1), groups[:, group], groups[:, group + 1]
+        query = groups[:, :group].reshape(-1)
+        key = groups[:, group]
+        value = groups[:, group + 1]
     else:
         starts = dim * np.arange(heads + 2 * kv_heads, dtype=np.int64)
         query, key, value = np.split(starts, (heads, heads + kv_heads))
@@ -206,7 +216,10 @@ def _head_norms(prefix: str, options: AttentionOptions) -> Weight:
 
     Those of values, ones, follow where they are normalised too. Where keys are another layer's, only queries have any.
     """
-    heads, kv_heads, dim, near = options.num_heads, options.num_kv_heads, options.head_dim, options.around_one
+    heads = options.num_heads
+    kv_heads = options.num_kv_heads
+    dim = options.head_dim
+    near = options.around_one
     order = torch.from_numpy(_head_order(options))
     places = (("q_norm", heads, 0), ("k_norm", kv_heads, heads))
     own = options.head_norm in ("all", "layer")

@@ -34,7 +34,10 @@ class Classifier(Layer):
         activation: Callable[[Tensor], Tensor] | None = None,
         norm: Norm | None = None,
     ) -> None:
-        self.dense, self.activation, self.norm, self.output = dense, activation, norm, output
+        self.dense = dense
+        self.activation = activation
+        self.norm = norm
+        self.output = output
 
     def __call__(self, pooled: Tensor) -> Tensor:
         """pooled [1, hidden_size] float32 → scores [1, labels] float32."""

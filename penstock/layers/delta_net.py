@@ -49,7 +49,9 @@ class DeltaNet(Layer):
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: DeltaOptions) -> None:
         keys, heads = options.key_heads * options.key_dim, options.value_heads
         values = heads * options.value_dim
-        self._kernels, self.index, self._tiled = kernels, index, options.tiled
+        self._kernels = kernels
+        self.index = index
+        self._tiled = options.tiled
         self._mixed, self._parts = (keys, keys, values), (2 * keys + values, values, heads, heads)
         named = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
         parts = tuple(Rows(f"{prefix}.in_proj_{name}", count) for name, count in named.items())

@@ -61,11 +61,9 @@ class LatentAttention(Layer):
 
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: LatentOptions) -> None:
         heads, size = options.num_heads, options.unrotated + options.rotated
-        self._write, self._attend, self._per_head = (
-            kernels.latent_cache_write,
-            kernels.paged_attention,
-            kernels.head_linear,
-        )
+        self._write = kernels.latent_cache_write
+        self._attend = kernels.paged_attention
+        self._per_head = kernels.head_linear
         self._scale_rows = kernels.scale_rows
         self.index = index
         self.options = options

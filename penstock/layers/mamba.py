@@ -47,8 +47,12 @@ class MambaMixer(Layer):
     """Mamba, layer `index` of a model, with weights under `prefix`: every channel has a step of its own."""
 
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: MambaOptions) -> None:
-        channels, states, rank = options.channels, options.states, options.rank
-        self._kernels, self.index, self.options = kernels, index, options
+        channels = options.channels
+        states = options.states
+        rank = options.rank
+        self._kernels = kernels
+        self.index = index
+        self.options = options
         self.input = Linear(kernels, ((f"{prefix}.in_proj", 2 * channels),), options.hidden_size, bias=options.bias)
         self.conv = CausalConv(kernels, f"{prefix}.conv1d", channels, options.taps, bias=options.conv_bias)
         rows = np.split(np.arange(rank + 2 * states, dtype=np.int64), (rank,))
@@ -68,7 +72,9 @@ class MambaMixer(Layer):
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
-        ops, options, rows = self._kernels, self.options, step.state_rows
+        ops = self._kernels
+        options = self.options
+        rows = step.state_rows
         tail, memory = step.caches[self.index].state
         x, gate = ops.split(self.input(hidden), (options.channels,) * 2)
         x = self.conv(x, tail, rows)
@@ -122,8 +128,12 @@ class Mamba2Mixer(Layer):
     """Mamba-2, layer `index` of a model, with weights under `prefix`: a head's channels share a step and a rate."""
 
     def __init__(self, kernels: KernelSet, prefix: str, index: int, options: Mamba2Options) -> None:
-        heads, inner, shared = options.heads, options.heads * options.head_dim, options.groups * options.states
-        self._kernels, self.index, self.options = kernels, index, options
+        heads = options.heads
+        inner = options.heads * options.head_dim
+        shared = options.groups * options.states
+        self._kernels = kernels
+        self.index = index
+        self.options = options
         self._parts, self._mixed = (inner, inner + 2 * shared, heads), (inner, shared, shared)
         gate, x, b, c, steps = options.factors
         outward = np.repeat(np.array([gate, 1.0, steps], np.float32), self._parts)

@@ -64,7 +64,9 @@ class NormedFeedForward(Layer):
     """norm(feed_forward(norm(x))): one of several that read the same and have norms of their own."""
 
     def __init__(self, before: Norm | None, feed_forward: FeedForward, after: Norm) -> None:
-        self.before, self.feed_forward, self.after = before, feed_forward, after
+        self.before = before
+        self.feed_forward = feed_forward
+        self.after = after
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""

@@ -81,8 +81,12 @@ class SparseMoe(Layer):
         """
         self._kernels = kernels
         self.options = options
-        self.router, self.router_bias, self.choice_bias = router, router_bias, choice_bias
-        self.factors, self.norms, self.latent = factors, norms, latent
+        self.router = router
+        self.router_bias = router_bias
+        self.choice_bias = choice_bias
+        self.factors = factors
+        self.norms = norms
+        self.latent = latent
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
         self.gate_up.halves = options.gated
@@ -203,7 +207,9 @@ def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: st
 
 def plain_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
     """Experts without gates, stored one by one (`<prefix>.<e>.up_proj.weight` …) or stacked (`<prefix>.up_proj`)."""
-    count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
+    count = options.num_experts
+    inner = options.intermediate_size
+    outer = options.hidden_size
 
     def weight(name: str, shape: tuple[int, int]) -> Weight:
         single = (WeightPart(f"{prefix}.{e}.{name}.weight", shape, index=e) for e in range(count))
@@ -220,7 +226,9 @@ def _transpose(stack: Tensor) -> Tensor:
 def transposed_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
     """Experts stacked as [E, in, out], gates before ups, no biases; or one by one."""
     separate = separate_experts((prefix,), options, "gate_proj", "up_proj", "down_proj")
-    count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
+    count = options.num_experts
+    inner = options.intermediate_size
+    outer = options.hidden_size
 
     def weight(name: str, rows: int, columns: int, single: Weight) -> Weight:
         part = WeightPart(f"{prefix}.{name}", (count, columns, rows), transform=_transpose)
@@ -244,7 +252,9 @@ def interleaved_experts(prefix: str, options: ExpertOptions) -> ExpertWeights:
 
     On disk either [E, in, out] in a float format, or [E, out, in] packed in MXFP4 (OCP Microscaling Formats v1.0).
     """
-    count, inner, outer = options.num_experts, options.intermediate_size, options.hidden_size
+    count = options.num_experts
+    inner = options.intermediate_size
+    outer = options.hidden_size
 
     def weight(name: str, shape: tuple[int, int, int], *, pairs: bool) -> Weight:
         key, flipped = f"{prefix}.{name}", (shape[0], shape[2], shape[1])

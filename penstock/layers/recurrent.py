@@ -72,7 +72,10 @@ class GatedNorm(Layer):
     def __init__(
         self, kernels: KernelSet, key: str, size: int, group: int, eps: float, *, gate_first: bool, shared: bool = False
     ) -> None:
-        self._norm, self._group, self._eps, self._gate_first = kernels.gated_rms_norm, group, eps, gate_first
+        self._norm = kernels.gated_rms_norm
+        self._group = group
+        self._eps = eps
+        self._gate_first = gate_first
         stored = (group if shared else size,)
         self.weight = constants(key, size, stored=stored, transform=lambda scale: scale.repeat(size // stored[0]))
 
@@ -87,7 +90,9 @@ class ShortConvMixer(Layer):
     def __init__(
         self, kernels: KernelSet, prefix: str, index: int, hidden_size: int, taps: int, *, bias: bool = False
     ) -> None:
-        self._split, self.index, self._size = kernels.split, index, hidden_size
+        self._split = kernels.split
+        self.index = index
+        self._size = hidden_size
         self.input = Linear(kernels, ((f"{prefix}.in_proj", 3 * hidden_size),), hidden_size, bias=bias)
         self.conv = CausalConv(kernels, f"{prefix}.conv", hidden_size, taps, bias=bias, silu=False)
         self.output = Linear(kernels, ((f"{prefix}.out_proj", hidden_size),), hidden_size, bias=bias)

@@ -36,7 +36,9 @@ class CloseStreams(Layer):
     """The sum of the first stream and of projections of the others, brought to its size."""
 
     def __init__(self, kernels: KernelSet, count: int, active: int, hidden_size: int) -> None:
-        self._match, self._add, self.active = kernels.match_rms, kernels.add, active
+        self._match = kernels.match_rms
+        self._add = kernels.add
+        self.active = active
         names = (f"model.altup_unembed_projections.{index}" for index in range(count - 1))
         self.projections = tuple(Linear(kernels, ((name, hidden_size),), hidden_size, bias=False) for name in names)
 
@@ -56,7 +58,10 @@ class Coefficients(Layer):
     def __init__(self, kernels: KernelSet, norm: Norm, router: Linear, mix: Linear, shift: Tensor | None) -> None:
         """`shift` is added to the coefficients."""
         self._squash, self._linear = kernels.soft_cap, kernels.linear
-        self.norm, self.router, self.mix, self._shift = norm, router, mix, shift
+        self.norm = norm
+        self.router = router
+        self.mix = mix
+        self._shift = shift
         for linear in (router, mix):
             linear.weight.on_request = "kept"
 
@@ -130,7 +135,9 @@ class AltUpBlock(Layer):
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """hidden [T, hidden_size], the active stream → the same; in the last layer, streams of `step.wanted` rows."""
-        kernels, count, active = self._kernels, self.count, self.active
+        kernels = self._kernels
+        count = self.count
+        active = self.active
         streams = list(step.streams)
         streams.insert(active, hidden)
         shares = kernels.split(self.predict(hidden), (count,) * count)

@@ -94,7 +94,9 @@ def _assemble(
     field: str = "hidden_act",
     renames: tuple[tuple[str, str], ...] = RENAMES,
 ) -> DecoderModel:
-    fields, kernels, hidden = blueprint.fields, blueprint.kernels, blueprint.hidden_size
+    fields = blueprint.fields
+    kernels = blueprint.kernels
+    hidden = blueprint.hidden_size
     types = fields.integer("type_vocab_size", 0, minimum=0)
     fields.choice("position_embedding_type", {"absolute": None}, "absolute")
     length = fields.integer("max_position_embeddings", minimum=first + 1) - first

@@ -15,7 +15,9 @@ from penstock.layers.decoder import DecoderModel
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 )
-TOKENS, CHUNKS, BLOCK = 40, (17, 1, 9, 13), 8
+TOKENS = 40
+CHUNKS = (17, 1, 9, 13)
+BLOCK = 8
 
 
 @torch.inference_mode()

@@ -42,7 +42,9 @@ def layer_input(blueprint: Blueprint, index: int) -> LayerInput:
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """Of five layers the last has full attention; scores are not scaled."""
-    fields, kernels, hidden = blueprint.fields, blueprint.kernels, blueprint.hidden_size
+    fields = blueprint.fields
+    kernels = blueprint.kernels
+    hidden = blueprint.hidden_size
     windows = blueprint.windows(lambda index: (index + 1) % 5 != 0)
     slots, feed_forward = blueprint.slots(windows), _feed_forward(blueprint)
     full, local = both_rotations(blueprint)

@@ -67,7 +67,9 @@ def _mlp(blueprint: Blueprint, index: int, below: str, size: int) -> FeedForward
 
 def _experts(blueprint: Blueprint, index: int) -> FeedForward:
     """Chosen as DeepSeek-V3's are; they may work in a smaller space. Beside them an MLP for all tokens."""
-    fields, kernels, hidden = blueprint.fields, blueprint.kernels, blueprint.hidden_size
+    fields = blueprint.fields
+    kernels = blueprint.kernels
+    hidden = blueprint.hidden_size
     prefix, bias = f"model.layers.{index}.mixer", fields.flag("mlp_bias", False)
     latent = fields.integer("moe_latent_size") if fields.has("moe_latent_size") else None
     options = replace(

@@ -23,7 +23,9 @@ UNUSED = 2  # rows of the table of positions
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    fields, kernels, hidden = blueprint.fields, blueprint.kernels, blueprint.hidden_size
+    fields = blueprint.fields
+    kernels = blueprint.kernels
+    hidden = blueprint.hidden_size
     bias, first = fields.flag("enable_bias", True), fields.flag("do_layer_norm_before", True)
     scaled = fields.flag("layer_norm_elementwise_affine", True)
     width, places = fields.integer("word_embed_proj_dim", hidden), fields.integer("max_position_embeddings")

@@ -99,7 +99,10 @@ def make_parts(
         rows: most branches in a step.
         logit_rows: most rows whose logits are made at once.
     """
-    options, plan, model, groups = prepared.options, prepared.plan, prepared.model, prepared.groups
+    options = prepared.options
+    plan = prepared.plan
+    model = prepared.model
+    groups = prepared.groups
     memory = KVMemory(
         prepared.kernels,
         model.cache_specs,

@@ -92,7 +92,9 @@ class BatchBuilder:
 
     def changes(self, group: int, rows: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """Where in the flattened table of a group, and what, was entered for these rows since it was asked last."""
-        seen, used, table = self._seen[group], self._used[group], self.tables[group]
+        seen = self._seen[group]
+        used = self._used[group]
+        table = self.tables[group]
         parts = [np.arange(seen[row], used[row]) + row * table.shape[1] for row in rows if seen[row] < used[row]]
         for row in rows:
             seen[row] = used[row]
@@ -106,7 +108,9 @@ class BatchBuilder:
         tokens = self._tokens(spans)
         contexts = starts + lens
         if len(tokens) == count:  # one token a row
-            query_start, token_rows, positions = self._counts[: count + 1], rows, starts
+            query_start = self._counts[: count + 1]
+            token_rows = rows
+            positions = starts
         else:
             ends = lens.cumsum()
             query_start = np.zeros(count + 1, np.int32)

@@ -279,7 +279,9 @@ class Constraint:
         """Goes on with a matcher of the same grammar that has taken `matched`, or fails where there is none."""
         self.broken, self.renewed = False, True
         if isinstance(found, RequestError):
-            self._fault, self._matcher, self._must = found, None, []
+            self._fault = found
+            self._matcher = None
+            self._must = []
         else:
             self._matcher = found
             self._look_ahead()

@@ -171,8 +171,13 @@ class DecodeGraphs:
             tokens: positions that rows may have in each cache group in all; those that rows share count for each.
             queries: tokens of every row. Steps of this engine have one; more are for drafts, which nothing makes yet.
         """
-        self._model, self._caches, self._builder, self._recorder = model, caches, builder, recorder
-        self._sizes, self._capacity, self._queries = tuple(sizes), tuple(tokens), queries
+        self._model = model
+        self._caches = caches
+        self._builder = builder
+        self._recorder = recorder
+        self._sizes = tuple(sizes)
+        self._capacity = tuple(tokens)
+        self._queries = queries
         self._graphs: dict[int, _Graph] = {}
         self.failed: set[int] = set()
         self._asked = self._answered = 0
@@ -228,7 +233,9 @@ class DecodeGraphs:
         positions[:count] += starts[:, None]
         out["positions"][:] = positions.reshape(-1)
         out["rows"][:] = self._free_row
-        out["rows"][:count], out["prompt_tokens"][:count], out["draft_tokens"][:count] = rows, prompt, draft
+        out["rows"][:count] = rows
+        out["prompt_tokens"][:count] = prompt
+        out["draft_tokens"][:count] = draft
         out["context_len"][:] = contexts
         self._fill_tables(out, rows, positions[:count])
         return True

@@ -89,7 +89,10 @@ class _Probe:
     """One prompt, in two steps so that the second reads what the first wrote."""
 
     def __init__(self, model: Model, groups: Sequence[CacheGroup], block_size: int, device: torch.device) -> None:
-        self._model, self._groups, self._block_size, self._device = model, groups, block_size, device
+        self._model = model
+        self._groups = groups
+        self._block_size = block_size
+        self._device = device
         self._blocks = -(-PROBE_TOKENS // block_size)
         ids = np.random.default_rng(0).integers(0, model.vocab_size, PROBE_TOKENS)
         self._ids = torch.from_numpy(ids)

@@ -219,7 +219,9 @@ class ModelRunner:
     def _wanted(self, plan: StepPlan) -> _Wanted:
         wanted, first = _Wanted(), 0
         for span in plan.spans:
-            new, count, place = self._new[span.row], len(span.tokens), len(wanted.tokens)
+            new = self._new[span.row]
+            count = len(span.tokens)
+            place = len(wanted.tokens)
             chosen = range(count - 1, count) if span.sample else range(0)
             if (pooled := self._pooler.wanted(span)) is not None:
                 chosen = pooled

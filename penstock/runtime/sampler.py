@@ -184,13 +184,13 @@ class Sampler:
         scored = [i for i, row in enumerate(rows) if row.logprobs is not None]
         if kernel.on_device:
             drawn = kernel.draw(values, kernel_rows, positions, masks)
-            tokens, take, chosen = drawn.tokens, drawn.take, drawn.tokens.clamp(min=0)
-        else:
-            found = kernel.sample(values, kernel_rows, positions, masks)
-            tokens, take, chosen = None, lambda: found, found[0]
-            scored = [i for i in scored if not found[1][i]]
-        table = self._score(values, chosen, scored, rows) if scored else _no_table
-        return Drawing(tokens, rows, take, scored, table)
+            chosen = drawn.tokens.clamp(min=0)
+            table = self._score(values, chosen, scored, rows) if scored else _no_table
+            return Drawing(drawn.tokens, rows, drawn.take, scored, table)
+        found = kernel.sample(values, kernel_rows, positions, masks)
+        scored = [i for i in scored if not found[1][i]]
+        table = self._score(values, found[0], scored, rows) if scored else _no_table
+        return Drawing(None, rows, lambda: found, scored, table)
 
     def sample(
         self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None

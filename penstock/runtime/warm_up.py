@@ -64,7 +64,9 @@ class WarmUp:
     """The steps that are left to run for a loaded model, on its own caches, where they write to the null block."""
 
     def __init__(self, prepared: Prepared, memory: KVMemory) -> None:
-        options, plan, model = prepared.options, prepared.plan, prepared.model
+        options = prepared.options
+        plan = prepared.plan
+        model = prepared.model
         assert options.max_num_seqs and options.max_num_batched_tokens
         self._prepared, self._memory = prepared, memory
         self._left = deque(

@@ -347,7 +347,9 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
-        self._events, self._close, self._lifecycle = events, close, lifecycle
+        self._events = events
+        self._close = close
+        self._lifecycle = lifecycle
         self._failed, self._keepalive = failed or error_event, keepalive
         self._buffer: asyncio.Queue[bytes | None] = asyncio.Queue(limits.READ_AHEAD_EVENTS)
 

@@ -161,7 +161,9 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _operator_router(service: Service, app: FastAPI) -> APIRouter:
-    router, frontend, lifecycle = APIRouter(), service.frontend, service.lifecycle
+    router = APIRouter()
+    frontend = service.frontend
+    lifecycle = service.lifecycle
 
     def state() -> str:
         return "draining" if lifecycle.draining else frontend.client.state.value

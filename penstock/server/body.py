@@ -33,7 +33,9 @@ def limited(receive: Receive, declared: int | None, announced: Mapping[str, int]
         declared: the Content-Length, or None for a chunked body.
         announced: under "bytes", how long a chunked body will be at least, which is known as it comes in.
     """
-    received, complete, waited = 0, False, 0.0
+    received = 0
+    complete = False
+    waited = 0.0
 
     def refuse() -> NoReturn:
         limit = limits.MAX_BODY_BYTES

@@ -101,7 +101,9 @@ class Chunks:
 
     def __init__(self) -> None:
         self.announced, self.complete = 0, False
-        self._left, self._trailers, self._line = 0, False, b""
+        self._left = 0
+        self._trailers = False
+        self._line = b""
 
     def take(self, data: bytes | bytearray, start: int) -> int:
         """Where the body ends in data that goes on with it at `start`; the length of the data if it does not.

@@ -50,8 +50,12 @@ class Gate:
         check_room: Callable[[str], None],
     ) -> None:
         """`check_room` raises OverloadedError while too much work waits, for the owner it is given."""
-        self._app, self._keys, self._hosts = app, keys, hosts
-        self._lifecycle, self._metrics, self._check_room = lifecycle, metrics, check_room
+        self._app = app
+        self._keys = keys
+        self._hosts = hosts
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+        self._check_room = check_room
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

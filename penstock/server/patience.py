@@ -17,7 +17,9 @@ class PatientTimer:
     __slots__ = ("_action", "_clock", "_handle", "_loop", "_seconds", "_step")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, action: Callable[[], object]) -> None:
-        self._loop, self._seconds, self._action = loop, seconds, action
+        self._loop = loop
+        self._seconds = seconds
+        self._action = action
         self._step = max(seconds, 0.0) / _LOOKS
         self._clock = WatchedTime(2 * self._step)
         self._handle: asyncio.TimerHandle | None = loop.call_later(self._step, self._look)

@@ -110,7 +110,9 @@ class ResponseStore:
             row = self._database.execute(query, (response_id, owner, time.time() - self._max_age)).fetchone()
             if row is None:
                 return None
-            decode, response, items = msgspec.json.decode, zlib.decompress(row[0]), zlib.decompress(row[1])
+            decode = msgspec.json.decode
+            response = zlib.decompress(row[0])
+            items = zlib.decompress(row[1])
             return Record(decode(response), decode(items), _unpacked(row[2]), len(response) + len(items))
 
         return await self._run(read)

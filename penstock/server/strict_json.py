@@ -188,7 +188,9 @@ class _Large:
         return self._value(0, len(self._raw))
 
     def _value(self, start: int, end: int) -> Any:
-        at, mark, depth = self._marks.at, self._marks.mark, self._marks.depth
+        at = self._marks.at
+        mark = self._marks.mark
+        depth = self._marks.depth
         first, last = np.searchsorted(at, (start, end)).tolist()
         if end - start <= _PIECE or first == last:
             return self._decoded(b"", start, end, b"")

@@ -46,7 +46,9 @@ def read_tekken(file: Path) -> Vocabulary:
     """
     try:
         tekken = json.loads(file.read_bytes())
-        config, vocab, names = tekken["config"], tekken["vocab"], tekken.get("special_tokens")
+        config = tekken["config"]
+        vocab = tekken["vocab"]
+        names = tekken.get("special_tokens")
         first, size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])
         if not 0 <= first <= size <= min(first + len(vocab), limits.MAX_GGUF_ARRAY_ITEMS):
             raise ValueError(

@@ -265,7 +265,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         if super().wrap_str_format(value) is None:
             return None
-        formatter, text, is_map = _BoundedFormatter(self), str(value.__self__), value.__name__ == "format_map"
+        formatter = _BoundedFormatter(self)
+        text = str(value.__self__)
+        is_map = value.__name__ == "format_map"
 
         def wrapper(*args: Any, **kwargs: Any) -> str:
             self._budget.spend((text.count("{") + text.count("}")) * PIECE_COST)

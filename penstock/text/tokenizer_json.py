@@ -53,7 +53,9 @@ def _read_bpe(file: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, int] | Non
     bpe = file["model"]
     if bpe["type"] != "BPE":
         return None
-    vocab, merges, added = bpe["vocab"], bpe["merges"], file.get("added_tokens", [])
+    vocab = bpe["vocab"]
+    merges = bpe["merges"]
+    added = file.get("added_tokens", [])
     split = isinstance(merges[0], list) if merges else True
     pairs = [tuple(pair) if split else tuple(pair.split(" ")) for pair in merges]
     backend = tokenizers.Tokenizer.from_str(json.dumps({**_EMPTY, **{name: file.get(name) for name in _PARTS}}))

@@ -9,7 +9,9 @@ from penstock.kernels.cpu.recording import LOGIT_ROWS, Eager, Handle, extent_of,
 
 
 def multiply(x: Any, factors: Any) -> Any:
-    tape, size, some = tape_of(x), width_of(x), extent_of(x) == LOGIT_ROWS
+    tape = tape_of(x)
+    size = width_of(x)
+    some = extent_of(x) == LOGIT_ROWS
     out = tape.new(size, extent_of(x))
     whole = not isinstance(factors, Handle) and factors.dim() == 1
     part = tape.vector(factors) if whole else tape.part(factors)
@@ -18,7 +20,9 @@ def multiply(x: Any, factors: Any) -> Any:
 
 
 def weighted_sum(base: Any, terms: Sequence[Any], weights: Any) -> Any:
-    tape, size, some = tape_of(base), width_of(base), extent_of(base) == LOGIT_ROWS
+    tape = tape_of(base)
+    size = width_of(base)
+    some = extent_of(base) == LOGIT_ROWS
     out = tape.new(size, extent_of(base))
     inputs = tape.index(base), [tape.index(term) for term in terms], tape.part(weights)
     tape.program.weighted_sum(*inputs, size, tape.index(out), some)
@@ -33,7 +37,9 @@ def match_rms(x: Any, like: Any, least: float) -> Any:
 
 
 def statistical_topk(x: Any, deviations: float) -> Any:
-    tape, size, some = tape_of(x), width_of(x), extent_of(x) == LOGIT_ROWS
+    tape = tape_of(x)
+    size = width_of(x)
+    some = extent_of(x) == LOGIT_ROWS
     out = tape.new(size, extent_of(x))
     tape.program.statistical_topk(tape.part(x), size, deviations, tape.index(out), some)
     return tape.done(out)

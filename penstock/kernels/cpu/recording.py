@@ -36,7 +36,11 @@ class Handle:
     dtype = torch.float32
 
     def __init__(self, tape: Recording, index: int, width: int, extent: str = TOKENS, group: int = 0) -> None:
-        self.tape, self.index, self.width, self.extent, self.group = tape, index, width, extent, group
+        self.tape = tape
+        self.index = index
+        self.width = width
+        self.extent = extent
+        self.group = group
         self.offset, self.stride = 0, width
         self.lookup = "token_ids"
 

@@ -261,7 +261,9 @@ def _attend_fused(
     slopes: Tensor | None,
 ) -> None:
     """Torch's fused attention. The queries of a group lie along its query axis (few) or its head axis (many)."""
-    rows, queries, kv_heads = task.rows, task.queries, key.shape[1]
+    rows = task.rows
+    queries = task.queries
+    kv_heads = key.shape[1]
     grouped = query.view(rows, queries, kv_heads, -1, query.shape[-1])  # [rows, queries, K, group, D]
     target = out.view(rows, queries, kv_heads, -1, out.shape[-1])
     if queries <= SHARED_QUERIES and task.mask is not None:
@@ -296,7 +298,9 @@ def _attend(
     slopes: Tensor | None,
 ) -> None:
     """The formula written out, for scores with sinks, a soft cap or slopes; some queries of all rows at a time."""
-    rows, queries, kv_heads = task.rows, task.queries, key.shape[1]
+    rows = task.rows
+    queries = task.queries
+    kv_heads = key.shape[1]
     grouped = query.view(rows, queries, kv_heads, -1, query.shape[-1]).permute(0, 2, 3, 1, 4)
     target = out.view(rows, queries, kv_heads, -1, out.shape[-1]).permute(0, 2, 3, 1, 4)
     turned = key[:, :, None].transpose(-1, -2)

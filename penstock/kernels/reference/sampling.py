@@ -32,7 +32,10 @@ def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, in
     k0, k1 = key
     for _ in range(10):
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c3 ^ k1, a & 0xFFFFFFFF
+        c0 = (b >> 32) ^ c1 ^ k0
+        c1 = b & 0xFFFFFFFF
+        c2 = (a >> 32) ^ c3 ^ k1
+        c3 = a & 0xFFFFFFFF
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return c0, c1, c2, c3
 
@@ -122,7 +125,9 @@ class Candidates:
     x: Doubles
 
     def keep(self, chosen: npt.NDArray[np.bool_] | Ids) -> None:
-        self.ids, self.logits, self.x = self.ids[chosen], self.logits[chosen], self.x[chosen]
+        self.ids = self.ids[chosen]
+        self.logits = self.logits[chosen]
+        self.x = self.x[chosen]
 
     def probabilities(self) -> Doubles:
         weights = np.exp(self.x)

@@ -269,7 +269,9 @@ def _attend(
     q_rest = _load(start, valid, C.K_CUT, C.K1, C.DIM, False, C.TYPE) if C.K1 > 0 else q
     slope = tl.load(slopes + head, mask=valid, other=0.0) if C.SLOPES else place
     sink = tl.load(sinks + head, mask=valid, other=0.0) if C.SINKS else place
-    table, key, value = tables + row * table_width, key + kv * key_head, value + kv * value_head
+    table = tables + row * table_width
+    key = key + kv * key_head
+    value = value + kv * value_head
     key_scale, value_scale = key_scale + kv * (key_head // 4), value_scale + kv * (value_head // 4)
     first_part, slot = tl.load(unit + 2), tl.load(unit + 4)
     last_part = first_part + tl.load(unit + 3)
@@ -349,7 +351,9 @@ def _join_in_order(
     if local < tl.load(query_start + row + 1) - begin:
         heads = head // C.GROUP * C.HEAD_TILES + of_group // C.TILE_HEADS
         member = tl.program_id(0) % C.QUERIES * C.TILE_HEADS + of_group % C.TILE_HEADS
-        first, slot, one = tl.load(tile + 2), tl.load(tile + 4).to(tl.int64), tl.arange(0, 1)
+        first = tl.load(tile + 2)
+        slot = tl.load(tile + 4).to(tl.int64)
+        one = tl.arange(0, 1)
         last, column = first + tl.load(tile + 3), tl.arange(0, WIDTH)[None, :]
         top, mass = tl.full([1], float("-inf"), tl.float32), tl.zeros([1], tl.float32)
         total = tl.zeros([1, WIDTH], tl.float32)

@@ -95,7 +95,9 @@ class AttentionPlan:
         whole = np.stack((row, first, first_part, parts, slot), axis=1)
         usual = int(parts.sum()) * programs / (waves * _multiprocessors(self.block_table.device))
         times = np.minimum(parts, np.maximum(1, np.rint(parts / usual))).astype(np.int64)
-        units, of, parts = whole.repeat(times, axis=0), times.repeat(times), parts.repeat(times)
+        units = whole.repeat(times, axis=0)
+        of = times.repeat(times)
+        parts = parts.repeat(times)
         number = np.arange(len(units)) - (times.cumsum() - times).repeat(times)
         begin = number * parts // of
         units[:, 2] += begin
@@ -142,8 +144,13 @@ class FixedPlan:
 
     def __init__(self, plan: AttentionPlan, keys: tuple[Key, ...], tokens: int) -> None:
         """`keys`: what tiles were asked for of `plan`, which is like all steps but for its contexts."""
-        self.query_start, self.context_len, self.block_table = plan.query_start, plan.context_len, plan.block_table
-        self.classes, self.kind, self.window, self.seen = plan.classes, plan.kind, plan.window, None
+        self.query_start = plan.query_start
+        self.context_len = plan.context_len
+        self.block_table = plan.block_table
+        self.classes = plan.classes
+        self.kind = plan.kind
+        self.window = plan.window
+        self.seen = None
         self._plan = plan
         self._room: dict[Key, tuple[int, int, int]] = {}
         for key in keys:
@@ -156,7 +163,9 @@ class FixedPlan:
 
     def place(self, memory: Tensor, query_start: Tensor, context_len: Tensor, block_table: Tensor) -> None:
         """Takes [size] int32 on the device, where what `fill` writes will lie, and the places of the rows' facts."""
-        self.query_start, self.context_len, self.block_table = query_start, context_len, block_table
+        self.query_start = query_start
+        self.context_len = context_len
+        self.block_table = block_table
         begin = 0
         for key, (units, split, slots) in self._room.items():
             both = memory[begin : begin + FIELDS * (units + split)].view(-1, FIELDS)

@@ -176,7 +176,9 @@ def shape_of(
     group = heads // layout.heads
     value_cut, v0, v1 = pieces(layout.value_dim)
     if latent:
-        value_cut, v0, v1 = layout.value_dim, max(16, triton.next_power_of_2(layout.value_dim)), 0
+        value_cut = layout.value_dim
+        v0 = max(16, triton.next_power_of_2(layout.value_dim))
+        v1 = 0
     key_cut, k0, k1 = pieces(layout.key_dim, layout.value_dim if latent else None)
     elements = k0 + k1 + (0 if latent else v0 + v1)
     limit = shared_memory("interpreter" if INTERPRETED.value else "cuda")

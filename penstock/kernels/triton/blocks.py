@@ -118,7 +118,9 @@ def _q3_k(blocks: Tensor) -> Codes:
 
 def _scales_and_minimums(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """The eight scales and minimums of Q4_K and Q5_K, of six bits each in bytes 4 to 16 of a block."""
-    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    first = blocks[:, 4:8]
+    second = blocks[:, 8:12]
+    third = blocks[:, 12:16]
     scales = torch.cat((first & 63, (third & 15) | (first >> 6) << 4), dim=1)
     minimums = torch.cat((second & 63, (third >> 4) | (second >> 6) << 4), dim=1)
     return _half(blocks, 0) * scales.float(), -_half(blocks, 2) * minimums.float()

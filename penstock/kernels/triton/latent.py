@@ -41,7 +41,9 @@ def _latent_write(
     inside = place < LATENT + ROTATED
     if ROTATED > 0:
         behind = tl.where(of_latent, 0, place - LATENT)
-        start, cos, sin = x + row * stride + LATENT, cos + row * ROTATED, sin + row * ROTATED
+        start = x + row * stride + LATENT
+        cos = cos + row * ROTATED
+        sin = sin + row * ROTATED
         turned = rotated(start, behind, cos, sin, inside & (place >= LATENT), ROTATED, INTERLEAVED)
         value = tl.where(of_latent, value, turned)
     value = wide(narrow(value, x.dtype.element_ty))
@@ -63,7 +65,9 @@ def latent_cache_write(
 ) -> None:
     layout: Layout = cache.layout
     x = x if x.stride(1) == 1 else x.contiguous()
-    key, latent, width = layout.key, len(norm), x.shape[1]
+    key = layout.key
+    latent = len(norm)
+    width = x.shape[1]
     if len(x):
         _latent_write[(len(x),)](
             x, x.stride(0), norm, eps, cos, sin, slot, key.data, key.scale, key.page, key.head, latent, width - latent,

@@ -209,9 +209,13 @@ def _planes(codes: Codes, order: Tensor | None) -> Planes:
     rows, inputs = codes.codes.shape
     span = 32 if codes.group % 32 == 0 else 16
     low, high = WIDTHS[codes.bits]
-    table, kind, scales = codes.table, "affine" if codes.table is None else "table", codes.scales
+    table = codes.table
+    kind = "affine" if codes.table is None else "table"
+    scales = codes.scales
     if table is not None and (factor := table[1] / _E2M1[1]) > 0 and table == tuple(factor * v for v in _E2M1):
-        table, kind, scales = None, "e2m1", scales * factor
+        table = None
+        kind = "e2m1"
+        scales = scales * factor
     values = torch.zeros(rows, -(-inputs // (PLANES * span)) * PLANES * span, dtype=torch.uint8, device=HOME)
     values[:, :inputs] = codes.codes
     offsets = codes.zeros if codes.zeros is not None else codes.minimums

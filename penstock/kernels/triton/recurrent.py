@@ -128,7 +128,9 @@ def short_conv(
     after: Tensor | None = None,
 ) -> Tensor:
     """As kernels.api.ShortConv."""
-    (tokens, channels), taps, count = x.shape, len(weight), len(rows.slot)
+    (tokens, channels) = x.shape
+    taps = len(weight)
+    count = len(rows.slot)
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     if not tokens:
         return out

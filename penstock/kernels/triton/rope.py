@@ -150,7 +150,10 @@ def _launch(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slot: Tensor, layout: Layout, scales: Tensor | None,
     eps: float, norm: str,
 ) -> Tensor:  # fmt: skip
-    tokens, kv_heads, dim, value_dim = qkv.shape[0], layout.heads, layout.key_dim, layout.value_dim
+    tokens = qkv.shape[0]
+    kv_heads = layout.heads
+    dim = layout.key_dim
+    value_dim = layout.value_dim
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     query = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     block, value_block = triton.next_power_of_2(dim), triton.next_power_of_2(value_dim)

@@ -65,7 +65,9 @@ def _decode_q3_k(blocks: Bytes) -> Floats:
 
 def _six_bit_pairs(packed: Bytes) -> tuple[Floats, Floats]:
     """The eight 6-bit scales and eight 6-bit minimums of Q4_K and Q5_K, from [n, 12] bytes."""
-    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    first = packed[:, :4]
+    second = packed[:, 4:8]
+    third = packed[:, 8:]
     scales = np.concatenate([first & 0x3F, (third & 0x0F) | ((first >> 6) << np.uint8(4))], axis=1)
     minimums = np.concatenate([second & 0x3F, (third >> 4) | ((second >> 6) << np.uint8(4))], axis=1)
     return scales.astype(np.float32), minimums.astype(np.float32)

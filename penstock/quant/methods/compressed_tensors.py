@@ -119,7 +119,9 @@ def compressed_tensors(config: Mapping[str, Any]) -> Method:
     weights = schemes[0] if schemes else {}
     widths = frozenset(one["num_bits"] for one in schemes if "num_bits" in one)
     sizes = frozenset(one["group_size"] for one in schemes if (one.get("group_size") or 0) > 0)
-    size, bits, tile = weights.get("group_size"), weights.get("num_bits"), weights.get("block_structure")
+    size = weights.get("group_size")
+    bits = weights.get("num_bits")
+    tile = weights.get("block_structure")
     block = (int(tile[0]), int(tile[1])) if isinstance(tile, (list, tuple)) and len(tile) == 2 else None
     whole = partial(_whole, block=block)
     nvfp4 = partial(nvfp4_stored, packed=".weight_packed", whole=".weight_global_scale", divide=True)

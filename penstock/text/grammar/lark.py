@@ -118,7 +118,9 @@ def _parts(source: str) -> Iterator[tuple[str, str]]:
     """
     place = 0
     while (found := _MARK.search(source, place)) is not None:
-        begin, mark, place = found.start(), found.group(), found.end()
+        begin = found.start()
+        mark = found.group()
+        place = found.end()
         if mark == "#" or source.startswith("//", begin):
             place = scan.line_end(source, place)
         elif mark in '"/':

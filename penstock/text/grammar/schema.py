@@ -126,7 +126,9 @@ class _Walk:
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._pointers = Pointers(root)
-        size, found, stack = 0, False, list[Any]([root])
+        size = 0
+        found = False
+        stack = list[Any]([root])
         while stack:
             value = stack.pop()
             size += 1

@@ -286,7 +286,9 @@ class CallReader:
 
     def _object(self) -> Reader[None]:
         """{"name": …, "arguments": …}, in any order, other members left out; its brace is read."""
-        stream, name, announced = self.stream, "", False
+        stream = self.stream
+        name = ""
+        announced = False
         held: list[str] = []
         keys = ValueReader(stream, _nowhere)
         while (char := (yield from stream.spaces())) != "}":
@@ -333,7 +335,9 @@ class CallReader:
 
     def _parameters(self, name: str) -> Reader[None]:
         """Tagged parameters up to the call's tail, which is left."""
-        stream, shape, known = self.stream, self.shape, properties(self.tools.get(name))
+        stream = self.stream
+        shape = self.shape
+        known = properties(self.tools.get(name))
         separator = "{"
         ends, pattern = shape.parameter_head
         try:

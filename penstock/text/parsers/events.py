@@ -80,7 +80,9 @@ class Trimmed:
         if body:
             whole = self._spaces + body
             self.emit(whole.lstrip() if self.strip and not self.begun else whole)
-            self._spaces, self.begun, self.strip = text[len(body) :], True, False
+            self._spaces = text[len(body) :]
+            self.begun = True
+            self.strip = False
         else:
             self._spaces += text
         if (sure := (len(self._spaces) - 1) // _MAX_SPACES * _MAX_SPACES) > 0:

@@ -221,7 +221,10 @@ def _detected(candidates: Sequence[Format], kind: str, template: str) -> Format 
 
 def _marks(format: AnswerFormat) -> Sequence[str]:
     """All literal texts of a format, in which a tokenizer's special tokens are looked for."""
-    calls, reasoning, channels, marks = format.calls, format.reasoning, format.channels, list[str]()
+    calls = format.calls
+    reasoning = format.reasoning
+    channels = format.channels
+    marks = list[str]()
     if calls is not None:
         texts = (calls.begin, calls.end, calls.call, calls.separator, calls.parameter)
         for text in (*texts, *calls.also_begin, *calls.also_end):

@@ -115,7 +115,9 @@ class AnswerParser:
     def _think(self, opening: frozenset[str]) -> Reader[str]:
         """Reads reasoning and a call that ended it; returns the mark of further ones as `_section`."""
         assert self._reasoning_format is not None
-        thinks, stream, self.thinking = self._reasoning_format, self._stream, True
+        thinks = self._reasoning_format
+        stream = self._stream
+        self.thinking = True
         self._content.drop()
         yield from stream.spaces()
         yield from stream.follows(finding(thinks.begins))
@@ -164,7 +166,9 @@ class AnswerParser:
     def _messages(self, channels: ChannelsFormat) -> Reader[None]:
         """An answer of messages: what each head says, its body is."""
         stream, head = self._stream, ""
-        openers, message, ends = finding(channels.openers), finding((channels.message,)), finding(channels.ends)
+        openers = finding(channels.openers)
+        message = finding((channels.message,))
+        ends = finding(channels.ends)
         if self.thinking:
             head = channels.reasoning
         while head or (yield from stream.spaces()):

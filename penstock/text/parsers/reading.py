@@ -167,7 +167,9 @@ class AnswerReader:
         return self._parsed(self.parser, tokens, ended)
 
     def _parsed(self, parser: AnswerParser, tokens: Sequence[int], ended: bool) -> Part:
-        used, reasoning, stopped = 0, 0, None
+        used = 0
+        reasoning = 0
+        stopped = None
         for token in tokens:
             before = parser.thinking
             piece = self.detokenizer.push((token,))

@@ -103,7 +103,9 @@ _WRITERS: Mapping[Syntax, Callable[[CallsFormat, Mapping[str, Any]], str]] = {
 
 def _messages(format: AnswerFormat, reasoning: str, text: str, calls: Sequence[Call]) -> str:
     """Messages one after another; the turn's opening, which the prompt holds, stands between them."""
-    thinks, shape, channels = format.reasoning, format.calls, format.channels
+    thinks = format.reasoning
+    shape = format.calls
+    channels = format.channels
     assert channels is not None
     parts = []
     if reasoning and thinks is not None:

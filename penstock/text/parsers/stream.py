@@ -71,7 +71,9 @@ class Stream:
 
     def end_log(self) -> str:
         """What was noted; noting ends."""
-        noted, self.log, self._logged = "".join(self.log or ()), None, 0
+        noted = "".join(self.log or ())
+        self.log = None
+        self._logged = 0
         return noted
 
     @property

@@ -26,7 +26,9 @@ _MAX_KEY_BYTES = 65_535
 _MAX_ARRAY_DEPTH = 4
 _MAX_ELEMENTS = 2**63 - 1
 _DEFAULT_ALIGNMENT = 32
-_STRING, _ARRAY, _BOOL = 8, 9, 7
+_STRING = 8
+_ARRAY = 9
+_BOOL = 7
 _SCALARS = MappingProxyType(
     {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 )
@@ -171,7 +173,9 @@ class _Cursor:
 
     def _strings(self, count: int, what: str) -> list[str]:
         """A vocabulary is a few hundred thousand strings, so this loop has as little in it as it can."""
-        mapped, size, offset = self._map, self._size, self.offset
+        mapped = self._map
+        size = self._size
+        offset = self.offset
         unpack = _U64.unpack_from
         out: list[str] = []
         append = out.append

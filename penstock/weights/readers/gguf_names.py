@@ -407,7 +407,9 @@ def _split(tensor: GgufTensor, config: Mapping[str, Any]) -> Iterator[VirtualTen
     _, layer, _, suffix = tensor.name.split(".")
     kv_heads = config["num_key_value_heads"]
     counts = {"q": config["num_attention_heads"], "k": kv_heads, "v": kv_heads}
-    rows, dim, start = tensor.shape[0] if tensor.shape else 1, config["head_dim"], 0
+    rows = tensor.shape[0] if tensor.shape else 1
+    dim = config["head_dim"]
+    start = 0
     if rows != dim * sum(counts.values()):
         raise CheckpointError(f"tensor {shown(tensor.name)} has {rows} rows; {dim * sum(counts.values())} are needed.")
     size = tensor.data.size // rows

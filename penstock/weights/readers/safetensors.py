@@ -80,7 +80,9 @@ def _whole(value: Any) -> TypeGuard[list[int]]:
 def _entry(path: Path, name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int, int]:
     """One header entry, checked independently of the library: (info, first byte, last byte) within the data."""
     fields = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
+    dtype = fields.get("dtype")
+    shape = fields.get("shape")
+    offsets = fields.get("data_offsets")
     if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{path}: the header of tensor {shown(name)} lacks dtype, shape or data_offsets.")
     if len(name) > limits.MAX_TENSOR_NAME_CHARS:

@@ -110,7 +110,9 @@ def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> Generatio
 
 def _variables(body: CountTokensBody) -> Mapping[str, Any]:
     """What thinking and effort are to the templates of models that know them."""
-    mode, budget, effort = None, None, body.output_config.effort if body.output_config else None
+    mode = None
+    budget = None
+    effort = body.output_config.effort if body.output_config else None
     if (thinking := body.thinking) is not None:
         mode, budget = thinking.type, thinking.budget_tokens
         if mode == "enabled" and budget is None:

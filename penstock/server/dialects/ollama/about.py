@@ -58,7 +58,9 @@ def kept(service: Service) -> dict[str, Any]:
 
 def described(service: Service) -> dict[str, Any]:
     """A model in detail."""
-    text, info, entry = service.frontend.text, service.frontend.info, listed(service)
+    text = service.frontend.text
+    info = service.frontend.info
+    entry = listed(service)
     sources = text.template.sources if text.template else {}
     template = sources.get("default", "")
     parameters = "\n".join(f"{_OLLAMA_NAMES.get(name, name)} {value}" for name, value in sorted(text.defaults.items()))

@@ -40,7 +40,9 @@ class Reply:
     """The answer to one call."""
 
     def __init__(self, call: Call, answer: Answer, frontend: Frontend) -> None:
-        self._call, self._answer, self._frontend = call, answer, frontend
+        self._call = call
+        self._answer = answer
+        self._frontend = frontend
         self._first = self._last = answer.started
         self._token_ids: list[int] = []
         self._tokens = 0

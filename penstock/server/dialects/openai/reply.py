@@ -45,7 +45,9 @@ class Reply:
     """The answer to one call, built from deltas."""
 
     def __init__(self, call: Call, answer: Answer, frontend: Frontend) -> None:
-        self._call, self._answer, self._frontend = call, answer, frontend
+        self._call = call
+        self._answer = answer
+        self._frontend = frontend
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in call.requests]
         self._completion_tokens = self._reasoning_tokens = 0

@@ -218,7 +218,9 @@ def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:
 
 def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:
     """Functions and the choice among them, from today's fields or those they had before there were tools."""
-    given, choice, where = body.tools, body.tool_choice, "tools"
+    given = body.tools
+    choice = body.tool_choice
+    where = "tools"
     if body.functions and not body.tools:
         given, where = [{"type": "function", "function": function} for function in body.functions], "functions"
     if body.function_call is not None and choice is None:
