@@ -34,8 +34,8 @@ FIGURES = {
     "blocks_in_use": "penstock_kv_cache_usage_ratio",
     "tokens": "penstock_generation_tokens_total",
     "steps": "penstock_engine_steps_total",
-    "engine_finished": "penstock_engine_branches_finished_total",
-    "engine_cancelled": "penstock_engine_branches_cancelled_total",
+    "engine_finished": "penstock_engine_sequences_finished_total",
+    "engine_cancelled": "penstock_engine_sequences_cancelled_total",
 }
 
 

@@ -71,7 +71,7 @@ def measure(context: int, batch: int, steps: int, block_size: int = 16) -> dict[
     watch = Stopwatch(engine, BatchBuilder(1, batch, width, block_size, torch.device("cpu")))
     for row in range(batch):
         engine.add(request_of(str(row), [row, *range(context - 1)], steps + 15))
-    while any(branch.remaining > 1 for branch in engine.scheduler.running) or engine.scheduler.waiting:
+    while any(sequence.remaining > 1 for sequence in engine.scheduler.running) or engine.scheduler.waiting:
         watch.step()
     for _ in range(3):
         watch.step()

@@ -43,7 +43,7 @@ void require(bool holds, const std::string& otherwise) {
 // Rows of logits a thread takes at a time.
 std::int64_t rows_in_chunk(std::int64_t vocab) { return std::max<std::int64_t>(1, values_in_chunk / vocab); }
 
-SamplerRow make_row(std::int64_t vocab_size, std::uint64_t seed, std::uint32_t branch, double temperature,
+SamplerRow make_row(std::int64_t vocab_size, std::uint64_t seed, std::uint32_t sequence, double temperature,
                     std::int64_t top_k, double top_p, double min_p, double typical_p, double repetition_penalty,
                     double presence_penalty, double frequency_penalty, std::int64_t min_tokens,
                     std::vector<std::pair<std::int64_t, double>> logit_bias,
@@ -53,7 +53,7 @@ SamplerRow make_row(std::int64_t vocab_size, std::uint64_t seed, std::uint32_t b
     RowSettings s;
     s.vocab_size = vocab_size;
     s.seed = seed;
-    s.branch = branch;
+    s.sequence = sequence;
     s.temperature = temperature;
     s.top_k = top_k;
     s.top_p = top_p;
@@ -210,8 +210,8 @@ NB_MODULE(_native, m) {
     using namespace nb::literals;
     bind_packed(m);
     bind_program(m);
-    nb::class_<SamplerRow>(m, "SamplerRow", "What the sampler keeps of one branch.")
-        .def(nb::new_(&make_row), "vocab_size"_a, "seed"_a = 0, "branch"_a = 0, "temperature"_a = 1.0, "top_k"_a = 0,
+    nb::class_<SamplerRow>(m, "SamplerRow", "What the sampler keeps of one sequence.")
+        .def(nb::new_(&make_row), "vocab_size"_a, "seed"_a = 0, "sequence"_a = 0, "temperature"_a = 1.0, "top_k"_a = 0,
              "top_p"_a = 1.0, "min_p"_a = 0.0, "typical_p"_a = 1.0, "repetition_penalty"_a = 1.0,
              "presence_penalty"_a = 0.0, "frequency_penalty"_a = 0.0, "min_tokens"_a = 0,
              "logit_bias"_a = nb::make_tuple(), "allowed_ids"_a = nb::none(), "bad_words"_a = nb::make_tuple(),
@@ -229,7 +229,7 @@ NB_MODULE(_native, m) {
     m.def("encode_rows", &encode_rows, "format"_a, "values"_a.noconvert(), "out"_a.noconvert(),
           "importance"_a.noconvert() = nb::none(), "Encodes float32 rows to blocks, searching for the scales.");
     m.def("philox4x32", &philox4x32, "counter"_a, "key"_a, "Philox4x32-10.");
-    m.def("uniform", &uniform, "seed"_a, "branch"_a, "position"_a, "A double in [0, 1).");
+    m.def("uniform", &uniform, "seed"_a, "sequence"_a, "position"_a, "A double in [0, 1).");
     m.def("isa", [] { return std::string(ops().isa); }, "The instruction set in use.");
     m.def("two_ways", [] { return ops().two_ways; }, "Whether level fast differs from strict on the set in use.");
     m.def("known_isas", [] { return names(known_isas()); }, "Every instruction set with a name, worst first.");

@@ -20,7 +20,7 @@ using std::uint8_t;
 
 // 256 inputs of one row; of the arrays what the header's group and kinds name is read. Minimums are negated, or fractional
 // zero points.
-struct RowSpan {
+struct ScheduledTokens {
     uint8_t codes[256];
     float scale[16], minimum[16];
     uint8_t zeros[16];
@@ -29,7 +29,7 @@ struct RowSpan {
     float super_scale, super_min;
 };
 
-using Fill = std::function<void(int64_t row, int64_t span, int64_t count, RowSpan& out)>;
+using Fill = std::function<void(int64_t row, int64_t span, int64_t count, ScheduledTokens& out)>;
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
@@ -87,7 +87,7 @@ void store_ternary(const uint8_t* row, int64_t units, int column, uint8_t* codes
         }
 }
 
-void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t groups, const RowSpan& row, int column,
+void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t groups, const ScheduledTokens& row, int column,
                   std::byte* span) {
     if (h.scale == ScaleKind::two_level || h.scale == ScaleKind::two_level_nibbles) {
         const bool has_min = h.minimum == MinKind::stored, nibbles = h.scale == ScaleKind::two_level_nibbles;
@@ -117,7 +117,7 @@ void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t group
 void pack_panel(const PackedMatrix& matrix, int64_t first_row, int64_t rows, const Fill& fill, std::byte* panel) {
     const PackedHeader& h = matrix.header();
     const int64_t group = std::min(h.group, span_inputs);
-    RowSpan row;
+    ScheduledTokens row;
     for (int64_t first = 0; first < h.cols; first += span_inputs) {
         const SpanPlace place = matrix.place(first / span_inputs);
         std::byte* const span = panel + place.offset;
@@ -346,7 +346,7 @@ Packed pack_blocks(BlockFormat format, int64_t rows, int64_t cols, int64_t exper
     const CodeInfo& info = code_info(format);
     const int64_t row_bytes = cols / layout.elements * layout.bytes, groups = layout.elements / info.group;
     const float halved = format == BlockFormat::nvfp4 ? 2.0f : 1.0f;
-    return pack(h, nullptr, [&](int64_t row, int64_t span, int64_t count, RowSpan& out) {
+    return pack(h, nullptr, [&](int64_t row, int64_t span, int64_t count, ScheduledTokens& out) {
         CodeBlock block[8];
         const int64_t blocks_in_span = count / layout.elements;
         const uint8_t* const at = blocks + row * row_bytes + span * (span_inputs / layout.elements) * layout.bytes;
@@ -385,7 +385,7 @@ Packed pack_affine(const AffineSource& s) {
     std::vector<float> factors;
     if (h.scale == ScaleKind::f32 && s.order && h.minimum == MinKind::none) factors = square_factors(s);
     if (!factors.empty()) h.scale = ScaleKind::squares;
-    const auto fill = [&](int64_t row, int64_t span, int64_t count, RowSpan& out) {
+    const auto fill = [&](int64_t row, int64_t span, int64_t count, ScheduledTokens& out) {
         const uint8_t* const codes = s.codes + row * s.cols + span * span_inputs;
         std::copy_n(codes, count, out.codes);
         if (s.bits < 8 && std::any_of(codes, codes + count, [&](int code) { return code >> s.bits; }))
@@ -417,7 +417,7 @@ Packed pack_integer_codebook(const CodebookSource& s, const int* values, float s
         h.factor = common * step;
     }
     const auto stored = [&](float scale) { return common > 0 ? nearest_e4m3(scale / common) : scale; };
-    return pack(h, nullptr, [&](int64_t row, int64_t span, int64_t count, RowSpan& out) {
+    return pack(h, nullptr, [&](int64_t row, int64_t span, int64_t count, ScheduledTokens& out) {
         std::copy_n(s.codes + row * s.cols + span * span_inputs, count, out.codes);
         for (int64_t i = 0; i < count; ++i)
             if (out.codes[i] > 15) refuse("a code of row " + std::to_string(row) + " is not below 16.");

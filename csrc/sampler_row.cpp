@@ -21,7 +21,7 @@ void check_range(const char* name, double value, double low, double high) {
 }  // namespace
 
 SamplerRow::SamplerRow(const RowSettings& s)
-    : vocab_(s.vocab_size), seed_(s.seed), branch_(s.branch), min_tokens_(s.min_tokens) {
+    : vocab_(s.vocab_size), seed_(s.seed), sequence_(s.sequence), min_tokens_(s.min_tokens) {
     if (vocab_ < 1 || vocab_ > INT32_MAX) throw std::invalid_argument("vocab_size must be from 1 to 2147483647.");
     check_range("temperature", s.temperature, 0.0, 1e6);
     check_range("top_p", s.top_p, least_positive, 1.0);
@@ -112,7 +112,7 @@ RowView SamplerRow::view(const float* logits, const std::uint32_t* grammar, std:
     out.seen_ids = seen_ids_.data();
     out.seen_counts = seen_counts_.data();
     out.num_seen = static_cast<std::int64_t>(seen_ids_.size());
-    out.uniform = uniform(seed_, branch_, position);
+    out.uniform = uniform(seed_, sequence_, position);
     return out;
 }
 

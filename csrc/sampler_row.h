@@ -1,4 +1,4 @@
-// What the sampler keeps of one branch: its parameters, and its tokens as far as a parameter needs them.
+// What the sampler keeps of one sequence: its parameters, and its tokens as far as a parameter needs them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace penstock {
 struct RowSettings {
     std::int64_t vocab_size = 0;
     std::uint64_t seed = 0;
-    std::uint32_t branch = 0;
+    std::uint32_t sequence = 0;
     double temperature = 1.0, top_p = 1.0, min_p = 0.0, typical_p = 1.0;
     double repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0;
     std::int64_t top_k = 0, min_tokens = 0;
@@ -44,7 +44,7 @@ private:
 
     std::int64_t vocab_;
     std::uint64_t seed_;
-    std::uint32_t branch_;
+    std::uint32_t sequence_;
     RowView fixed_{};  // parameters; its pointers are filled in by view()
     std::int64_t min_tokens_, num_generated_ = 0;
     bool counts_prompt_, counts_output_;

@@ -28,7 +28,7 @@ class CompletionOutput:
     """One continuation.
 
     Attributes:
-        index: its branch, 0 … n - 1.
+        index: its sequence, 0 … n - 1.
         text: without the stop string or token, unless asked for.
         token_ids: every generated token, the end-of-sequence or stop token included.
         logprobs: one entry a token where asked, else empty.
@@ -55,7 +55,7 @@ class Completion:
 
     Attributes:
         prompt_ids: the prompt in tokens.
-        outputs: one continuation a branch, in order of index.
+        outputs: one continuation a sequence, in order of index.
         cached_tokens: prompt tokens that came from the prefix cache.
         prompt_logprobs: entries of prompt positions 1 … len(prompt_ids) - 1 where asked, else empty.
     """
@@ -73,7 +73,7 @@ class Completion:
 
 @dataclass(slots=True)
 class _Parts:
-    """What a branch has said so far."""
+    """What a sequence has said so far."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class _Parts:
 
 
 async def collect(generation: TextGeneration, n: int) -> Completion:
-    """Reads a generation of `n` branches to its end."""
+    """Reads a generation of `n` sequences to its end."""
     parts = [_Parts() for _ in range(n)]
     outputs: dict[int, CompletionOutput] = {}
     prompt_logprobs: list[TokenLogprobs] = []

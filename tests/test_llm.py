@@ -53,7 +53,7 @@ def test_generate_one_and_many() -> None:
     assert not engine_threads()
 
 
-def test_branches_and_logprobs() -> None:
+def test_sequences_and_logprobs() -> None:
     with LLM() as llm:
         (answer,) = llm.generate("a b c", n=3, max_tokens=5, logprobs=1, prompt_logprobs=0)
         assert [output.index for output in answer.outputs] == [0, 1, 2]

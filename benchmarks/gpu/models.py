@@ -12,7 +12,7 @@ from benchmarks.gpu.trace import by_kernel, traced
 from penstock.engine.loop import Engine
 
 PROMPT = 4096
-ROWS = 256  # branches in a step where throughput is measured
+ROWS = 256  # sequences in a step where throughput is measured
 REQUESTS, INPUT, OUTPUT = 1000, 512, 256
 SECONDS = 60  # after which throughput is that of what was done so far, its beginning left out
 STEPS, KERNELS = 16, 8  # steps that are traced, and kernels that are named

@@ -20,7 +20,7 @@ CLIENT_FAILURES: Final[Mapping[str, str]] = MappingProxyType(
         RESULT_TOO_LARGE: "result_too_large",
     }
 )
-"""Why a branch fails where the request itself is the cause, and the code told: the same request would fail again."""
+"""Why a sequence fails where the request itself is the cause, and the code told: the same request would fail again."""
 
 
 class _Json(reprlib.Repr):

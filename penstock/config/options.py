@@ -32,7 +32,7 @@ class EngineOptions:
             weights too, which otherwise torch multiplies. What no such kernel serves is refused.
         threads: threads of native and torch kernels; None takes the cores this process may use.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
-        max_num_seqs: most branches in one step; None derives it.
+        max_num_seqs: most sequences in one step; None derives it.
         max_num_batched_tokens: token budget of one step; None derives it.
         max_chunk_tokens: most tokens of one request in a step, so that several long prompts advance side by side; None
             for the whole budget.
@@ -114,7 +114,7 @@ class SchedulerOptions:
         block_size: tokens in one block.
         num_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         enable_prefix_caching, policy, depth, max_chunk_tokens, share_prefix_cache: as in EngineOptions.
-        recurrent: whether layers keep states, so that a branch can go on from another's blocks only at a checkpoint.
+        recurrent: whether layers keep states, so that a sequence can go on from another's blocks only at a checkpoint.
         checkpoints: slots for copies of states, behind those of the rows.
         whole_prompts: a prompt is computed in one step: its tokens see those after them.
     """

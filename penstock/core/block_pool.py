@@ -8,7 +8,7 @@ from penstock.core.protocol import NULL_BLOCK
 class BlockPool:
     """Hands out block ids 1 … num_blocks - 1; block 0 is the null block.
 
-    A block's references are held by branches, by the prefix tree (one), and by copies in flight. It returns to the
+    A block's references are held by sequences, by the prefix tree (one), and by copies in flight. It returns to the
     free list when the last is released.
     """
 

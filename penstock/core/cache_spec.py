@@ -13,7 +13,7 @@ class CacheKind(str, Enum):
     FULL = "full"  # keys and values of every position
     SLIDING = "sliding"  # keys and values of the last `window` positions
     LATENT = "latent"  # one compressed vector a position (MLA), every position
-    STATE = "state"  # a recurrent state, one a branch, with checkpoints
+    STATE = "state"  # a recurrent state, one a sequence, with checkpoints
     CROSS = "cross"  # keys and values of encoder output, fixed once computed
 
 
@@ -27,7 +27,7 @@ class CacheSpec:
         key_dim: elements of one head's key.
         value_dim: elements of one head's value; of a LATENT cache, the first of the key, kept once.
         window: for SLIDING, how many positions (the current one included) a query sees; else None.
-        state: for STATE, the shapes of the float32 arrays kept for a branch; else ().
+        state: for STATE, the shapes of the float32 arrays kept for a sequence; else ().
     """
 
     kind: CacheKind

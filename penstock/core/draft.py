@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.core.branch import Branch
-from penstock.core.protocol import RowSpan
+from penstock.core.protocol import ScheduledTokens
+from penstock.core.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class Draft:
 
     step: int
     budget: int
-    spans: dict[Branch, RowSpan] = field(default_factory=dict)
+    spans: dict[Sequence, ScheduledTokens] = field(default_factory=dict)
     preempted: bool = False
 
 
@@ -22,7 +22,7 @@ class Draft:
 class Sent:
     """One row of an outstanding plan: whose it is, and up to where its entries exist once it has run."""
 
-    branch: Branch
+    sequence: Sequence
     row: int
     start: int
     end: int

@@ -1,34 +1,34 @@
-"""The KV cache as the scheduler sees it: block tables of branches over pools and the prefix tree. Ids, no memory."""
+"""The KV cache as the scheduler sees it: block tables of sequences over pools and the prefix tree. Ids, no memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import replace
 
 from penstock.core.block_pool import BlockPool
-from penstock.core.branch import Branch, CacheHold
 from penstock.core.cache_spec import CacheGroup, CacheKind
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.prefix import Match, Node
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
 from penstock.core.radix_tree import RadixTree
+from penstock.core.sequence import CacheHold, Sequence
 
 _SERVED = (CacheKind.FULL, CacheKind.LATENT, CacheKind.SLIDING)
 
 
 class KVCache:
-    """Gives branches blocks, shares what is already computed, and takes blocks back no earlier than is safe.
+    """Gives sequences blocks, shares what is already computed, and takes blocks back no earlier than is safe.
 
-    A block is released only after the last step that touches it has committed: releases of a branch with a step in
+    A block is released only after the last step that touches it has committed: releases of a sequence with a step in
     flight wait in `_deferred`, keyed by that step. `releases` grows whenever blocks may have become available.
-    Where layers keep recurrent states, blocks alone are of no use to another branch: prefixes are shared up to where a
-    checkpoint of the state is kept (`states`). `ops` are the cache operations decided on since the last plan.
+    Where layers keep recurrent states, blocks alone are of no use to another sequence: prefixes are shared up to where
+    a checkpoint of the state is kept (`states`). `ops` are the cache operations decided on since the last plan.
     """
 
     def __init__(
         self,
-        groups: Sequence[CacheGroup],
-        num_blocks: Sequence[int],
+        groups: abc.Sequence[CacheGroup],
+        num_blocks: abc.Sequence[int],
         block_size: int,
         states: Checkpoints | None = None,
     ) -> None:
@@ -62,12 +62,12 @@ class KVCache:
         return self.pools[group].num_free + self.tree.idle[group]
 
     def can_hold(self, tokens: int, chunk: int) -> bool:
-        """Whether a branch of that many tokens fits into pools that hold nothing but pinned prefixes."""
+        """Whether a sequence of that many tokens fits into pools that hold nothing but pinned prefixes."""
         return all(self.peak_blocks(g, tokens, chunk) <= self._room(g) for g in range(len(self.pools)))
 
-    def will_fit(self, branch: Branch, tokens: int) -> bool:
+    def will_fit(self, sequence: Sequence, tokens: int) -> bool:
         """Whether `extend` can succeed once the steps in flight have committed."""
-        hold = branch.hold
+        hold = sequence.hold
         assert hold is not None
         for g, table in enumerate(hold.tables):
             coming = {block for blocks in self._deferred.values() for group, block in blocks if group == g}
@@ -80,7 +80,7 @@ class KVCache:
         return sum(map(len, self._deferred.values()))
 
     def admission_need(self, group: int, tokens: int, chunk: int, match: Match) -> int:
-        """Blocks of `available` that admitting a branch of that many tokens would take, by its end."""
+        """Blocks of `available` that admitting a sequence of that many tokens would take, by its end."""
         shared = match.nodes
         window = self.windows[group]
         if window is not None:
@@ -88,36 +88,36 @@ class KVCache:
         in_use = sum(self.pools[group].refs[node.blocks[group]] > 1 for node in shared)
         return max(0, self.peak_blocks(group, tokens, min(chunk, max(1, tokens - match.tokens))) - in_use)
 
-    def growth(self, branch: Branch, chunk: int) -> tuple[int, ...]:
-        """Per group, blocks a running branch still needs for the tokens it knows."""
-        hold = branch.hold
+    def growth(self, sequence: Sequence, chunk: int) -> tuple[int, ...]:
+        """Per group, blocks a running sequence still needs for the tokens it knows."""
+        hold = sequence.hold
         assert hold is not None
-        chunk = min(chunk, max(1, branch.known - branch.computed))
+        chunk = min(chunk, max(1, sequence.known - sequence.computed))
         return tuple(
-            max(0, self.peak_blocks(g, branch.known, chunk) - (len(table) - hold.live_from[g]))
+            max(0, self.peak_blocks(g, sequence.known, chunk) - (len(table) - hold.live_from[g]))
             for g, table in enumerate(hold.tables)
         )
 
     def peak_blocks(self, group: int, tokens: int, chunk: int) -> int:
-        """Most blocks a branch of that many tokens holds at once, when computed at most `chunk` tokens a step."""
+        """Most blocks a sequence of that many tokens holds at once, when computed at most `chunk` tokens a step."""
         total = -(-tokens // self.block_size)
         window = self.windows[group]
         if window is None:
             return total
         return min(total, -(-(window - 1 + chunk) // self.block_size) + 1)
 
-    # -- a branch's life ----------------------------------------------------------------------------------------------
+    # -- a sequence's life --------------------------------------------------------------------------------------------
 
-    def match(self, branch: Branch, limit: int) -> Match:
-        match = self.tree.match(branch.namespace, branch.tokens, limit)
+    def match(self, sequence: Sequence, limit: int) -> Match:
+        match = self.tree.match(sequence.namespace, sequence.tokens, limit)
         if self.states is None or match.owner is None:
             return match
         hold: CacheHold = match.owner.hold  # its blocks are of use only up to where it will keep its state
         return replace(match, pending=max((count for count in hold.marks if count <= match.pending), default=0))
 
-    def attach(self, branch: Branch, match: Match) -> None:
-        """Pins the matched blocks and starts the branch's tables with them; announces what it will compute."""
-        cursor = self.tree.enter(branch.namespace)
+    def attach(self, sequence: Sequence, match: Match) -> None:
+        """Pins the matched blocks and starts the sequence's tables with them; announces what it will compute."""
+        cursor = self.tree.enter(sequence.namespace)
         if match.nodes:
             self.tree.move(cursor, match.nodes[-1])
             cursor = match.nodes[-1]
@@ -131,52 +131,52 @@ class KVCache:
                 self.tree.retain(g, block)
             tables.append(table)
             live_from.append(first)
-        hold = branch.hold = CacheHold(tables, live_from, cursor)
+        hold = sequence.hold = CacheHold(tables, live_from, cursor)
         for g, block in enumerate(match.tail.blocks if match.tail else ()):
             if block != NULL_BLOCK:
                 self.tree.retain(g, block)
                 hold.pins.append((g, block))
-        branch.computed = branch.committed = len(match.nodes) * self.block_size
-        if self.states and self.states.slots:  # another branch may go on from where this one leaves what is known
-            last = (len(branch.tokens) - (not branch.public)) // self.block_size * self.block_size
+        sequence.computed = sequence.committed = len(match.nodes) * self.block_size
+        if self.states and self.states.slots:  # another sequence may go on from where this one leaves what is known
+            last = (len(sequence.tokens) - (not sequence.public)) // self.block_size * self.block_size
             hold.marks = [count for count in {match.forks, last} if count > match.tokens]
 
-    def copy_match(self, branch: Branch, match: Match, step: int) -> None:
-        """Copies the matched part of a partial block into the branch's own last block, and a state into its row's slot.
+    def copy_match(self, sequence: Sequence, match: Match, step: int) -> None:
+        """Copies the matched part of a partial block into the sequence's own block, and a state into its row's slot.
 
         The source, pinned since `attach`, stays so until `step`, which runs the copy, has committed. `extend` must have
         covered the copied tokens.
         """
-        hold = branch.hold
+        hold = sequence.hold
         assert hold is not None
         if match.tail is not None:
             target, count = len(match.nodes), match.tail_tokens
             self.ops += [CacheOp(CacheOpKind.COPY, g, block, hold.tables[g][target], count) for g, block in hold.pins]
             self._deferred.setdefault(step, []).extend(hold.pins)
             hold.pins = []
-            branch.computed = branch.committed = match.tokens
+            sequence.computed = sequence.committed = match.tokens
         if self.states and match.tokens:
             slot = (match.tail or match.nodes[-1]).state
             assert slot is not None
             self.states.touch(slot)
-            self.ops.append(CacheOp(CacheOpKind.COPY, len(self.pools), slot, branch.row, match.tokens))
+            self.ops.append(CacheOp(CacheOpKind.COPY, len(self.pools), slot, sequence.row, match.tokens))
 
-    def cut(self, branch: Branch, start: int, length: int) -> int:
+    def cut(self, sequence: Sequence, start: int, length: int) -> int:
         """How many of the tokens may be computed now: spans end where a state is to be kept, and wait for that."""
-        assert branch.hold is not None
-        return min(length, *(count - start for count in branch.hold.marks)) if branch.hold.marks else length
+        assert sequence.hold is not None
+        return min(length, *(count - start for count in sequence.hold.marks)) if sequence.hold.marks else length
 
-    def _keep_state(self, branch: Branch, node: Node) -> None:
-        """Has the state of the branch's row copied for the node where it ends, unless a step in flight goes beyond.
+    def _keep_state(self, sequence: Sequence, node: Node) -> None:
+        """Has the state of the sequence's row copied for the node where it ends, unless a step in flight goes beyond.
 
         Not for a public node, where others would see that somebody's prompt left it there.
         """
-        at_rest = node.depth == branch.committed and branch.last_step <= self.committed_step
-        if node.public and not branch.public:
+        at_rest = node.depth == sequence.committed and sequence.last_step <= self.committed_step
+        if node.public and not sequence.public:
             return
         free = self.states if at_rest and node.filled and node.state is None else None
         if free and (slot := free.give(node)) is not None:
-            self.ops.append(CacheOp(CacheOpKind.CHECKPOINT, len(self.pools), branch.row, slot, node.depth))
+            self.ops.append(CacheOp(CacheOpKind.CHECKPOINT, len(self.pools), sequence.row, slot, node.depth))
 
     def forget_states(self) -> None:
         """Drops all checkpoints: a step failed, and what it copied is unknown."""
@@ -184,18 +184,18 @@ class KVCache:
         if self.states:
             self.states.clear()
 
-    def announce(self, branch: Branch) -> None:
-        """Tells the tree which prefix the branch is about to compute, so that others can wait for it."""
-        hold = branch.hold
+    def announce(self, sequence: Sequence) -> None:
+        """Tells the tree which prefix the sequence is about to compute, so that others can wait for it."""
+        hold = sequence.hold
         assert hold is not None
-        if branch.computed < branch.num_prompt:
+        if sequence.computed < sequence.num_prompt:
             hold.announced = self.tree.announce(
-                hold.cursor, branch.namespace, branch.tokens[: branch.num_prompt], branch
+                hold.cursor, sequence.namespace, sequence.tokens[: sequence.num_prompt], sequence
             )
 
-    def extend(self, branch: Branch, tokens: int) -> tuple[tuple[int, ...], ...] | None:
+    def extend(self, sequence: Sequence, tokens: int) -> tuple[tuple[int, ...], ...] | None:
         """Grows the tables to hold that many tokens; returns new blocks per group, or None and changes nothing."""
-        hold = branch.hold
+        hold = sequence.hold
         assert hold is not None
         needs = [max(0, -(-tokens // self.block_size) - len(table)) for table in hold.tables]
         if not any(needs):
@@ -213,27 +213,27 @@ class KVCache:
             pass
         return pool.allocate()
 
-    def commit(self, branch: Branch, committed: int) -> None:
+    def commit(self, sequence: Sequence, committed: int) -> None:
         """Entries up to `committed` tokens now exist: whole blocks go into the tree, passed windows are dropped."""
-        hold = branch.hold
+        hold = sequence.hold
         assert hold is not None
         size = self.block_size
-        reached_prompt_end = branch.committed < branch.num_prompt <= committed
-        branch.committed = committed
+        reached_prompt_end = sequence.committed < sequence.num_prompt <= committed
+        sequence.committed = committed
         if hold.cursor.depth + size <= committed:
             self._drop_tail(hold)
         while hold.cursor.depth + size <= committed:
             start = hold.cursor.depth
-            self._fill(branch, hold, tuple(branch.tokens[start : start + size]), start // size)
+            self._fill(sequence, hold, tuple(sequence.tokens[start : start + size]), start // size)
         if committed in hold.marks:
             hold.marks.remove(committed)
-            self._keep_state(branch, hold.cursor)
+            self._keep_state(sequence, hold.cursor)
         if reached_prompt_end:
             if committed > hold.cursor.depth:
-                self._fill_tail(branch, committed)
-            self.tree.withdraw(hold.announced, branch)  # whatever is not filled by now never will be
+                self._fill_tail(sequence, committed)
+            self.tree.withdraw(hold.announced, sequence)  # whatever is not filled by now never will be
             hold.announced = []
-            if branch.public:
+            if sequence.public:
                 self._pin(hold.cursor)
         for g, window in enumerate(self.windows):
             if window is not None:
@@ -244,8 +244,8 @@ class KVCache:
         if self.states:
             self.states.pin(node)
 
-    def _fill(self, branch: Branch, hold: CacheHold, key: tuple[int, ...], index: int) -> None:
-        node, taken = self.tree.fill(hold.cursor, branch.namespace, key, [table[index] for table in hold.tables])
+    def _fill(self, sequence: Sequence, hold: CacheHold, key: tuple[int, ...], index: int) -> None:
+        node, taken = self.tree.fill(hold.cursor, sequence.namespace, key, [table[index] for table in hold.tables])
         if not taken:  # somebody computed the same block: hold theirs too, so that the path stays pinned
             for g, block in enumerate(node.blocks):
                 if block != NULL_BLOCK and self.windows[g] is None:  # sliding blocks may go one by one
@@ -254,17 +254,17 @@ class KVCache:
         self.tree.move(hold.cursor, node)
         hold.cursor = node
 
-    def _fill_tail(self, branch: Branch, committed: int) -> None:
+    def _fill_tail(self, sequence: Sequence, committed: int) -> None:
         """Offers the entries of a partial last block: those written so far never change."""
-        hold = branch.hold
+        hold = sequence.hold
         assert hold is not None
         start = hold.cursor.depth
-        key = tuple(branch.tokens[start:committed])
-        if not key or branch.public or self.tree.has_longer(hold.cursor, branch.namespace, key):
+        key = tuple(sequence.tokens[start:committed])
+        if not key or sequence.public or self.tree.has_longer(hold.cursor, sequence.namespace, key):
             return
         index = start // self.block_size
         self._drop_tail(hold)
-        node, taken = self.tree.fill(hold.cursor, branch.namespace, key, [table[index] for table in hold.tables])
+        node, taken = self.tree.fill(hold.cursor, sequence.namespace, key, [table[index] for table in hold.tables])
         hold.tail = node if taken else None
 
     def _drop_tail(self, hold: CacheHold) -> None:
@@ -280,23 +280,23 @@ class KVCache:
             self.releases += 1
         hold.live_from[group] = max(hold.live_from[group], min(first, len(table)))
 
-    def release(self, branch: Branch, *, keep: bool) -> None:
-        """Ends the branch's hold; with `keep`, its partial last block stays in the tree as well."""
-        hold = branch.hold
+    def release(self, sequence: Sequence, *, keep: bool) -> None:
+        """Ends the sequence's hold; with `keep`, its partial last block stays in the tree as well."""
+        hold = sequence.hold
         assert hold is not None
-        self.tree.withdraw(hold.announced, branch)
-        if keep and branch.committed > hold.cursor.depth:
-            self._fill_tail(branch, branch.committed)
+        self.tree.withdraw(hold.announced, sequence)
+        if keep and sequence.committed > hold.cursor.depth:
+            self._fill_tail(sequence, sequence.committed)
         if keep:
-            self._keep_state(branch, hold.tail or hold.cursor)
+            self._keep_state(sequence, hold.tail or hold.cursor)
         held = [(g, block) for g, table in enumerate(hold.tables) for block in table if block != NULL_BLOCK]
         held += hold.pins
         self.tree.move(hold.cursor, None)
-        branch.hold = None
-        branch.computed = 0
-        branch.committed = 0
-        if branch.last_step > self.committed_step:
-            self._deferred.setdefault(branch.last_step, []).extend(held)
+        sequence.hold = None
+        sequence.computed = 0
+        sequence.committed = 0
+        if sequence.last_step > self.committed_step:
+            self._deferred.setdefault(sequence.last_step, []).extend(held)
         else:
             self._release_all(held)
 
@@ -310,7 +310,7 @@ class KVCache:
         for g, block in held:
             self.tree.release(g, block)
 
-    def check_integrity(self, branches: Sequence[Branch]) -> None:
+    def check_integrity(self, sequences: abc.Sequence[Sequence]) -> None:
         """Raises AssertionError unless every reference is accounted for."""
         self.tree.check_integrity()
         if self.states:
@@ -319,10 +319,10 @@ class KVCache:
             pool.check_integrity()
             expected = [0] * pool.num_blocks
             references = [*self.tree.held(g), *self.tree.pinned[g]]
-            for branch in branches:
-                if branch.hold is not None:
-                    references += [block for block in branch.hold.tables[g] if block != NULL_BLOCK]
-                    references += [block for group, block in branch.hold.pins if group == g]
+            for sequence in sequences:
+                if sequence.hold is not None:
+                    references += [block for block in sequence.hold.tables[g] if block != NULL_BLOCK]
+                    references += [block for group, block in sequence.hold.pins if group == g]
             for held in self._deferred.values():
                 references += [block for group, block in held if group == g]
             for block in references:

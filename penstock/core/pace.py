@@ -17,7 +17,7 @@ class Pace:
 
     Attributes:
         step, prompt, output: seconds for a step as such, and for each token of a prompt and each generated one in it.
-        rows: branches that advance in a step while others wait.
+        rows: sequences that advance in a step while others wait.
         budget: most tokens of a step.
     """
 

@@ -1,57 +1,57 @@
-"""Policies (order and victims) and gates (reasons not to admit a branch now). Each is one small object."""
+"""Policies (order and victims) and gates (reasons not to admit a sequence now). Each is one small object."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.config.errors import ConfigError
-from penstock.core.branch import Branch
 from penstock.core.kv_cache import KVCache
 from penstock.core.prefix import Match
+from penstock.core.sequence import Sequence
 
 
-def recompute_cost(branch: Branch, cache: KVCache) -> int:
-    """Tokens that would have to be computed again if the branch lost the blocks that are its alone."""
-    if branch.hold is None:
+def recompute_cost(sequence: Sequence, cache: KVCache) -> int:
+    """Tokens that would have to be computed again if the sequence lost the blocks that are its alone."""
+    if sequence.hold is None:
         return 0
     group = next((g for g, window in enumerate(cache.windows) if window is None), 0)
     refs = cache.pools[group].refs
-    own = sum(refs[block] <= 1 + cache.tree.holds(group, block) for block in branch.hold.tables[group] if block)
-    return min(branch.computed, own * cache.block_size)
+    own = sum(refs[block] <= 1 + cache.tree.holds(group, block) for block in sequence.hold.tables[group] if block)
+    return min(sequence.computed, own * cache.block_size)
 
 
 class Policy(Protocol):
-    """Orders branches and names the victim when memory runs out."""
+    """Orders sequences and names the victim when memory runs out."""
 
-    def key(self, branch: Branch) -> tuple[int, ...]:
-        """Smaller is served first and preempted last. Constant from when a branch was first queued."""
+    def key(self, sequence: Sequence) -> tuple[int, ...]:
+        """Smaller is served first and preempted last. Constant from when a sequence was first queued."""
 
-    def victim(self, candidates: Sequence[Branch], cache: KVCache) -> Branch:
+    def victim(self, candidates: abc.Sequence[Sequence], cache: KVCache) -> Sequence:
         """Which of the (non-empty) candidates, all later in order than the one in need, is preempted."""
 
 
 class FirstComeFirstServed:
     """Arrival order, owners in turn; the victim is the one cheapest to recompute."""
 
-    def key(self, branch: Branch) -> tuple[int, ...]:
-        return (branch.turn, branch.order, branch.index)
+    def key(self, sequence: Sequence) -> tuple[int, ...]:
+        return (sequence.turn, sequence.order, sequence.index)
 
-    def victim(self, candidates: Sequence[Branch], cache: KVCache) -> Branch:
+    def victim(self, candidates: abc.Sequence[Sequence], cache: KVCache) -> Sequence:
         return min(candidates, key=lambda b: (recompute_cost(b, cache), -b.turn, -b.order, -b.index))
 
 
 class PriorityOrder:
     """Lower priority value first, then owners in turn; the victim is the cheapest of the last priority."""
 
-    def key(self, branch: Branch) -> tuple[int, ...]:
-        return (branch.request.priority, branch.turn, branch.order, branch.index)
+    def key(self, sequence: Sequence) -> tuple[int, ...]:
+        return (sequence.request.priority, sequence.turn, sequence.order, sequence.index)
 
-    def victim(self, candidates: Sequence[Branch], cache: KVCache) -> Branch:
-        def worth(branch: Branch) -> tuple[int, ...]:
-            cost = recompute_cost(branch, cache)
-            return (-branch.request.priority, cost, -branch.turn, -branch.order, -branch.index)
+    def victim(self, candidates: abc.Sequence[Sequence], cache: KVCache) -> Sequence:
+        def worth(sequence: Sequence) -> tuple[int, ...]:
+            cost = recompute_cost(sequence, cache)
+            return (-sequence.request.priority, cost, -sequence.turn, -sequence.order, -sequence.index)
 
         return min(candidates, key=worth)
 
@@ -74,18 +74,18 @@ class Admission:
     """What a gate may look at.
 
     Attributes:
-        branch: the candidate.
+        sequence: the candidate.
         match: what the prefix tree holds of it.
-        reserved: per group, blocks that branches in the batch will still take.
+        reserved: per group, blocks that sequences in the batch will still take.
         idle_engine: nothing runs and no release is due, so that waiting would not help.
         free_rows: rows left.
-        chunk: most tokens of one branch in a step.
+        chunk: most tokens of one sequence in a step.
         cache: the KV cache.
     """
 
-    branch: Branch
+    sequence: Sequence
     match: Match
-    reserved: Sequence[int]
+    reserved: abc.Sequence[int]
     idle_engine: bool
     free_rows: int
     chunk: int
@@ -97,7 +97,7 @@ class Gate(Protocol):
 
     Attributes:
         name: the reason shown in metrics.
-        passable: whether branches behind a held one may go ahead of it.
+        passable: whether sequences behind a held one may go ahead of it.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Gate(Protocol):
 
 
 class PrefixInFlightGate:
-    """A prefix that another branch is computing is waited for, not computed twice."""
+    """A prefix that another sequence is computing is waited for, not computed twice."""
 
     name = "prefix_in_flight"
     passable = True
@@ -118,7 +118,7 @@ class PrefixInFlightGate:
 
 
 class MemoryGate:
-    """All known tokens must fit beside what running branches still need, plus a block of growth for each of those."""
+    """All known tokens must fit beside what running sequences still need, plus a block of growth for each of those."""
 
     name = "memory"
     passable = False
@@ -126,7 +126,7 @@ class MemoryGate:
     def holds(self, admission: Admission) -> bool:
         cache = admission.cache
         return not admission.idle_engine and any(
-            cache.admission_need(g, admission.branch.known, admission.chunk, admission.match) + reserved
+            cache.admission_need(g, admission.sequence.known, admission.chunk, admission.match) + reserved
             > cache.available(g)
             for g, reserved in enumerate(admission.reserved)
         )

@@ -39,10 +39,10 @@ class Node:
         path: hash of the whole prefix; explains misses, proves nothing.
         order: keys of filled children, sorted.
         blocks: block id per cache group, NULL_BLOCK where evicted.
-        owner: the branch that announced it and has not yet filled it, else None.
+        owner: the sequence that announced it and has not yet filled it, else None.
         filled: whether its entries are computed.
         state: slot with the recurrent state at its end, None if there is none.
-        users: branches whose computed tokens end here; it stays in the tree until they move on.
+        users: sequences whose computed tokens end here; it stays in the tree until they move on.
         uses: requests that matched it, plus one.
         stamps: per group, number of its newest entry in the eviction queue.
     """
@@ -76,7 +76,7 @@ class Match:
     Attributes:
         nodes: whole blocks that can be shared, from the start.
         tail, tail_tokens: a node whose first tail_tokens entries continue the match and must be copied, or None, 0.
-        pending, owner: tokens that would match once branches now computing them are done, and the branch that computes
+        pending, owner: tokens that would match once sequences now computing them are done, and the one that computes
             the last of them; 0, None if nobody does.
         reason: why not more matched; "" if all did.
         whole: how many of the nodes can be had without the tail.

@@ -1,7 +1,7 @@
 """The step protocol: one StepPlan of integers goes down to the runner, one StepResult comes back.
 
 Both are plain frozen dataclasses of ints, floats, strings and tuples, so that they can be encoded and cross a process
-or a network. A runner keeps, per row, what `NewRow` told it; every later step sends differences only.
+or a network. A runner keeps, per row, what `NewSequence` told it; every later step sends differences only.
 """
 
 from __future__ import annotations
@@ -66,26 +66,26 @@ class EncoderWork:
 
 
 @dataclass(frozen=True, slots=True)
-class NewRow:
-    """A branch enters the batch (first admission or resumption after preemption).
+class NewSequence:
+    """A sequence enters the batch (first admission or resumption after preemption).
 
     Attributes:
         row: row number, below max_num_seqs; free until released.
-        request_id, branch: whose tokens these are.
+        request_id, sequence: whose tokens these are.
         prompt_ids: the prompt's token ids.
         generated_ids: tokens already generated (non-empty when resumed).
         computed: leading tokens whose cache entries the given blocks already hold.
         blocks: per cache group, block ids from logical block 0 (NULL_BLOCK where a sliding window dropped one).
         sampling: the request's parameters.
-        stop_ids: token ids that end the branch; the sampler masks them before min_tokens.
-        seed: 64-bit key of the branch's random stream (with branch and position).
+        stop_ids: token ids that end the sequence; the sampler masks them before min_tokens.
+        seed: 64-bit key of the sequence's random stream (with sequence and position).
         adapter: adapter slot, 0 for none.
         pooling: what is computed instead of samples, None to sample.
     """
 
     row: int
     request_id: str
-    branch: int
+    sequence: int
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]
     computed: int
@@ -98,7 +98,7 @@ class NewRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSpan:
+class ScheduledTokens:
     """The tokens one row computes in this step.
 
     Attributes:
@@ -126,10 +126,10 @@ class StepPlan:
 
     step: int
     released_rows: tuple[int, ...] = ()
-    new_rows: tuple[NewRow, ...] = ()
+    new_rows: tuple[NewSequence, ...] = ()
     cache_ops: tuple[CacheOp, ...] = ()
     encoder_work: tuple[EncoderWork, ...] = ()
-    spans: tuple[RowSpan, ...] = ()
+    spans: tuple[ScheduledTokens, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -154,7 +154,7 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class RowResult:
+class SlotResult:
     """What one row produced.
 
     Attributes:
@@ -164,7 +164,7 @@ class RowResult:
         prompt_logprobs: entries for prompt positions whose *next* prompt token was scored in this step, in order.
         pooled: the result of a row that pools, float32 in the machine's byte order, once its prompt is computed.
         error: a sentence if this row alone failed (for example logits that are not finite); it then ends.
-        again: no token could be chosen yet: the branch goes back to the queue, and the step is done again once its
+        again: no token could be chosen yet: the sequence goes back to the queue, and the step is done again once its
             gates let it in.
     """
 
@@ -207,7 +207,7 @@ class StepResult:
     """
 
     step: int
-    rows: tuple[RowResult, ...] = ()
+    rows: tuple[SlotResult, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     finished_transfers: tuple[int, ...] = ()
     timings: StepTimings = field(default_factory=StepTimings)

@@ -1,6 +1,6 @@
 """One prefix tree over all cache groups: token-exact matching, nodes in flight, eviction, miss reasons.
 
-A node stands for one block of tokens (fewer for the last block of a finished branch) and holds, per cache group, the
+A node stands for one block of tokens (fewer for the last block of a finished sequence) and holds, per cache group, the
 block with their entries. Keys are the tokens themselves, compared exactly, never hashes of them, so that no two
 prefixes can be confused. What may be known to one owner alone hangs below a node of its own, a portal, where the
 public prefix ends. Prefix sharing as a tree: Zheng et al., SGLang, 2312.07104 (RadixAttention). Eviction weighs
@@ -178,7 +178,7 @@ class RadixTree:
         return self._window_present(missing_until, length)
 
     def _pending(self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int) -> tuple[int, Any]:
-        """Where the last block that another branch is now computing for this prefix ends, and that branch; 0, None.
+        """Where the last block that another sequence is now computing for this prefix ends, and that sequence; 0, None.
 
         A partial last block must be equal as a whole.
         """
@@ -271,7 +271,7 @@ class RadixTree:
             up = up.parent
 
     def discard(self, node: Node) -> None:
-        """Takes a leaf out of the tree; branches that hold its blocks keep them."""
+        """Takes a leaf out of the tree; sequences that hold its blocks keep them."""
         if node.parent is not None and not node.children:
             self._remove(node)
 
@@ -285,13 +285,13 @@ class RadixTree:
     # -- references and eviction --------------------------------------------------------------------------------------
 
     def retain(self, group: int, block: int) -> None:
-        """A branch takes a block that may be idle in the tree."""
+        """A sequence takes a block that may be idle in the tree."""
         if self._pools[group].refs[block] == 1 and block in self._holder[group]:
             self.idle[group] -= 1
         self._pools[group].retain(block)
 
     def release(self, group: int, block: int) -> None:
-        """A branch lets go of a block; if only the tree holds it now, it becomes a candidate for eviction."""
+        """A sequence lets go of a block; if only the tree holds it now, it becomes a candidate for eviction."""
         if self._pools[group].release(block) == 1 and block in self._holder[group]:
             self.idle[group] += 1
             self._offer(group, self._holder[group][block])
@@ -387,12 +387,12 @@ class RadixTree:
             node = parent
 
     def drop_space(self, space: Hashable) -> None:
-        """Forgets a space that no branch uses any more."""
+        """Forgets a space that no sequence uses any more."""
         for node in reversed(list(self._walk(self._roots.get(space)))):
             self._remove(node)
 
     def clear(self) -> None:
-        """Forgets every prefix that no branch uses."""
+        """Forgets every prefix that no sequence uses."""
         for g in range(len(self._pools)):
             while self.evict(g):
                 pass

@@ -17,7 +17,7 @@ PUBLIC = "*"
 
 
 class FinishReason(str, Enum):
-    """Why a branch ended."""
+    """Why a sequence ended."""
 
     STOP = "stop"  # end-of-sequence, stop token or stop string
     LENGTH = "length"  # max_tokens or the context length
@@ -80,7 +80,7 @@ class EngineRequest:
     Attributes:
         prompt_ids: at least one token id, all below the vocabulary size.
         sampling: with max_tokens resolved (not None) and bad_words_ids filled in.
-        stop_ids: token ids that end a branch: end-of-sequence ids unless ignore_eos, plus stop_token_ids.
+        stop_ids: token ids that end a sequence: end-of-sequence ids unless ignore_eos, plus stop_token_ids.
         seed: 64-bit key of the random streams.
         owner: who sent it, "" where that is not told apart; a PUBLIC prompt stays in the cache, for everybody.
         pooling: what is computed of the prompt instead of a continuation; n and max_tokens are 1 then.
@@ -109,23 +109,23 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """News of one branch.
+    """News of one sequence.
 
     Attributes:
-        request_id, branch: whose.
-        tokens: new tokens, in order; a stop token that ended the branch is the last one.
+        request_id, sequence: whose.
+        tokens: new tokens, in order; a stop token that ended the sequence is the last one.
         logprobs: one entry a new token where asked, else empty.
-        prompt_logprobs: entries of prompt positions 1 … n - 1, as they become known (branch 0 only).
-        finish_reason: set on the branch's last output.
+        prompt_logprobs: entries of prompt positions 1 … n - 1, as they become known (sequence 0 only).
+        finish_reason: set on the sequence's last output.
         error: a sentence for the client when finish_reason is ERROR.
         cached_tokens: on the first output: prompt tokens taken from the prefix cache.
-        queue_seconds: on the first output: time from arrival to the step that admitted the branch.
-        preemptions: times the branch was preempted so far.
+        queue_seconds: on the first output: time from arrival to the step that admitted the sequence.
+        preemptions: times the sequence was preempted so far.
         pooled: on the last output of a request that pools: its result, float32 in the machine's byte order.
     """
 
     request_id: str
-    branch: int
+    sequence: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -142,16 +142,16 @@ class EngineStats:
     """A snapshot for metrics; counters grow since the engine started, or its client where that restarts engines.
 
     Attributes:
-        running, waiting: branches in the batch, branches queued.
-        waiting_tokens: tokens of queued branches.
+        running, waiting: sequences in the batch, sequences queued.
+        waiting_tokens: tokens of queued sequences.
         waiting_seconds: how long what waits is expected to take, as the engine's client reckons.
-        blocks_used, blocks_cached, blocks_total: over all groups: referenced by branches, only by the prefix
+        blocks_used, blocks_cached, blocks_total: over all groups: referenced by sequences, only by the prefix
             tree, and all that exist.
-        slots_used, slots_allocated: token slots written and allocated by running branches (group 0).
+        slots_used, slots_allocated: token slots written and allocated by running sequences (group 0).
         steps, prompt_tokens, cached_tokens, generated_tokens, preemptions, finished, cancelled, failed: counters.
         prefix_queries: prompt tokens looked up in the prefix tree; prefix_hits: of those, found.
         miss_reasons: (reason, count) of lookups that found less than the whole prompt.
-        held_back: (gate, count) of steps in which a gate kept a branch in the queue.
+        held_back: (gate, count) of steps in which a gate kept a sequence in the queue.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
     """
 

@@ -1,4 +1,4 @@
-"""The scheduler: one rule, no phases. A step gives every branch tokens until computed meets known.
+"""The scheduler: one rule, no phases. A step gives every sequence tokens until computed meets known.
 
 Iteration-level scheduling: Yu et al., Orca (OSDI 2022). Paged blocks: Kwon et al., 2309.06180. Prompts in chunks beside
 decoding rows: Agrawal et al., Sarathi-Serve, 2403.02310. Integers only; the runner does the rest.
@@ -6,15 +6,14 @@ decoding rows: Agrawal et al., Sarathi-Serve, 2403.02310. Integers only; the run
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, abc
+from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
 
 from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
-from penstock.core.branch import Branch, BranchState, namespace_of
 from penstock.core.cache_spec import CacheGroup
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.counters import Counters
@@ -22,9 +21,10 @@ from penstock.core.draft import Draft, Sent
 from penstock.core.kv_cache import KVCache
 from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_gates, policy_named
 from penstock.core.prefix import Match
-from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, last_sample
+from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, last_sample
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
-from penstock.core.roster import Roster
+from penstock.core.request_queues import RequestQueues
+from penstock.core.sequence import Sequence, SequenceState, namespace_of
 
 
 class Scheduler:
@@ -33,10 +33,10 @@ class Scheduler:
     def __init__(
         self,
         options: SchedulerOptions,
-        groups: Sequence[CacheGroup],
+        groups: abc.Sequence[CacheGroup],
         *,
         policy: Policy | None = None,
-        gates: Sequence[Gate] | None = None,
+        gates: abc.Sequence[Gate] | None = None,
     ) -> None:
         self.options = options
         states = Checkpoints(options.max_num_seqs, options.checkpoints) if options.recurrent else None
@@ -45,24 +45,24 @@ class Scheduler:
         self._chunk = min(options.max_num_batched_tokens, options.max_chunk_tokens or options.max_num_batched_tokens)
         self._policy = policy or policy_named(options.policy)
         self._gates = tuple(default_gates() if gates is None else gates)
-        self._roster = Roster(options.max_num_seqs, self._policy)
-        self._requests: dict[str, list[Branch]] = {}
+        self._roster = RequestQueues(options.max_num_seqs, self._policy)
+        self._requests: dict[str, list[Sequence]] = {}
         self._outstanding: OrderedDict[int, list[Sent]] = OrderedDict()
         self._outputs: list[EngineOutput] = []
         self._next_step = 0
         self._arrivals = 0
-        self._blocked: tuple[Branch, int] | None = None
+        self._blocked: tuple[Sequence, int] | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> list[Branch]:
-        """Branches in the batch, in policy order."""
+    def running(self) -> list[Sequence]:
+        """Sequences in the batch, in policy order."""
         return self._roster.running
 
     @property
-    def waiting(self) -> list[Branch]:
-        """Branches in the queue, in policy order."""
+    def waiting(self) -> list[Sequence]:
+        """Sequences in the queue, in policy order."""
         return self._roster.waiting
 
     @property
@@ -89,14 +89,14 @@ class Scheduler:
         options = self.options
         namespace = namespace_of(request, caching=options.enable_prefix_caching, shared=options.share_prefix_cache)
         now, unscored = monotonic(), request.sampling.first_scored(0)
-        branches = [
-            Branch(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
+        sequences = [
+            Sequence(request, index, self._arrivals, namespace, list(request.prompt_ids), arrived=now, scored=unscored)
             for index in range(request.sampling.n)
         ]
         self._arrivals += 1
-        self._requests[request.request_id] = branches
-        for branch in branches:
-            self._roster.enqueue(branch)
+        self._requests[request.request_id] = sequences
+        for sequence in sequences:
+            self._roster.enqueue(sequence)
 
     def _check_fits(self, request: EngineRequest) -> None:
         prompt, most = len(request.prompt_ids), request.sampling.max_tokens
@@ -119,16 +119,16 @@ class Scheduler:
             )
 
     def cancel(self, request_id: str) -> None:
-        """Ends all branches of a request now; unknown ids are ignored."""
-        for branch in list(self._requests.get(request_id, ())):
-            if branch.state is not BranchState.FINISHED:
-                self._finish(branch, FinishReason.CANCELLED)
+        """Ends all sequences of a request now; unknown ids are ignored."""
+        for sequence in list(self._requests.get(request_id, ())):
+            if sequence.state is not SequenceState.FINISHED:
+                self._finish(sequence, FinishReason.CANCELLED)
 
     def preempt(self, request_id: str) -> int:
-        """Sends a request's running branches back to the queue, as if memory had run out; returns how many ran."""
-        running = [b for b in self._requests.get(request_id, ()) if b.state is BranchState.RUNNING]
-        for branch in running:
-            self._send_back(branch)
+        """Sends a request's running sequences back to the queue, as if memory had run out; returns how many ran."""
+        running = [b for b in self._requests.get(request_id, ()) if b.state is SequenceState.RUNNING]
+        for sequence in running:
+            self._send_back(sequence)
         return len(running)
 
     def take_outputs(self) -> list[EngineOutput]:
@@ -141,94 +141,97 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
         draft = Draft(self._next_step, self.options.max_num_batched_tokens)
-        remaining = [(branch, branch.remaining) for branch in self.running]
-        if 4 * sum(branch.request.constrained for branch, length in remaining if not length) > len(remaining):
+        remaining = [(sequence, sequence.remaining) for sequence in self.running]
+        if 4 * sum(sequence.request.constrained for sequence, length in remaining if not length) > len(remaining):
             return None  # a step without so many would gain less than waiting for their tokens
         decoding = [pair for pair in remaining if pair[1] == 1]  # which are never starved by prompts
-        for branch, length in (*decoding, *(pair for pair in remaining if pair[1] > 1)):
-            self._continue(branch, length, draft)
+        for sequence, length in (*decoding, *(pair for pair in remaining if pair[1] > 1)):
+            self._continue(sequence, length, draft)
         if not draft.preempted:
             self._admit(draft)
         if not draft.spans:
             return None
         return self._seal(draft)
 
-    def _continue(self, branch: Branch, length: int, draft: Draft) -> None:
-        """Gives a running branch up to so many tokens, preempting later ones if blocks run out."""
+    def _continue(self, sequence: Sequence, length: int, draft: Draft) -> None:
+        """Gives a running sequence up to so many tokens, preempting later ones if blocks run out."""
         length = min(length, draft.budget, self._chunk)
-        if branch.state is not BranchState.RUNNING or (length := self.cache.cut(branch, branch.computed, length)) <= 0:
+        if (
+            sequence.state is not SequenceState.RUNNING
+            or (length := self.cache.cut(sequence, sequence.computed, length)) <= 0
+        ):
             return
-        target = branch.computed + length
-        while (added := self.cache.extend(branch, target)) is None:
-            if draft.preempted and self.cache.will_fit(branch, target):
+        target = sequence.computed + length
+        while (added := self.cache.extend(sequence, target)) is None:
+            if draft.preempted and self.cache.will_fit(sequence, target):
                 return  # what the victims held is free once the step in flight has committed
-            if later := self._roster.later(branch):
+            if later := self._roster.later(sequence):
                 self._preempt(self._policy.victim(later, self.cache), draft)
-            elif self.running[0] is branch and not self._outstanding:
-                self._preempt(branch, draft)  # it holds duplicates of cached blocks; it starts again on those
+            elif self.running[0] is sequence and not self._outstanding:
+                self._preempt(sequence, draft)  # it holds duplicates of cached blocks; it starts again on those
                 return
             else:
                 return
-        self._span(branch, length, added, draft)
+        self._span(sequence, length, added, draft)
 
-    def _span(self, branch: Branch, length: int, added: tuple[tuple[int, ...], ...], draft: Draft) -> None:
-        start, end = branch.computed, branch.computed + length
-        tokens = tuple(branch.tokens[start:end])
+    def _span(self, sequence: Sequence, length: int, added: tuple[tuple[int, ...], ...], draft: Draft) -> None:
+        start, end = sequence.computed, sequence.computed + length
+        tokens = tuple(sequence.tokens[start:end])
         if len(tokens) < length:
-            tokens += (last_sample(branch.row),)
-        draft.spans[branch] = RowSpan(
-            row=branch.row,
+            tokens += (last_sample(sequence.row),)
+        draft.spans[sequence] = ScheduledTokens(
+            row=sequence.row,
             start=start,
             tokens=tokens,
-            prompt_tokens=max(0, min(end, branch.num_prompt) - start),
+            prompt_tokens=max(0, min(end, sequence.num_prompt) - start),
             draft_tokens=0,
-            sample=end == branch.known,
+            sample=end == sequence.known,
             new_blocks=added,
         )
-        branch.computed = end
+        sequence.computed = end
         draft.budget -= length
 
     def _admit(self, draft: Draft) -> None:
-        """Admits waiting branches in order as long as rows, tokens and gates allow."""
+        """Admits waiting sequences in order as long as rows, tokens and gates allow."""
         if not self.waiting or not self._roster.free_rows or draft.budget <= 0:
             return
         reserved = [0] * len(self.cache.pools)
-        for branch in self.running:
-            self._reserve(branch, reserved)
+        for sequence in self.running:
+            self._reserve(sequence, reserved)
         index = 0
         while index < len(self.waiting) and self._roster.free_rows and draft.budget > 0:
-            branch = self.waiting[index]
-            if self.options.whole_prompts and branch.known > draft.budget:
+            sequence = self.waiting[index]
+            if self.options.whole_prompts and sequence.known > draft.budget:
                 break
-            if branch.last_step > self.cache.committed_step or self._still_waits(branch):
+            if sequence.last_step > self.cache.committed_step or self._still_waits(sequence):
                 index += 1
                 continue
-            if self._blocked == (branch, self.cache.releases) and self.running:
+            if self._blocked == (sequence, self.cache.releases) and self.running:
                 break  # it lacks memory and nothing was released since: no need to match it again
-            match = self.cache.match(branch, branch.reusable)
-            gate = self._held_by(branch, match, reserved)
+            match = self.cache.match(sequence, sequence.reusable)
+            gate = self._held_by(sequence, match, reserved)
             if gate is not None:
                 self.counters.held_back[gate.name] += 1
-                branch.awaits = (match.owner, match.pending) if match.pending > match.tokens else None
+                sequence.awaits = (match.owner, match.pending) if match.pending > match.tokens else None
                 if not gate.passable:
                     if isinstance(gate, MemoryGate):
-                        self._blocked = (branch, self.cache.releases)
+                        self._blocked = (sequence, self.cache.releases)
                     break
                 index += 1
                 continue
-            if not self._start(branch, match, draft):
+            if not self._start(sequence, match, draft):
                 break
-            self._reserve(branch, reserved)
+            self._reserve(sequence, reserved)
             self.waiting.pop(index)
 
-    def _reserve(self, branch: Branch, reserved: list[int]) -> None:
-        """Adds what a running branch will still need, one block of growth included."""
-        for g, blocks in enumerate(self.cache.growth(branch, self._chunk)):
+    def _reserve(self, sequence: Sequence, reserved: list[int]) -> None:
+        """Adds what a running sequence will still need, one block of growth included."""
+        for g, blocks in enumerate(self.cache.growth(sequence, self._chunk)):
             reserved[g] += blocks + 1
 
-    def _held_by(self, branch: Branch, match: Match, reserved: Sequence[int]) -> Gate | None:
+    def _held_by(self, sequence: Sequence, match: Match, reserved: abc.Sequence[int]) -> Gate | None:
         admission = Admission(
-            branch=branch,
+            sequence=sequence,
             match=match,
             reserved=reserved,
             idle_engine=not self.running and not self.cache.coming(),
@@ -238,103 +241,103 @@ class Scheduler:
         )
         return next((gate for gate in self._gates if gate.holds(admission)), None)
 
-    def _still_waits(self, branch: Branch) -> bool:
-        """Whether the prefix the branch waits for is still being computed (saves matching again in every step)."""
-        if branch.awaits is None:
+    def _still_waits(self, sequence: Sequence) -> bool:
+        """Whether the prefix the sequence waits for is still being computed (saves matching again in every step)."""
+        if sequence.awaits is None:
             return False
-        owner, until = branch.awaits
-        if owner.state is BranchState.RUNNING and owner.committed < until:
+        owner, until = sequence.awaits
+        if owner.state is SequenceState.RUNNING and owner.committed < until:
             return True
-        branch.awaits = None
+        sequence.awaits = None
         return False
 
-    def _start(self, branch: Branch, match: Match, draft: Draft) -> bool:
+    def _start(self, sequence: Sequence, match: Match, draft: Draft) -> bool:
         """Admission as a transaction: pin the match, take a row and blocks, or undo everything."""
-        added = self._take_blocks(branch, match, draft)
+        added = self._take_blocks(sequence, match, draft)
         if added is None and match.tail is not None:  # the block to copy from is pinned too: do without it
             match = match.without_tail()
-            added = self._take_blocks(branch, match, draft)
+            added = self._take_blocks(sequence, match, draft)
         if added is None:
             return False
-        self._roster.seat(branch)
-        self.cache.copy_match(branch, match, draft.step)
-        self.cache.announce(branch)
-        self._count_admission(branch, match)
-        self._span(branch, self._first_length(branch, match, draft), added, draft)
+        self._roster.seat(sequence)
+        self.cache.copy_match(sequence, match, draft.step)
+        self.cache.announce(sequence)
+        self._count_admission(sequence, match)
+        self._span(sequence, self._first_length(sequence, match, draft), added, draft)
         return True
 
-    def _first_length(self, branch: Branch, match: Match, draft: Draft) -> int:
-        return self.cache.cut(branch, match.tokens, min(branch.known - match.tokens, draft.budget, self._chunk))
+    def _first_length(self, sequence: Sequence, match: Match, draft: Draft) -> int:
+        return self.cache.cut(sequence, match.tokens, min(sequence.known - match.tokens, draft.budget, self._chunk))
 
-    def _take_blocks(self, branch: Branch, match: Match, draft: Draft) -> tuple[tuple[int, ...], ...] | None:
+    def _take_blocks(self, sequence: Sequence, match: Match, draft: Draft) -> tuple[tuple[int, ...], ...] | None:
         """Pins the match and takes blocks for the first tokens after it; holds nothing if they cannot be had."""
-        self.cache.attach(branch, match)
-        added = self.cache.extend(branch, match.tokens + self._first_length(branch, match, draft))
+        self.cache.attach(sequence, match)
+        added = self.cache.extend(sequence, match.tokens + self._first_length(sequence, match, draft))
         if added is None:
-            self.cache.release(branch, keep=False)
+            self.cache.release(sequence, keep=False)
         return added
 
-    def _count_admission(self, branch: Branch, match: Match) -> None:
-        if branch.cached_tokens is not None:
+    def _count_admission(self, sequence: Sequence, match: Match) -> None:
+        if sequence.cached_tokens is not None:
             return  # resumed
-        branch.cached_tokens = match.tokens
-        branch.queue_seconds = monotonic() - branch.arrived
+        sequence.cached_tokens = match.tokens
+        sequence.queue_seconds = monotonic() - sequence.arrived
         self.counters.cached_tokens += match.tokens
-        self.counters.prompt_tokens += branch.num_prompt
-        if branch.index == 0:
+        self.counters.prompt_tokens += sequence.num_prompt
+        if sequence.index == 0:
             for node in (*match.nodes, *((match.tail,) if match.tail else ())):
                 node.uses += 1
-            self.counters.prefix_queries += branch.num_prompt - 1
+            self.counters.prefix_queries += sequence.num_prompt - 1
             self.counters.prefix_hits += match.tokens
             if match.reason:
                 self.counters.miss_reasons[match.reason] += 1
 
-    def _preempt(self, branch: Branch, draft: Draft) -> None:
-        """Sends a running branch back to the queue; what it computed stays in the tree as long as memory allows."""
-        span = draft.spans.pop(branch, None)
+    def _preempt(self, sequence: Sequence, draft: Draft) -> None:
+        """Sends a running sequence back to the queue; what it computed stays in the tree as long as memory allows."""
+        span = draft.spans.pop(sequence, None)
         if span is not None:
             draft.budget += len(span.tokens)
         draft.preempted = True
-        self._send_back(branch)
+        self._send_back(sequence)
 
-    def _send_back(self, branch: Branch) -> None:
-        branch.preemptions += 1
+    def _send_back(self, sequence: Sequence) -> None:
+        sequence.preemptions += 1
         self.counters.preemptions += 1
-        self._leave_batch(branch, keep=True)
-        self._roster.enqueue(branch)
+        self._leave_batch(sequence, keep=True)
+        self._roster.enqueue(sequence)
 
-    def _leave_batch(self, branch: Branch, *, keep: bool) -> None:
-        self.cache.release(branch, keep=keep)
-        self._roster.unseat(branch, self.cache.committed_step)
+    def _leave_batch(self, sequence: Sequence, *, keep: bool) -> None:
+        self.cache.release(sequence, keep=keep)
+        self._roster.unseat(sequence, self.cache.committed_step)
 
     def _seal(self, draft: Draft) -> StepPlan:
         """Turns the draft into a plan and marks it outstanding."""
-        new_rows: list[NewRow] = []
-        spans: list[RowSpan] = []
+        new_rows: list[NewSequence] = []
+        spans: list[ScheduledTokens] = []
         sent: list[Sent] = []
-        for branch, span in draft.spans.items():
-            if not branch.introduced:
-                branch.introduced = True
-                new_rows.append(self._new_row(branch, span))
+        for sequence, span in draft.spans.items():
+            if not sequence.introduced:
+                sequence.introduced = True
+                new_rows.append(self._new_row(sequence, span))
                 span = replace(span, new_blocks=())  # the row is introduced with its whole tables
             spans.append(span)
-            branch.last_step = draft.step
-            branch.in_flight += span.sample
-            sent.append(Sent(branch, span.row, span.start, span.start + len(span.tokens), span.sample))
+            sequence.last_step = draft.step
+            sequence.in_flight += span.sample
+            sent.append(Sent(sequence, span.row, span.start, span.start + len(span.tokens), span.sample))
         self._outstanding[draft.step] = sent
         self._next_step += 1
         ops, self.cache.ops = tuple(self.cache.ops), []
         return StepPlan(draft.step, self._roster.take_released(), tuple(new_rows), ops, spans=tuple(spans))
 
-    def _new_row(self, branch: Branch, span: RowSpan) -> NewRow:
-        hold, request = branch.hold, branch.request
+    def _new_row(self, sequence: Sequence, span: ScheduledTokens) -> NewSequence:
+        hold, request = sequence.hold, sequence.request
         assert hold is not None
-        return NewRow(
+        return NewSequence(
             row=span.row,
             request_id=request.request_id,
-            branch=branch.index,
+            sequence=sequence.index,
             prompt_ids=request.prompt_ids,
-            generated_ids=tuple(branch.tokens[branch.num_prompt :]),
+            generated_ids=tuple(sequence.tokens[sequence.num_prompt :]),
             computed=span.start,
             blocks=tuple(map(tuple, hold.tables)),
             sampling=request.sampling,
@@ -364,104 +367,109 @@ class Scheduler:
         self._step_over(step)
         rows = {row.row: row for row in result.rows}
         for entry in sent:
-            branch = entry.branch
-            if branch.state is BranchState.FINISHED:
+            sequence = entry.sequence
+            if sequence.state is SequenceState.FINISHED:
                 continue
-            branch.in_flight -= entry.sample
-            row = rows.get(entry.row) or RowResult(entry.row)
+            sequence.in_flight -= entry.sample
+            row = rows.get(entry.row) or SlotResult(entry.row)
             if entry.sample and not (row.tokens or row.again) and row.error is None and row.pooled is None:
-                row = RowResult(entry.row, error="the runner returned no token for this request.")
-            if branch.hold is not None and row.error is None:
-                self.cache.commit(branch, entry.end)
+                row = SlotResult(entry.row, error="the runner returned no token for this request.")
+            if sequence.hold is not None and row.error is None:
+                self.cache.commit(sequence, entry.end)
             if row.prompt_logprobs:
-                first = branch.request.sampling.first_scored(entry.start)
-                fresh = row.prompt_logprobs[max(0, branch.scored - first) :]
-                branch.scored += len(fresh)
+                first = sequence.request.sampling.first_scored(entry.start)
+                fresh = row.prompt_logprobs[max(0, sequence.scored - first) :]
+                sequence.scored += len(fresh)
                 row = replace(row, prompt_logprobs=fresh)
-            self._accept(branch, row, forced.get(entry.row, ()))
-            if row.again and branch.state is BranchState.RUNNING:
-                self._send_back(branch)
+            self._accept(sequence, row, forced.get(entry.row, ()))
+            if row.again and sequence.state is SequenceState.RUNNING:
+                self._send_back(sequence)
 
     def fail_outstanding(self, error: str) -> None:
-        """Ends every branch that has a step in flight with an error: what those steps did is unknown."""
+        """Ends every sequence that has a step in flight with an error: what those steps did is unknown."""
         self.cache.forget_states()
         while self._outstanding:
             step, sent = self._outstanding.popitem(last=False)
             self._step_over(step)
             for entry in sent:
-                if entry.branch.state is not BranchState.FINISHED:
-                    self._finish(entry.branch, FinishReason.ERROR, error=error)
+                if entry.sequence.state is not SequenceState.FINISHED:
+                    self._finish(entry.sequence, FinishReason.ERROR, error=error)
 
     def _step_over(self, step: int) -> None:
         self.cache.step_committed(step)
         self._roster.step_over(step)
 
-    def _accept(self, branch: Branch, row: RowResult, forced: tuple[int, ...]) -> None:
-        """Appends sampled and forced tokens and ends the branch where they say so."""
+    def _accept(self, sequence: Sequence, row: SlotResult, forced: tuple[int, ...]) -> None:
+        """Appends sampled and forced tokens and ends the sequence where they say so."""
         if row.error is not None:
-            self._finish(branch, FinishReason.ERROR, error=row.error)
+            self._finish(sequence, FinishReason.ERROR, error=row.error)
             return
         reason = None if row.pooled is None else FinishReason.STOP
         count = 0
-        if forced and branch.in_flight:
+        if forced and sequence.in_flight:
             raise ValueError(f"row {row.row} has forced tokens and a step in flight; plan it without lookahead")
         row = replace(row, tokens=row.tokens + forced) if forced else row
         for token in row.tokens:
-            branch.tokens.append(token)
+            sequence.tokens.append(token)
             count += 1
-            if token in branch.request.stop_ids:
+            if token in sequence.request.stop_ids:
                 reason = FinishReason.STOP
-            elif len(branch.tokens) >= branch.longest:
+            elif len(sequence.tokens) >= sequence.longest:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 break
         self.counters.generated_tokens += count
         if reason is not None:
-            self._finish(branch, reason, row=row, count=count)
+            self._finish(sequence, reason, row=row, count=count)
         elif count or row.prompt_logprobs:
-            self._emit(branch, row, count, None)
+            self._emit(sequence, row, count, None)
 
     def _emit(
-        self, branch: Branch, row: RowResult | None, count: int, reason: FinishReason | None, error: str | None = None
+        self,
+        sequence: Sequence,
+        row: SlotResult | None,
+        count: int,
+        reason: FinishReason | None,
+        error: str | None = None,
     ) -> None:
         self._outputs.append(
             EngineOutput(
-                request_id=branch.request.request_id,
-                branch=branch.index,
+                request_id=sequence.request.request_id,
+                sequence=sequence.index,
                 tokens=row.tokens[:count] if row else (),
                 logprobs=row.logprobs[:count] if row else (),
                 prompt_logprobs=row.prompt_logprobs if row else (),
                 finish_reason=reason,
                 error=error,
-                cached_tokens=None if branch.reported else branch.cached_tokens,
-                queue_seconds=None if branch.reported else branch.queue_seconds,
-                preemptions=branch.preemptions,
+                cached_tokens=None if sequence.reported else sequence.cached_tokens,
+                queue_seconds=None if sequence.reported else sequence.queue_seconds,
+                preemptions=sequence.preemptions,
                 pooled=row.pooled if row else None,
             )
         )
-        branch.reported = branch.cached_tokens is not None
+        sequence.reported = sequence.cached_tokens is not None
 
     def _finish(
         self,
-        branch: Branch,
+        sequence: Sequence,
         reason: FinishReason,
         *,
-        row: RowResult | None = None,
+        row: SlotResult | None = None,
         count: int = 0,
         error: str | None = None,
     ) -> None:
-        if branch.state is BranchState.RUNNING:
-            self._leave_batch(branch, keep=reason is not FinishReason.ERROR)
+        if sequence.state is SequenceState.RUNNING:
+            self._leave_batch(sequence, keep=reason is not FinishReason.ERROR)
         else:
-            self._roster.dequeue(branch)
-        self._roster.finish(branch)
-        branch.awaits = None
-        self._emit(branch, row, count, reason, error)
-        request_id = branch.request.request_id
-        if all(other.state is BranchState.FINISHED for other in self._requests[request_id]):
+            self._roster.dequeue(sequence)
+        self._roster.finish(sequence)
+        sequence.awaits = None
+        self._emit(sequence, row, count, reason, error)
+        request_id = sequence.request.request_id
+        if all(other.state is SequenceState.FINISHED for other in self._requests[request_id]):
             del self._requests[request_id]
             if not self.options.enable_prefix_caching:
-                self.cache.tree.drop_space(branch.namespace.space)
+                self.cache.tree.drop_space(sequence.namespace.space)
             if reason is FinishReason.CANCELLED:
                 self.counters.cancelled += 1
             elif reason is FinishReason.ERROR:
@@ -471,10 +479,10 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raises AssertionError if any count, queue or row disagrees with another. For tests and idle moments."""
-        live = [b for branches in self._requests.values() for b in branches if b.state is not BranchState.FINISHED]
-        assert sorted(map(id, live)) == sorted(map(id, self.running + self.waiting)), "a branch is lost or doubled"
+        live = [b for sequences in self._requests.values() for b in sequences if b.state is not SequenceState.FINISHED]
+        assert sorted(map(id, live)) == sorted(map(id, self.running + self.waiting)), "a sequence is lost or doubled"
         self._roster.check_integrity()
-        for branch in self.running:
-            assert branch.committed <= branch.computed <= branch.known
-            assert 0 <= branch.in_flight <= len(self._outstanding)
+        for sequence in self.running:
+            assert sequence.committed <= sequence.computed <= sequence.known
+            assert 0 <= sequence.in_flight <= len(self._outstanding)
         self.cache.check_integrity(live)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.core.branch import Branch
+from penstock.core.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -12,9 +12,9 @@ class _Owner:
     """One who sends requests.
 
     Attributes:
-        next: the turn of its next branch by what it has had.
-        last: the turn of its newest branch, which those in the queue stay behind.
-        queued: branches of its that have not been admitted yet.
+        next: the turn of its next sequence by what it has had.
+        last: the turn of its newest sequence, which those in the queue stay behind.
+        queued: sequences of its that have not been admitted yet.
     """
 
     next: int = 0
@@ -23,38 +23,38 @@ class _Owner:
 
 
 class Turns:
-    """Gives each branch a turn, a point in a time that is counted in tokens: who has had fewer tokens comes sooner.
+    """Gives each sequence a turn, a point in a time that is counted in tokens: who has had fewer tokens comes sooner.
 
-    A turn is never before that of a branch admitted already, so that nobody who runs is overtaken in order. Turns of
-    one owner's branches in the queue rise, so that of one owner alone they are the order of arrival.
+    A turn is never before that of a sequence admitted already, so that nobody who runs is overtaken in order. Turns of
+    one owner's sequences in the queue rise, so that of one owner alone they are the order of arrival.
     """
 
     def __init__(self) -> None:
         self._now = 0
         self._owners: dict[str, _Owner] = {}
-        self._charged: dict[Branch, _Owner] = {}  # an owner may be forgotten meanwhile, and its charge with it
+        self._charged: dict[Sequence, _Owner] = {}  # an owner may be forgotten meanwhile, and its charge with it
 
-    def give(self, branch: Branch) -> None:
-        """Sets the turn of a branch that is queued for the first time; its owner pays for all it asks for."""
-        owner = self._owners.setdefault(branch.request.owner, _Owner())
-        branch.turn = max(self._now, owner.next, owner.last + 1 if owner.queued else 0)
-        owner.last, owner.next = branch.turn, max(self._now, owner.next) + branch.longest
+    def give(self, sequence: Sequence) -> None:
+        """Sets the turn of a sequence that is queued for the first time; its owner pays for all it asks for."""
+        owner = self._owners.setdefault(sequence.request.owner, _Owner())
+        sequence.turn = max(self._now, owner.next, owner.last + 1 if owner.queued else 0)
+        owner.last, owner.next = sequence.turn, max(self._now, owner.next) + sequence.longest
         owner.queued += 1
-        self._charged[branch] = owner
+        self._charged[sequence] = owner
 
-    def reach(self, branch: Branch) -> None:
-        """A branch is admitted: whoever had no turn yet comes after it."""
-        if branch.cached_tokens is None:  # for the first time
-            self._charged[branch].queued -= 1
-        if branch.turn > self._now:
-            self._now = branch.turn
+    def reach(self, sequence: Sequence) -> None:
+        """A sequence is admitted: whoever had no turn yet comes after it."""
+        if sequence.cached_tokens is None:  # for the first time
+            self._charged[sequence].queued -= 1
+        if sequence.turn > self._now:
+            self._now = sequence.turn
             past = [name for name, owner in self._owners.items() if not owner.queued and owner.next <= self._now]
             for name in past:
                 del self._owners[name]
 
-    def settle(self, branch: Branch) -> None:
-        """A branch has ended: what it asked for and did not get is not counted against its owner."""
-        owner = self._charged.pop(branch)
-        admitted = branch.cached_tokens is not None
+    def settle(self, sequence: Sequence) -> None:
+        """A sequence has ended: what it asked for and did not get is not counted against its owner."""
+        owner = self._charged.pop(sequence)
+        admitted = sequence.cached_tokens is not None
         owner.queued -= not admitted
-        owner.next -= branch.longest - (len(branch.tokens) if admitted else 0)
+        owner.next -= sequence.longest - (len(sequence.tokens) if admitted else 0)

@@ -134,7 +134,7 @@ class Waiting:
         self._computed += _FORGET * ((prompt_tokens - cached_tokens) / prompt_tokens - self._computed)
 
     def answered(self, tokens: int, *, whole: bool) -> None:
-        """Learns the length of a branch's answer; one that is not whole tells only that it would have been longer."""
+        """Learns the length of a sequence's answer; one that is not whole tells only that it would have been longer."""
         mean = sum(self._lengths) / len(self._lengths) if self._lengths else _FIRST_GUESS
         self._lengths.append(tokens if whole else max(tokens, mean))
 

@@ -90,10 +90,10 @@ class EngineClient(Protocol):
         """Raises EngineDeadError before the first successful start."""
 
     def submit(self, request: EngineRequest) -> Outputs:
-        """Queues a request; the iterator yields its outputs until every branch has finished.
+        """Queues a request; the iterator yields its outputs until every sequence has finished.
 
         The first output may be empty: it says that the engine admitted the request.
-        Closing the iterator early (aclose) cancels the request. If the engine dies, each unfinished branch yields an
+        Closing the iterator early (aclose) cancels the request. If the engine dies, each unfinished sequence yields an
         output with finish_reason ERROR. A refusal at admission is raised from the first iteration.
 
         Raises:
@@ -113,7 +113,7 @@ class EngineClient(Protocol):
         """Raises OverloadedError as `arriving`, for calls that submit at once."""
 
     def cancel(self, request_id: str) -> None:
-        """Cancels a request; its branches end with finish_reason CANCELLED within one step. Unknown ids are ignored."""
+        """Cancels a request: its sequences end as CANCELLED within one step. Unknown ids are ignored."""
 
     async def stats(self) -> EngineStats:
         """The newest snapshot; while no engine is there nothing runs in it, and counters never fall."""
@@ -124,15 +124,15 @@ class EngineClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of one branch's answer, in text: of its reasoning, then of its content, then of its calls.
+    """A piece of one sequence's answer, in text: of its reasoning, then of its content, then of its calls.
 
     Attributes:
-        index: the branch (OpenAI's choice index).
+        index: the sequence (OpenAI's choice index).
         text: new text; held back while it might be the start of a stop string or half a character.
         token_ids: the tokens accounted for since the last delta (their text may still be held back).
         logprobs: one entry a token where asked.
-        prompt_logprobs: on the first delta of branch 0 where asked: entries of prompt positions 1 … n - 1.
-        finish_reason: set on the branch's last delta.
+        prompt_logprobs: on the first delta of sequence 0 where asked: entries of prompt positions 1 … n - 1.
+        finish_reason: set on the sequence's last delta.
         stop_reason: the stop string or stop token id that ended it, None for end-of-sequence or length.
         error: a sentence for the client when finish_reason is ERROR.
         reasoning: new text of the reasoning, where the request is parsed.

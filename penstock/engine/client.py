@@ -138,7 +138,7 @@ class ProcessClient:
         return replace(together(self._past, self._latest), waiting_seconds=self._streams.waiting.seconds())
 
     async def close(self) -> None:
-        """Ends the process and its supervision; unfinished branches get an ERROR output."""
+        """Ends the process and its supervision; unfinished sequences get an ERROR output."""
         self._state, self._why_stopped = EngineState.STOPPED, "The engine was closed."
         if self._supervisor is not None:
             self._supervisor.cancel()

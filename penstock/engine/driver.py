@@ -23,7 +23,7 @@ class Sink(Protocol):
     """Where a driver's news goes."""
 
     def outputs(self, outputs: list[EngineOutput]) -> None:
-        """News of branches: after an admission an empty output of branch 0, then what each step produced."""
+        """News of sequences: after an admission an empty output of sequence 0, then what each step produced."""
 
     def refused(self, request_id: str, error: RequestError) -> None:
         """A request was not admitted."""
@@ -63,7 +63,7 @@ class EngineDriver:
             self._sink.refused(request.request_id, RequestError("The engine cannot process this request."))
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request's branches with the next step; unknown ids are ignored."""
+        """Ends a request's sequences with the next step; unknown ids are ignored."""
         if self._engine.constraints.cancel(request_id):
             self._sink.refused(request_id, RequestError("The request was cancelled."))
         self._engine.cancel(request_id)

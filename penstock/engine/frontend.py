@@ -128,7 +128,7 @@ class Frontend:
     def readers(
         self, request: GenerationRequest, sampling: SamplingParams, reading: Reading | None
     ) -> dict[int, AnswerReader]:
-        """What turns the tokens of each branch into text, told apart as `reading` says."""
+        """What turns the tokens of each sequence into text, told apart as `reading` says."""
         continues = request.messages is None or request.continue_final_message
         return answer_readers(self.text.tokenizer, sampling, continues, reading, self.text.mark_ids)
 

@@ -1,4 +1,4 @@
-"""A running answer in text: tokens of every branch are detokenised, searched for stop strings, cut and told apart."""
+"""A running answer in text: tokens of every sequence are detokenised, searched for stop strings, cut and told apart."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from penstock.text.parsers.reading import AnswerReader
 
 
 class TextGeneration:
-    """Deltas of all branches of one request, in order of arrival: iterate it.
+    """Deltas of all sequences of one request, in order of arrival: iterate it.
 
-    A stop string ends its branch here; the engine is told once no branch is left.
+    A stop string ends its sequence here; the engine is told once no sequence is left.
 
     Attributes:
         prompt_ids: the prompt in tokens.
@@ -34,7 +34,7 @@ class TextGeneration:
     ) -> None:
         """`first` was taken from `outputs` already; `eos_ids` are those in force (none with ignore_eos).
 
-        `readers` turn the branches' tokens into text.
+        `readers` turn the sequences' tokens into text.
         """
         self.prompt_ids = prompt_ids
         self.cached_tokens = 0
@@ -44,14 +44,14 @@ class TextGeneration:
         self._first: EngineOutput | None = first
         self._outputs = outputs
         self._prompt_logprobs: list[TokenLogprobs] = []
-        self._branches = readers
+        self._sequences = readers
         self._ready: deque[Delta] = deque()
 
     def __aiter__(self) -> TextGeneration:
         return self
 
     async def __anext__(self) -> Delta:
-        while self._branches or self._ready:
+        while self._sequences or self._ready:
             if self._ready:
                 return self._ready.popleft()
             if self._first is not None:
@@ -59,22 +59,22 @@ class TextGeneration:
             else:
                 output = await anext(self._outputs)
             self._absorb(output)
-            if not self._branches:
+            if not self._sequences:
                 await self._outputs.aclose()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Cancels what still runs; safe to call twice and after the end."""
-        self._branches.clear()
+        self._sequences.clear()
         self._ready.clear()
         await self._outputs.aclose()
 
     def _absorb(self, output: EngineOutput) -> None:
         """Makes its deltas: more than one where what it brings has another order than a delta is told in."""
-        if output.cached_tokens is not None and output.branch == 0:  # the others share what the first computes
+        if output.cached_tokens is not None and output.sequence == 0:  # the others share what the first computes
             self.cached_tokens, self.queue_seconds = output.cached_tokens, output.queue_seconds
         self._prompt_logprobs.extend(output.prompt_logprobs)
-        reader = self._branches.get(output.branch)
+        reader = self._sequences.get(output.sequence)
         if reader is None or not (output.tokens or output.finish_reason):
             return
         finish, error = output.finish_reason, output.error
@@ -90,13 +90,13 @@ class TextGeneration:
             stop_reason = part.stopped
             error = None
         if finish is not None:
-            del self._branches[output.branch]
+            del self._sequences[output.sequence]
         prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        if output.branch == 0:
+        if output.sequence == 0:
             prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         *before, last = part.told or (Parsed(part.text),)
         for news in before:
-            self._ready.append(Delta(output.branch, news.text, reasoning=news.reasoning, tool_calls=news.tool_calls))
+            self._ready.append(Delta(output.sequence, news.text, reasoning=news.reasoning, tool_calls=news.tool_calls))
         tokens, logprobs = output.tokens[:used], output.logprobs[:used]
         ending = (finish, stop_reason, error, last.reasoning, last.tool_calls, part.reasoning_tokens)
-        self._ready.append(Delta(output.branch, last.text, tokens, logprobs, prompt_logprobs, *ending))
+        self._ready.append(Delta(output.sequence, last.text, tokens, logprobs, prompt_logprobs, *ending))

@@ -151,7 +151,7 @@ class Engine:
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            waiting_tokens=sum(len(branch.tokens) for branch in scheduler.waiting),
+            waiting_tokens=sum(len(sequence.tokens) for sequence in scheduler.waiting),
             blocks_used=total - free - idle,
             blocks_cached=idle,
             blocks_total=total,

@@ -57,7 +57,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """End a request's branches; unknown ids are ignored."""
+    """End a request's sequences; unknown ids are ignored."""
 
     request_id: str
 

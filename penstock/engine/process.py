@@ -69,8 +69,8 @@ class EventSocket:
                 self.outputs(outputs[half:])
                 return
             _log.warning("a result cannot be sent: %s", error)
-            name, branch = outputs[0].request_id, outputs[0].branch
-            failed = EngineOutput(name, branch, finish_reason=FinishReason.ERROR, error=RESULT_TOO_LARGE)
+            name, sequence = outputs[0].request_id, outputs[0].sequence
+            failed = EngineOutput(name, sequence, finish_reason=FinishReason.ERROR, error=RESULT_TOO_LARGE)
             self.send(messages.Outputs([failed]))
 
     def refused(self, request_id: str, error: RequestError) -> None:

@@ -15,11 +15,11 @@ from penstock.engine.watched_time import WatchedTime
 
 
 def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
-    """Joins the outputs of each branch into one, in order of each branch's first."""
-    branches: dict[int, list[EngineOutput]] = {}
+    """Joins the outputs of each sequence into one, in order of each sequence's first."""
+    sequences: dict[int, list[EngineOutput]] = {}
     for output in outputs:
-        branches.setdefault(output.branch, []).append(output)
-    for group in branches.values():
+        sequences.setdefault(output.sequence, []).append(output)
+    for group in sequences.values():
         first = next((output for output in group if output.cached_tokens is not None), group[-1])
         yield replace(
             group[-1],
@@ -32,7 +32,7 @@ def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
 
 
 class OutputStream:
-    """The outputs of one request, for one reader. Ends after the last branch's last output."""
+    """The outputs of one request, for one reader. Ends after the last sequence's last output."""
 
     __slots__ = (
         *("_clock", "_close", "_error", "_events", "_last_read", "_waiter"),
@@ -47,7 +47,7 @@ class OutputStream:
         self.tokens = 0
         self.open = set(range(request.sampling.n))
         self.queued = True
-        self.whole = True  # each branch that has ended did so by itself
+        self.whole = True  # each sequence that has ended did so by itself
         self.closed = False
         self._clock = clock
         self._last_read = clock.seconds()
@@ -88,9 +88,9 @@ class OutputStream:
         return bool(self._events) and self._clock.seconds() - self._last_read > limits.STREAM_STALL_TIMEOUT_S
 
     def push(self, output: EngineOutput) -> None:
-        """Buffers an output; a full buffer is compacted to one output a branch, so no token is lost."""
+        """Buffers an output; a full buffer is compacted to one output a sequence, so no token is lost."""
         if output.finish_reason is not None:
-            self.open.discard(output.branch)
+            self.open.discard(output.sequence)
             self.whole &= output.finish_reason is FinishReason.STOP
         if self.closed:
             return
@@ -151,9 +151,9 @@ class StreamTable:
         """Hands outputs to their streams; those of unknown requests are dropped. Cancels streams nobody reads."""
         for output in outputs:
             stream = self._live.get(output.request_id)
-            if stream is None or output.branch not in stream.open:
+            if stream is None or output.sequence not in stream.open:
                 continue
-            if output.cached_tokens is not None and output.branch == 0:
+            if output.cached_tokens is not None and output.sequence == 0:
                 self.waiting.cached(len(stream.request.prompt_ids), output.cached_tokens)
             if output.tokens or output.cached_tokens is not None:
                 self._dequeue(stream)
@@ -172,11 +172,11 @@ class StreamTable:
             self._forget(stream)
 
     def fail_all(self, message: str) -> None:
-        """Ends every unfinished branch with finish_reason ERROR and this message."""
+        """Ends every unfinished sequence with finish_reason ERROR and this message."""
         for stream in list(self._live.values()):
-            for branch in sorted(stream.open):
+            for sequence in sorted(stream.open):
                 stream.push(
-                    EngineOutput(stream.request.request_id, branch, finish_reason=FinishReason.ERROR, error=message)
+                    EngineOutput(stream.request.request_id, sequence, finish_reason=FinishReason.ERROR, error=message)
                 )
             self._forget(stream)
 

@@ -105,7 +105,7 @@ class ThreadClient:
         return replace(self._latest, waiting_seconds=self._streams.waiting.seconds())
 
     async def close(self) -> None:
-        """Ends the thread after the step it is in; unfinished branches get an ERROR output."""
+        """Ends the thread after the step it is in; unfinished sequences get an ERROR output."""
         self._inbox.put(None)
         if self._thread is not None:
             await self._finished.wait()

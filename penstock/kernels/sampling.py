@@ -42,20 +42,20 @@ ROW_ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """One branch's sampling parameters and tokens; meanings as in `core.sampling.SamplingParams`.
+    """One sequence's sampling parameters and tokens; meanings as in `core.sampling.SamplingParams`.
 
     All token ids are below vocab_size. Equal logits rank by token id, lower first, everywhere.
 
     Attributes:
-        seed, branch: key of the random stream; the third part is the position of the token.
+        seed, sequence: key of the random stream; the third part is the position of the token.
         bad_words: token sequences whose last token is banned after the others were generated.
         stop_ids: banned while fewer than min_tokens were generated.
-        prompt_ids, generated_ids: the branch's tokens so far.
+        prompt_ids, generated_ids: the sequence's tokens so far.
     """
 
     vocab_size: int
     seed: int = 0
-    branch: int = 0
+    sequence: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -74,7 +74,7 @@ class RowSettings:
 
 
 class SamplingRow(Protocol):
-    """An implementation's record of one branch."""
+    """An implementation's record of one sequence."""
 
     def extend(self, token: int) -> None:
         """Takes a token that was not sampled here but is known (forced).

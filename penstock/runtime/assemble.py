@@ -96,7 +96,7 @@ def make_parts(
     Args:
         prepared: with the plan that is to be followed.
         kv_types: of every layer's cache.
-        rows: most branches in a step.
+        rows: most sequences in a step.
         logit_rows: most rows whose logits are made at once.
     """
     options = prepared.options
@@ -134,7 +134,7 @@ def _builder(prepared: Prepared, rows: int) -> BatchBuilder:
 
 
 def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
-    """The runner of a model that is prepared and loaded, for so many branches a step, and what runs its steps."""
+    """The runner of a model that is prepared and loaded, for so many sequences a step, and what runs its steps."""
     options = prepared.options
     meter = memory_meter(options.torch_device)
     with told(prepared.plan, "the caches were made", partial(smaller_share, options, prepared.plan, meter)):

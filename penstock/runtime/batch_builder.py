@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.core.protocol import NewRow, RowSpan
+from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.kernels.copies import upload
 from penstock.layers.batch import Batch, GroupTables, MaskKind
 
@@ -50,7 +50,7 @@ class BatchBuilder:
         self._samples: torch.Tensor | None = None  # the same, where they stay on the device, and 0 behind it
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
 
-    def add_row(self, new: NewRow) -> None:
+    def add_row(self, new: NewSequence) -> None:
         """Starts a row's tables with the blocks it was admitted with."""
         self._adapters[new.row] = new.adapter
         if self._second is not None and not self._one_type:
@@ -79,14 +79,14 @@ class BatchBuilder:
         given = np.array(tokens, np.int64)
         return np.where(given < 0, -1 - given, len(self._last)), np.maximum(given, 0)
 
-    def facts(self, spans: Sequence[RowSpan]) -> npt.NDArray[np.int64]:
+    def facts(self, spans: Sequence[ScheduledTokens]) -> npt.NDArray[np.int64]:
         """Takes the blocks that spans bring; [5, R]: their rows, starts, lengths, prompt tokens and draft tokens."""
         for span in spans:
             self._append_blocks(span)
         facts = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
         return np.ascontiguousarray(np.array(facts, np.int64).T)
 
-    def adapted(self, spans: Sequence[RowSpan]) -> bool:
+    def adapted(self, spans: Sequence[ScheduledTokens]) -> bool:
         """Whether a row among these has an adapter."""
         return any(self._adapters[span.row] for span in spans)
 
@@ -101,7 +101,7 @@ class BatchBuilder:
         places = np.concatenate(parts) if parts else np.empty(0, np.int64)
         return places, table.reshape(-1)[places]
 
-    def build(self, spans: Sequence[RowSpan], logit_rows: Sequence[int]) -> Batch:
+    def build(self, spans: Sequence[ScheduledTokens], logit_rows: Sequence[int]) -> Batch:
         """The batch of these spans, in their order."""
         count = len(spans)
         rows, starts, lens, prompt, draft = self.facts(spans)
@@ -145,7 +145,7 @@ class BatchBuilder:
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
         )
 
-    def _tokens(self, spans: Sequence[RowSpan]) -> list[int]:
+    def _tokens(self, spans: Sequence[ScheduledTokens]) -> list[int]:
         """All tokens; samples that are on the device stay placeholders."""
         if self._samples is not None:
             return [token for span in spans for token in span.tokens]
@@ -162,7 +162,7 @@ class BatchBuilder:
         """1 for tokens at or behind the position where their row's second text begins, if there is one."""
         return self._tensor(((second > 0) & (positions >= second)).astype(np.int64))
 
-    def _append_blocks(self, span: RowSpan) -> None:
+    def _append_blocks(self, span: ScheduledTokens) -> None:
         for g, blocks in enumerate(span.new_blocks):
             if blocks:
                 used = self._used[g][span.row]

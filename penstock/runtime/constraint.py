@@ -1,4 +1,4 @@
-"""What holds one branch of an answer to its grammar and its budget of reasoning.
+"""What holds one sequence of an answer to its grammar and its budget of reasoning.
 
 After sampling, tokens that have to follow become known at once.
 """
@@ -32,15 +32,15 @@ class BrokenMatcher(Exception):
 
 
 class Constraint:
-    """What one branch may say next. It reasons until `end_ids` came; what follows is the grammar's.
+    """What one sequence may say next. It reasons until `end_ids` came; what follows is the grammar's.
 
     Args:
-        matcher: at the grammar's beginning, this branch's own; None for a budget of reasoning alone.
+        matcher: at the grammar's beginning, this sequence's own; None for a budget of reasoning alone.
         thinking: how the reasoning ends; None if there is none.
         sampling: the request's parameters.
         eos_ids: tokens that end an answer, the usual one first.
-        tally: masks that took too long to make, one number, which all branches of a request share.
-        owner: the request's id and the branch's number.
+        tally: masks that took too long to make, one number, which all sequences of a request share.
+        owner: the request's id and the sequence's number.
 
     Attributes:
         owner: as given.
@@ -166,7 +166,7 @@ class Constraint:
         return tuple(forced)
 
     def _take_plainly(self, matcher: LLMatcher, token: int, later: bool) -> tuple[int, ...]:
-        """As `take`, for nearly all branches in nearly all steps, in few calls."""
+        """As `take`, for nearly all sequences in nearly all steps, in few calls."""
         taken, forced = [token], list[int]()
         following = self._must[1:] if self._must[:1] == [token] else []
         self._must, self.late = [], False

@@ -1,4 +1,4 @@
-"""The constraints of all branches of an engine, and a step's masks, which are made while its forward pass runs."""
+"""The constraints of all sequences of an engine, and a step's masks, which are made while its forward pass runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
 from penstock.core.policies import Admission
-from penstock.core.protocol import NewRow, RowResult, StepPlan, StepResult
+from penstock.core.protocol import NewSequence, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.runtime.constraint import ALL, BrokenMatcher, Constraint, Words
 from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, compute_mask, unavailable_reason
@@ -25,7 +25,7 @@ Forced = Mapping[int, tuple[int, ...]]
 _SLOW_S: Final = 0.02  # a mask that takes longer keeps the other streams waiting
 _CHEAP_S: Final = 0.0003
 _RETRY_STEPS: Final = 64
-_MOST_FORCING_S: Final = 0.01  # of a step: what is forced on further branches is found beside the next forward pass
+_MOST_FORCING_S: Final = 0.01  # of a step: what is forced on further sequences is found beside the next forward pass
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
 
 
@@ -103,21 +103,21 @@ class _Request:
 
     Attributes:
         job: its grammar's, None without one.
-        branches: constraints of its branches, by number, made as they enter the batch.
-        finished: branches that ended.
-        tally: masks that took too long, of all branches.
+        sequences: constraints of its sequences, by number, made as they enter the batch.
+        finished: sequences that ended.
+        tally: masks that took too long, of all sequences.
     """
 
     request: EngineRequest
     job: Compilation | None
     matcher: LLMatcher | None = None
-    branches: dict[int, Constraint] = field(default_factory=dict)
+    sequences: dict[int, Constraint] = field(default_factory=dict)
     finished: int = 0
     tally: list[int] = field(default_factory=lambda: [0])
 
 
 class Constraints:
-    """The constraints of all branches of an engine. Belongs to the thread of its step loop.
+    """The constraints of all sequences of an engine. Belongs to the thread of its step loop.
 
     Args:
         vocab_size: logits a position.
@@ -148,12 +148,12 @@ class Constraints:
 
     @property
     def renewing(self) -> bool:
-        """Whether branches wait for matchers in place of failed ones."""
+        """Whether sequences wait for matchers in place of failed ones."""
         return bool(self._renewals)
 
-    def waits(self, request_id: str, branch: int) -> bool:
-        """Whether a branch waits for a matcher in place of one that has failed."""
-        return (request_id, branch) in self._renewals
+    def waits(self, request_id: str, sequence: int) -> bool:
+        """Whether a sequence waits for a matcher in place of one that has failed."""
+        return (request_id, sequence) in self._renewals
 
     def hold(self, request: EngineRequest) -> bool:
         """Takes a request's constraints; whether it has to wait for `ready`.
@@ -174,7 +174,7 @@ class Constraints:
         return True
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
-        """Requests that wait no longer, and why they are refused, if so; branches with a new matcher go on."""
+        """Requests that wait no longer, and why they are refused, if so; sequences with a new matcher go on."""
         for owner, (constraint, job) in list(self._renewals.items()):
             assert self._compiler is not None
             if (renewed := self._compiler.outcome(job)) is not None:
@@ -217,19 +217,19 @@ class Constraints:
         self._live.pop(request_id, None)
 
     def forget(self, outputs: Iterable[EngineOutput]) -> None:
-        """Forgets the branches that ended."""
+        """Forgets the sequences that ended."""
         for output in outputs if self._live else ():
             if output.finish_reason is not None and (live := self._live.get(output.request_id)) is not None:
-                constraint = live.branches.pop(output.branch, None)
-                self._give_up(output.request_id, output.branch)
+                constraint = live.sequences.pop(output.sequence, None)
+                self._give_up(output.request_id, output.sequence)
                 if constraint is not None and live.job is not None and self._compiler is not None:
                     self._compiler.used(live.job, constraint.length)
                 live.finished += 1
                 if live.finished >= live.request.sampling.n:
                     del self._live[output.request_id]
 
-    def _give_up(self, request_id: str, branch: int) -> None:
-        _, job = self._renewals.pop((request_id, branch), (None, None))
+    def _give_up(self, request_id: str, sequence: int) -> None:
+        _, job = self._renewals.pop((request_id, sequence), (None, None))
         if job is not None and self._compiler is not None:
             self._compiler.drop(job)
 
@@ -261,15 +261,15 @@ class Constraints:
         self._masks = Masks(self._words, masked, self._pool, self._together, timed=before > _SLOW_S)
         return self._masks
 
-    def _constraint(self, live: _Request, new: NewRow) -> Constraint:
-        found = live.branches.get(new.branch)
+    def _constraint(self, live: _Request, new: NewSequence) -> Constraint:
+        found = live.sequences.get(new.sequence)
         if found is None:
             matcher = None if live.matcher is None else live.matcher.deep_copy()
             eos_ids = () if self._compiler is None or matcher is None else self._compiler.vocabulary.eos_ids
-            owner = new.request_id, new.branch
+            owner = new.request_id, new.sequence
             found = Constraint(matcher, live.request.thinking, live.request.sampling, eos_ids, live.tally, owner)
             found.replay(new.generated_ids)
-            live.branches[new.branch] = found
+            live.sequences[new.sequence] = found
         return found
 
     def end(self, result: StepResult) -> tuple[StepResult, Forced]:
@@ -278,7 +278,7 @@ class Constraints:
         if not step:
             return result, _NONE_FORCED
         forced: dict[int, tuple[int, ...]] = {}
-        changed: dict[int, RowResult] = {}
+        changed: dict[int, SlotResult] = {}
         latest = perf_counter() + _MOST_FORCING_S
         for row in result.rows:
             constraint = step.get(row.row)
@@ -288,18 +288,18 @@ class Constraints:
                 if following := constraint.take(row.tokens, later=perf_counter() > latest):
                     forced[row.row] = following
             except RequestError as error:
-                changed[row.row] = RowResult(row.row, error=str(error))
+                changed[row.row] = SlotResult(row.row, error=str(error))
             except BrokenMatcher:
                 changed[row.row] = self._renew(constraint, row)
         if changed:
             result = replace(result, rows=tuple(changed.get(row.row, row) for row in result.rows))
         return result, forced
 
-    def _renew(self, constraint: Constraint, row: RowResult) -> RowResult:
-        """A row without its token, which comes again with a matcher of its branch's own; fails where that one has."""
+    def _renew(self, constraint: Constraint, row: SlotResult) -> SlotResult:
+        """A row without its token, which comes again with a matcher of its sequence's own; fails where that one has."""
         live = self._live[constraint.owner[0]]
         if constraint.renewed:
-            return RowResult(row.row, error=GRAMMAR_TOO_COMPLEX)
+            return SlotResult(row.row, error=GRAMMAR_TOO_COMPLEX)
         assert self._compiler is not None and live.job is not None
         if constraint.owner not in self._renewals:
             self._renewals[constraint.owner] = constraint, self._compiler.renew(live.job, constraint.matched)
@@ -318,7 +318,7 @@ class Constraints:
 
 
 class GrammarGate:
-    """A branch whose matcher has failed waits for another one."""
+    """A sequence whose matcher has failed waits for another one."""
 
     name = "grammar"
     passable = True
@@ -327,4 +327,4 @@ class GrammarGate:
         self._constraints = constraints
 
     def holds(self, admission: Admission) -> bool:
-        return self._constraints.waits(admission.branch.request.request_id, admission.branch.index)
+        return self._constraints.waits(admission.sequence.request.request_id, admission.sequence.index)

@@ -39,7 +39,7 @@ _REPLAYED_TOKENS: Final = 8  # at a time
 _ENCODED_BYTES: Final = 1024  # of a forced text at a time: whoever asks holds the step loop
 _KEPT_TEXTS: Final = 4096  # forced texts whose tokens are kept: names of properties come again and again
 _KEPT_BYTES: Final = 256  # the longest of them
-_KEPT_LONG_TEXTS: Final = 64  # and of longer ones: the branches of a request say the same
+_KEPT_LONG_TEXTS: Final = 64  # and of longer ones: the sequences of a request say the same
 
 
 @cache

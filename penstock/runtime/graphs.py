@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.core.protocol import RowSpan
+from penstock.core.protocol import ScheduledTokens
 from penstock.kernels.copies import check, refill, upload
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model
@@ -189,7 +189,7 @@ class DecodeGraphs:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def run(self, spans: Sequence[RowSpan]) -> Tensor | None:
+    def run(self, spans: Sequence[ScheduledTokens]) -> Tensor | None:
         """Logits [tokens of the step, vocab] float32, valid until the next; None if no recording fits the step.
 
         Every span has to be sampled and to want the logits of all its tokens and nothing else.
@@ -215,7 +215,9 @@ class DecodeGraphs:
             self._asked = fitting[0]
         return next((size for size in fitting if size in self._graphs and size <= max(_WASTE * rows, 8)), None)
 
-    def _fill(self, graph: _Graph, out: dict[str, npt.NDArray[Any]], spans: Sequence[RowSpan], size: int) -> bool:
+    def _fill(
+        self, graph: _Graph, out: dict[str, npt.NDArray[Any]], spans: Sequence[ScheduledTokens], size: int
+    ) -> bool:
         """Writes a step's inputs; False, and nothing is changed, if attention has no room for its contexts."""
         queries, count = self._queries, len(spans)
         contexts = np.full(size, queries)

@@ -18,9 +18,9 @@ from penstock.core.pooling import PoolingKind
 from penstock.core.protocol import (
     NULL_BLOCK,
     CacheOpKind,
-    NewRow,
-    RowResult,
-    RowSpan,
+    NewSequence,
+    ScheduledTokens,
+    SlotResult,
     StepPlan,
     StepResult,
     TokenLogprobs,
@@ -37,9 +37,11 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def next_token(prefix: int, new: NewRow, generated: int, vocab_size: int, mask: Sequence[int] | None = None) -> int:
-    """The token after a prefix with that hash, of those a mask allows; greedy requests ignore seed and branch."""
-    key = prefix if new.sampling.greedy else mix(prefix ^ mix(new.seed * 1_000_003 + new.branch))
+def next_token(
+    prefix: int, new: NewSequence, generated: int, vocab_size: int, mask: Sequence[int] | None = None
+) -> int:
+    """The token after a prefix with that hash, of those a mask allows; greedy requests ignore seed and sequence."""
+    key = prefix if new.sampling.greedy else mix(prefix ^ mix(new.seed * 1_000_003 + new.sequence))
     if mask is not None:
         allowed = [token for token in range(vocab_size) if int(mask[token // 32]) >> (token % 32) & 1]
         return allowed[mix(key) % len(allowed)]
@@ -51,7 +53,7 @@ def next_token(prefix: int, new: NewRow, generated: int, vocab_size: int, mask: 
 
 @dataclass(slots=True)
 class _Row:
-    new: NewRow
+    new: NewSequence
     tables: list[list[int]]
     tokens: list[int] = field(default_factory=list)  # only with `check`
 
@@ -118,7 +120,7 @@ class NullRunner:
     def close(self) -> None:
         self._rows.clear()
 
-    def _run(self, span: RowSpan, mask: Sequence[int] | None) -> RowResult:
+    def _run(self, span: ScheduledTokens, mask: Sequence[int] | None) -> SlotResult:
         row = self._rows[span.row]
         for table, blocks in zip(row.tables, span.new_blocks, strict=False):
             table.extend(blocks)
@@ -134,17 +136,17 @@ class NullRunner:
             self._states[span.row] = prefix
         scored = self._score_prompt(row.new, span)
         if not span.sample:
-            return RowResult(span.row, prompt_logprobs=scored)
+            return SlotResult(span.row, prompt_logprobs=scored)
         if row.new.pooling is not None:
             count = len(row.new.prompt_ids) if row.new.pooling.kind is PoolingKind.ALL else 1
-            return RowResult(span.row, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
+            return SlotResult(span.row, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
         end = span.start + len(tokens)
         token = next_token(prefix, row.new, end - len(row.new.prompt_ids), self._vocab_size, mask)
         self._last[span.row] = token
         wanted = row.new.sampling.logprobs is not None
-        return RowResult(span.row, (token,), (self._logprob(token),) if wanted else (), scored)
+        return SlotResult(span.row, (token,), (self._logprob(token),) if wanted else (), scored)
 
-    def _before(self, row: _Row, span: RowSpan) -> int:
+    def _before(self, row: _Row, span: ScheduledTokens) -> int:
         """The hash of the tokens before a span: the row's state, or what the cache holds of the last of them."""
         if not span.start:
             return 0
@@ -158,7 +160,7 @@ class NullRunner:
             raise ValueError(f"row {row.new.row} reads or writes position {position}, which has no block")
         return block * self._block_size + position % self._block_size
 
-    def _verify(self, row: _Row, span: RowSpan, tokens: list[int]) -> None:
+    def _verify(self, row: _Row, span: ScheduledTokens, tokens: list[int]) -> None:
         """Compares every slot the span's queries see with the truth."""
         if len(row.tokens) != span.start:
             raise ValueError(f"row {row.new.row} starts at {span.start} but {len(row.tokens)} tokens are computed")
@@ -173,8 +175,8 @@ class NullRunner:
                 if self._slots[g][self._slot(row, g, position)] != truth[position]:
                     raise ValueError(f"row {row.new.row}, group {g}: position {position} holds another prefix")
 
-    def _score_prompt(self, new: NewRow, span: RowSpan) -> tuple[TokenLogprobs, ...]:
-        if new.sampling.prompt_logprobs is None or new.branch:
+    def _score_prompt(self, new: NewSequence, span: ScheduledTokens) -> tuple[TokenLogprobs, ...]:
+        if new.sampling.prompt_logprobs is None or new.sequence:
             return ()
         first = new.sampling.first_scored(span.start)
         end = min(span.start + len(span.tokens), len(new.prompt_ids) - 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.core.pooling import PoolingKind, PoolingParams
-from penstock.core.protocol import NewRow, RowSpan
+from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.kernels.copies import Download
 
 _SUMMED = 256  # states at once, which are copied as float64
@@ -67,13 +67,13 @@ class Pooler:
         self._projection = projection
         self._rows: dict[int, _Row] = {}
 
-    def add_row(self, new: NewRow) -> None:
+    def add_row(self, new: NewSequence) -> None:
         """Starts a row, whatever was there before."""
         self._rows.pop(new.row, None)
         if new.pooling is not None:
             self._rows[new.row] = _Row(new.pooling)
 
-    def wanted(self, span: RowSpan) -> range | None:
+    def wanted(self, span: ScheduledTokens) -> range | None:
         """Which of a span's tokens it needs the hidden states of; None if the row does not pool."""
         row, count = self._rows.get(span.row), len(span.tokens)
         if row is None:
@@ -84,7 +84,7 @@ class Pooler:
             return range(0 if span.start else 1)
         return range(count)
 
-    def begin(self, span: RowSpan, states: Tensor, logits: Callable[[], Tensor]) -> Pooled | None:
+    def begin(self, span: ScheduledTokens, states: Tensor, logits: Callable[[], Tensor]) -> Pooled | None:
         """Takes the wanted states of a span; at the prompt's end, the row's result.
 
         Args:

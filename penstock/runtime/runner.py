@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.protocol import NewRow, RowResult, RowSpan, StepPlan, StepResult, StepTimings
+from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.kernels.copies import Mark, device_errors
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
@@ -46,7 +46,7 @@ class _Wanted:
     tokens: list[int] = field(default_factory=list)
     draws: list[int] = field(default_factory=list)
     scored: list[_Scored] = field(default_factory=list)
-    pooled: list[tuple[RowSpan, slice]] = field(default_factory=list)
+    pooled: list[tuple[ScheduledTokens, slice]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ModelRunner:
         self._pooler = Pooler(classifier, projection)
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._flights: deque[_Flight] = deque()
-        self._new: dict[int, NewRow] = {}
+        self._new: dict[int, NewSequence] = {}
         self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted, those in flight included
 
     @torch.inference_mode()
@@ -154,22 +154,22 @@ class ModelRunner:
 
     def _collect(self, flight: _Flight) -> StepResult:
         started = perf_counter()
-        rows: dict[int, RowResult] = {}
+        rows: dict[int, SlotResult] = {}
         if flight.end is not None:  # else a long prompt would be queued whole
             flight.end.wait()
         for draw, sample in zip(flight.draws, flight.drawing.take() if flight.drawing else (), strict=True):
             if sample.error is not None:
-                rows[draw.row] = RowResult(draw.row, error=sample.error)
+                rows[draw.row] = SlotResult(draw.row, error=sample.error)
                 continue
             self._builder.note_sample(draw.row, sample.token)
             logprobs = () if sample.logprobs is None else (sample.logprobs,)
-            rows[draw.row] = RowResult(draw.row, (sample.token,), logprobs)
+            rows[draw.row] = SlotResult(draw.row, (sample.token,), logprobs)
         for pooled in flight.pooled:
-            rows[pooled.row] = RowResult(pooled.row, pooled=pooled.take())
+            rows[pooled.row] = SlotResult(pooled.row, pooled=pooled.take())
         for row, parts in flight.scored:
-            result = rows.get(row, RowResult(row))
+            result = rows.get(row, SlotResult(row))
             scores = tuple(score for part in parts for score in part.take())
-            rows[row] = RowResult(row, result.tokens, result.logprobs, scores, result.error)
+            rows[row] = SlotResult(row, result.tokens, result.logprobs, scores, result.error)
         timings = StepTimings(flight.build, flight.forward, perf_counter() - started)
         return StepResult(flight.step, tuple(rows.values()), timings=timings)
 
@@ -226,7 +226,7 @@ class ModelRunner:
             if (pooled := self._pooler.wanted(span)) is not None:
                 chosen = pooled
                 wanted.pooled.append((span, slice(place, place + len(chosen))))
-            elif new.sampling.prompt_logprobs is not None and new.branch == 0 and (targets := _targets(new, span)):
+            elif new.sampling.prompt_logprobs is not None and new.sequence == 0 and (targets := _targets(new, span)):
                 chosen = range(new.sampling.first_scored(span.start) - span.start, count)
                 wanted.scored.append(_Scored(span.row, place, targets, new.sampling.prompt_logprobs))
             if pooled is None and span.sample:
@@ -235,7 +235,7 @@ class ModelRunner:
             first += count
         return wanted
 
-    def _launch_pooled(self, span: RowSpan, places: slice) -> Pooled | None:
+    def _launch_pooled(self, span: ScheduledTokens, places: slice) -> Pooled | None:
         hidden = self._executor.hidden()[places]
         return self._pooler.begin(span, hidden, lambda: self._executor.logits(torch.tensor([places.stop - 1])))
 
@@ -261,6 +261,6 @@ class ModelRunner:
             yield self._sampler.begin_prompt_logprobs(logits, targets, entry.top)
 
 
-def _targets(new: NewRow, span: RowSpan) -> tuple[int, ...]:
+def _targets(new: NewSequence, span: ScheduledTokens) -> tuple[int, ...]:
     """The prompt tokens that a span's tokens predict, from the first that is scored."""
     return new.prompt_ids[new.sampling.first_scored(span.start) + 1 : span.start + len(span.tokens) + 1]

@@ -1,7 +1,7 @@
 """Turns logits into tokens: one record a row, updated by one token a step, and one kernel call for the whole batch.
 
-Every draw is a pure function of the row's logits, its parameters and tokens, and (seed, branch, position): batch mates,
-preemption and restarts do not change it.
+Every draw is a pure function of the row's logits, its parameters and tokens, and (seed, sequence, position): batch
+mates, preemption and restarts do not change it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.protocol import NewRow, TokenLogprobs
+from penstock.core.protocol import NewSequence, TokenLogprobs
 from penstock.kernels.copies import upload
 from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel
 
@@ -100,7 +100,7 @@ class PromptScores:
         ]
 
 
-def row_settings(new: NewRow, vocab_size: int) -> RowSettings:
+def row_settings(new: NewSequence, vocab_size: int) -> RowSettings:
     """The kernel's view of a row. Ids beyond the model's vocabulary are left out: nothing can sample them."""
     params = new.sampling
 
@@ -110,7 +110,7 @@ def row_settings(new: NewRow, vocab_size: int) -> RowSettings:
     return RowSettings(
         vocab_size=vocab_size,
         seed=new.seed & (2**64 - 1),
-        branch=new.branch,
+        sequence=new.sequence,
         temperature=float(params.temperature),
         top_k=max(params.top_k, 0),
         top_p=float(params.top_p),
@@ -148,8 +148,8 @@ class Sampler:
         """Whether samples stay where the logits are until they are taken."""
         return bool(self._kernel.on_device)
 
-    def add_row(self, new: NewRow) -> None:
-        """Takes a branch into the batch; one that was preempted brings the tokens it had generated."""
+    def add_row(self, new: NewSequence) -> None:
+        """Takes a sequence into the batch; one that was preempted brings the tokens it had generated."""
         self._rows[new.row] = _Row(self._kernel.row(row_settings(new, self.vocab_size)), new.sampling.logprobs)
 
     def release_row(self, row: int) -> None:

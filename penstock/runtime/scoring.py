@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
-from penstock.core.protocol import NewRow, RowSpan
+from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import KernelSet
 from penstock.models.registry import Model, build_model
@@ -151,9 +151,9 @@ class Scorer:
     def logits(self, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
         """Runs a stretch; yields (logits [n, vocab] float32, the tokens [n] they predict), valid until the next."""
         tokens = window.tokens
-        self._builder.add_row(NewRow(0, "score", 0, tokens, (), 0, self._blocks, SamplingParams()))
+        self._builder.add_row(NewSequence(0, "score", 0, tokens, (), 0, self._blocks, SamplingParams()))
         empty = ((),) * len(self._blocks)
-        span = RowSpan(0, 0, tokens, len(tokens), 0, sample=False, new_blocks=empty)
+        span = ScheduledTokens(0, 0, tokens, len(tokens), 0, sample=False, new_blocks=empty)
         self._executor.forward(self._builder.build([span], range(len(tokens))))
         targets = torch.tensor(tokens)
         for start in range(window.first - 1, len(tokens) - 1, _LOGIT_ROWS):

@@ -153,14 +153,14 @@ class BeamSearch:
 
 
 async def beam_search(frontend: Frontend, request: GenerationRequest, params: BeamParams) -> TextGeneration:
-    """The `params.n` best continuations of a prompt, as branches of one answer, the best first.
+    """The `params.n` best continuations of a prompt, as sequences of one answer, the best first.
 
     Of the request's sampling, the stop strings, what is shown and `logprobs` count; temperature and the like do not.
 
     Raises:
         RequestError: the prompt does not fit, the request asks for what a search does not do, or more candidates are
             needed than an engine reports.
-        EngineDeadError: there is no engine. What fails later is told by the answer's branches.
+        EngineDeadError: there is no engine. What fails later is told by the answer's sequences.
     """
     frontend.text.pooling.check_generates()
     for name in _SAMPLED:

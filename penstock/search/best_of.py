@@ -1,4 +1,4 @@
-"""The best of several sampled answers: more branches run than are given."""
+"""The best of several sampled answers: more sequences run than are given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.engine.generation import TextGeneration
 
 
 class BestOf:
-    """An answer of the `n` branches with the highest mean log-probability a token, of all that ran, the best first.
+    """An answer of the `n` sequences with the highest mean log-probability a token, of all that ran, the best first.
 
     Attributes as those of a TextGeneration.
     """
@@ -50,39 +50,39 @@ class BestOf:
         await self._generation.aclose()
 
     async def _chosen(self) -> deque[Delta]:
-        branches: dict[int, list[Delta]] = {}
+        sequences: dict[int, list[Delta]] = {}
         async for delta in self._generation:
-            branches.setdefault(delta.index, []).append(delta)
-        prompt_logprobs = tuple(entry for delta in branches.get(0, ()) for entry in delta.prompt_logprobs)
-        ranked = sorted(branches.values(), key=_mean, reverse=True)
+            sequences.setdefault(delta.index, []).append(delta)
+        prompt_logprobs = tuple(entry for delta in sequences.get(0, ()) for entry in delta.prompt_logprobs)
+        ranked = sorted(sequences.values(), key=_mean, reverse=True)
         return deque(
             replace(
                 delta,
                 index=index,
                 logprobs=delta.logprobs if self._logprobs else (),
-                prompt_logprobs=prompt_logprobs if index == 0 and delta is branch[0] else (),
+                prompt_logprobs=prompt_logprobs if index == 0 and delta is sequence[0] else (),
             )
-            for index, branch in enumerate(ranked[: self._n])
-            for delta in branch
+            for index, sequence in enumerate(ranked[: self._n])
+            for delta in sequence
         )
 
 
-def _mean(branch: list[Delta]) -> float:
-    """Of a branch's tokens; one that failed comes first, so that the failure is told."""
-    if branch[-1].error is not None:
+def _mean(sequence: list[Delta]) -> float:
+    """Of a sequence's tokens; one that failed comes first, so that the failure is told."""
+    if sequence[-1].error is not None:
         return float("inf")
-    entries = [entry.logprob for delta in branch for entry in delta.logprobs]
+    entries = [entry.logprob for delta in sequence for entry in delta.logprobs]
     return sum(entries) / max(1, len(entries))
 
 
-async def best_of(frontend: Frontend, request: GenerationRequest, branches: int) -> BestOf:
-    """Starts `branches` branches, of which `request.sampling.n` are given.
+async def best_of(frontend: Frontend, request: GenerationRequest, sequences: int) -> BestOf:
+    """Starts `sequences` sequences, of which `request.sampling.n` are given.
 
     Raises:
-        RequestError: as Frontend.generate; also for fewer branches than are to be given.
+        RequestError: as Frontend.generate; also for fewer sequences than are to be given.
     """
     sampling = request.sampling
-    if branches < sampling.n:
-        raise ParameterError("best_of", branches, f"at least n ({sampling.n})")
-    more = replace(sampling, n=branches, logprobs=sampling.logprobs or 0)
+    if sequences < sampling.n:
+        raise ParameterError("best_of", sequences, f"at least n ({sampling.n})")
+    more = replace(sampling, n=sequences, logprobs=sampling.logprobs or 0)
     return BestOf(await frontend.generate(replace(request, sampling=more)), request)

@@ -95,7 +95,7 @@ class Service:
 
 
 class GenerationError(HttpError):
-    """A branch failed after it was admitted: 400 where the request would always fail, which no client should retry."""
+    """A sequence failed after admission: 400 where the request would always fail, which no client should retry."""
 
     def __init__(self, message: str | None) -> None:
         code = CLIENT_FAILURES.get(message or "")
@@ -113,7 +113,7 @@ async def _start(
 
 @dataclass(slots=True)
 class _Timing:
-    """One branch's clock."""
+    """One sequence's clock."""
 
     first: float = 0.0
     last: float = 0.0
@@ -144,7 +144,7 @@ class Answer:
     ) -> Answer:
         """Starts all, for one owner; if one is refused, none runs and the first refusal is raised.
 
-        `search`: by beams, or for the best of so many branches; None generates.
+        `search`: by beams, or for the best of so many sequences; None generates.
         """
         started = time.monotonic()
         requests = [replace(request, owner=owner) for request in requests]
@@ -181,7 +181,7 @@ class Answer:
         """(number of the prompt, delta) as they arrive.
 
         Raises:
-            GenerationError: a branch failed.
+            GenerationError: a sequence failed.
         """
         if len(self.generations) == 1:
             async for delta in self.generations[0]:

@@ -60,8 +60,10 @@ class Metrics:
         self._stats = EngineStats()
         self._cache: dict[str, str] = {}
         self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of a branch.", _SECONDS)
-        self.per_token = self._histogram("time_per_output_token_seconds", "A branch's mean after its first.", _SECONDS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence.", _SECONDS)
+        self.per_token = self._histogram(
+            "time_per_output_token_seconds", "A sequence's mean after its first.", _SECONDS
+        )
         self.request = self._histogram("request_seconds", "From arrival to the last token.", _SECONDS)
         self._queue = self._histogram("request_queue_seconds", "From arrival to admission.", _SECONDS)
         self._prefill = self._histogram("request_prefill_seconds", "From admission to the first token.", _SECONDS)
@@ -72,7 +74,7 @@ class Metrics:
         self.params_n = self._histogram("request_params_n", "The parameter n.", _COUNTS)
         self.params_max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", _TOKENS)
         self._finished = Counter(
-            "penstock_requests_finished", "Branches by reason.", ["model_name", "finished_reason"], registry=None
+            "penstock_requests_finished", "Sequences by reason.", ["model_name", "finished_reason"], registry=None
         )
         self._http = Counter("penstock_http_requests", "HTTP requests.", ["route", "method", "status"], registry=None)
         self._http_seconds = Histogram(
@@ -107,7 +109,7 @@ class Metrics:
         self.request.observe(seconds)
 
     def finished(self, reason: str) -> None:
-        """Counts a branch that ended."""
+        """Counts a sequence that ended."""
         self._finished.labels(self._model, reason).inc()
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -144,33 +146,33 @@ def _under_all_names(metric: Metric, samples: Iterable[Sample]) -> Iterator[Metr
 def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[Metric]:
     used = stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
     for name, about, value in (
-        ("requests_running", "Branches in the batch.", stats.running),
-        ("requests_waiting", "Branches queued.", stats.waiting),
+        ("requests_running", "Sequences in the batch.", stats.running),
+        ("requests_waiting", "Sequences queued.", stats.waiting),
         ("waiting_tokens", "Prompt tokens queued.", stats.waiting_tokens),
         ("queue_seconds", "Work queued, in seconds that it is expected to take.", stats.waiting_seconds),
-        ("kv_cache_usage_ratio", "KV blocks in use by branches, of all (0 to 1).", used),
+        ("kv_cache_usage_ratio", "KV blocks in use by sequences, of all (0 to 1).", used),
         ("kv_blocks_cached", "KV blocks held by the prefix tree only.", stats.blocks_cached),
         ("kv_blocks_total", "KV blocks.", stats.blocks_total),
-        ("kv_slots_used", "Token slots written by running branches.", stats.slots_used),
-        ("kv_slots_allocated", "Token slots allocated to running branches.", stats.slots_allocated),
+        ("kv_slots_used", "Token slots written by running sequences.", stats.slots_used),
+        ("kv_slots_allocated", "Token slots allocated to running sequences.", stats.slots_allocated),
     ):
         yield GaugeMetricFamily(f"penstock_{name}", about, value=value)
     for name, about, value in (
         ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
         ("prefix_cache_hits", "Prompt tokens found there.", stats.prefix_hits),
-        ("preemptions", "Branches preempted.", stats.preemptions),
+        ("preemptions", "Sequences preempted.", stats.preemptions),
         ("prompt_tokens", "Prompt tokens admitted.", stats.prompt_tokens),
         ("cached_prompt_tokens", "Of those, taken from the prefix cache.", stats.cached_tokens),
         ("generation_tokens", "Tokens generated.", stats.generated_tokens),
         ("engine_steps", "Engine steps.", stats.steps),
-        ("engine_branches_finished", "Branches that ran to their end.", stats.finished),
-        ("engine_branches_cancelled", "Branches cancelled.", stats.cancelled),
-        ("engine_branches_failed", "Branches that failed.", stats.failed),
+        ("engine_sequences_finished", "Sequences that ran to their end.", stats.finished),
+        ("engine_sequences_cancelled", "Sequences cancelled.", stats.cancelled),
+        ("engine_sequences_failed", "Sequences that failed.", stats.failed),
     ):
         yield CounterMetricFamily(f"penstock_{name}", about, value=value)
     for name, about, counts in (
         ("prefix_cache_misses", "Lookups short of a whole prompt.", stats.miss_reasons),
-        ("admissions_held_back", "Steps in which a gate kept a branch in the queue.", stats.held_back),
+        ("admissions_held_back", "Steps in which a gate kept a sequence in the queue.", stats.held_back),
     ):
         family = CounterMetricFamily(f"penstock_{name}", about, labels=["reason"])
         for reason, count in counts:

@@ -59,7 +59,7 @@ def _automaton(stops: tuple[str, ...]) -> _Node:
 
 
 class IncrementalDetokenizer:
-    """Turns one branch's tokens into text. The pieces joined equal `tokenizer.decode` of all tokens, up to a stop.
+    """Turns one sequence's tokens into text. The pieces joined equal `tokenizer.decode` of all tokens, up to a stop.
 
     Args:
         tokenizer: whose tokens these are.

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config.options import SchedulerOptions
 from penstock.core.cache_spec import CacheGroup, CacheKind
 from penstock.core.constraint import Thinking
-from penstock.core.protocol import NewRow
+from penstock.core.protocol import NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
@@ -58,9 +58,9 @@ def request(
     return EngineRequest(name, tuple(prompt), params, stop_ids, seed, priority, cache_salt, thinking=thinking)
 
 
-def expected_tokens(asked: EngineRequest, branch: int = 0, vocab_size: int = 50) -> list[int]:
+def expected_tokens(asked: EngineRequest, sequence: int = 0, vocab_size: int = 50) -> list[int]:
     """The answer by definition: no cache, no batch, no scheduler."""
-    new = NewRow(0, "", branch, asked.prompt_ids, (), 0, (), asked.sampling, asked.stop_ids, asked.seed)
+    new = NewSequence(0, "", sequence, asked.prompt_ids, (), 0, (), asked.sampling, asked.stop_ids, asked.seed)
     prefix = 0
     for token in asked.prompt_ids:
         prefix = mix(prefix ^ (token + 1))
@@ -87,7 +87,7 @@ def forced_tokens(thinking: Thinking | None, tokens: Sequence[int]) -> tuple[int
 
 
 class Collector:
-    """Gathers outputs per (request, branch)."""
+    """Gathers outputs per (request, sequence)."""
 
     def __init__(self) -> None:
         self.tokens: dict[tuple[str, int], list[int]] = {}
@@ -96,15 +96,15 @@ class Collector:
 
     def take(self, outputs: Sequence[EngineOutput]) -> None:
         for output in outputs:
-            key = (output.request_id, output.branch)
+            key = (output.request_id, output.sequence)
             assert key not in self.finished, f"{key} speaks after its end"
             self.outputs.append(output)
             self.tokens.setdefault(key, []).extend(output.tokens)
             if output.finish_reason is not None:
                 self.finished[key] = output.finish_reason
 
-    def cached(self, name: str, branch: int = 0) -> int:
-        found = [o.cached_tokens for o in self.outputs if (o.request_id, o.branch) == (name, branch)]
+    def cached(self, name: str, sequence: int = 0) -> int:
+        found = [o.cached_tokens for o in self.outputs if (o.request_id, o.sequence) == (name, sequence)]
         return next(c for c in found if c is not None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.core.protocol import NULL_BLOCK, RowSpan, StepPlan
+from penstock.core.protocol import NULL_BLOCK, ScheduledTokens, StepPlan
 from penstock.core.scheduler import Scheduler
 
 Block = tuple[int, int]
@@ -56,7 +56,7 @@ class Ownership:
                 yield from ((g, block) for block in blocks)
         yield from ((op.group, op.target) for op in plan.cache_ops if op.group < groups)
 
-    def _seen(self, span: RowSpan) -> Iterator[Block]:
+    def _seen(self, span: ScheduledTokens) -> Iterator[Block]:
         """Blocks with positions that a span's queries see, its own among them."""
         cache = self._scheduler.cache
         end = span.start + len(span.tokens)

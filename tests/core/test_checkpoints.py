@@ -17,8 +17,11 @@ PROMPT = list(range(1, 31))  # seven blocks of four tokens, and two tokens
 def answered(engine: Engine, *asked: EngineRequest) -> Collector:
     collector = run(engine, *asked)
     for one in asked:
-        for branch in range(one.sampling.n):
-            assert collector.tokens[one.request_id, branch] == expected_tokens(one, branch), (one.request_id, branch)
+        for sequence in range(one.sampling.n):
+            assert collector.tokens[one.request_id, sequence] == expected_tokens(one, sequence), (
+                one.request_id,
+                sequence,
+            )
     return collector
 
 
@@ -54,10 +57,10 @@ def test_where_prompts_part_a_state_is_kept_the_second_time() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_branches_wait_for_the_state_and_go_on_from_it(depth: int) -> None:
+def test_sequences_wait_for_the_state_and_go_on_from_it(depth: int) -> None:
     engine = null_engine(checkpoints=4, depth=depth)
     collector = answered(engine, request("a", PROMPT, n=3, temperature=1.0, seed=3))
-    assert [collector.cached("a", branch) for branch in range(3)] == [0, 28, 28]
+    assert [collector.cached("a", sequence) for sequence in range(3)] == [0, 28, 28]
 
 
 def test_a_prefix_in_flight_without_a_state_to_come_is_not_waited_for() -> None:
@@ -67,7 +70,7 @@ def test_a_prefix_in_flight_without_a_state_to_come_is_not_waited_for() -> None:
     assert not engine.stats().held_back
 
 
-def test_a_preempted_branch_goes_on_from_its_own_state() -> None:
+def test_a_preempted_sequence_goes_on_from_its_own_state() -> None:
     engine = null_engine(checkpoints=2)
     asked = request("a", PROMPT, max_tokens=20)
     engine.add(asked)

@@ -14,10 +14,10 @@ from penstock.core.protocol import (
     CacheOp,
     CacheOpKind,
     EncoderWork,
-    NewRow,
+    NewSequence,
     Proposal,
-    RowResult,
-    RowSpan,
+    ScheduledTokens,
+    SlotResult,
     StepPlan,
     StepResult,
     StepTimings,
@@ -95,12 +95,12 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
 
 def test_plans_results_and_requests_survive_encoding() -> None:
     params = SamplingParams(n=2, stop=("a",), logit_bias=((1, 2.0),), seed=2**63, allowed_token_ids=(3, 4))
-    span = RowSpan(0, 4, (1, last_sample(3)), 1, 0, True, ((5,), ()))
-    new = NewRow(0, "id", 1, (1, 2), (3,), 2, ((4, 0), ()), params, (2,), 2**64 - 1)
+    span = ScheduledTokens(0, 4, (1, last_sample(3)), 1, 0, True, ((5,), ()))
+    new = NewSequence(0, "id", 1, (1, 2), (3,), 2, ((4, 0), ()), params, (2,), 2**64 - 1)
     ops = (CacheOp(CacheOpKind.COPY, 0, 1, 2, 3), CacheOp(CacheOpKind.LOAD, 1, 0, 2, 16, transfer=9))
     plan = StepPlan(7, (1,), (new,), ops, (EncoderWork(0, "digest", 1, 2),), (span,))
     scored = TokenLogprobs(1, -0.5, 1, ((1, -0.5),))
-    rows = (RowResult(0, (1,), (scored,), (), None),)
+    rows = (SlotResult(0, (1,), (scored,), (), None),)
     result = StepResult(7, rows, (Proposal(0, (5, 6)),), (9,), StepTimings(1.0, 2.0, 3.0))
     request = EngineRequest("id", (1, 2), params)
     output = EngineOutput("id", 0, (1,), (scored,), (), FinishReason.STOP, None, 3)

@@ -27,7 +27,7 @@ def test_answers_do_not_depend_on_chunks_or_depth(budget: int, depth: int) -> No
         assert collector.finished[one.request_id, 0] is FinishReason.LENGTH
 
 
-def test_stop_token_ends_the_branch_and_is_its_last_token() -> None:
+def test_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
     for depth in (0, 1):
         asked = request("a", PROMPT, max_tokens=40, stop_ids=tuple(range(0, 50, 5)))
         collector = run(null_engine(depth=depth), asked)
@@ -90,14 +90,14 @@ def test_salts_and_disabled_caching_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_branches_of_a_request_compute_the_prompt_once(caching: bool) -> None:
+def test_sequences_of_a_request_compute_the_prompt_once(caching: bool) -> None:
     engine = null_engine(caching=caching, blocks=128)
     asked = request("a", PROMPT, n=5, temperature=1.0, seed=3)
     collector = run(engine, asked)
-    for branch in range(5):
-        assert collector.tokens["a", branch] == expected_tokens(asked, branch)
-        assert collector.cached("a", branch) == (0 if branch == 0 else len(PROMPT) - 1)
-    assert len({tuple(collector.tokens["a", branch]) for branch in range(5)}) > 1
+    for sequence in range(5):
+        assert collector.tokens["a", sequence] == expected_tokens(asked, sequence)
+        assert collector.cached("a", sequence) == (0 if sequence == 0 else len(PROMPT) - 1)
+    assert len({tuple(collector.tokens["a", sequence]) for sequence in range(5)}) > 1
 
 
 def test_a_prefix_in_flight_is_waited_for() -> None:
@@ -296,7 +296,7 @@ def test_decoding_rows_reserve_their_window_and_not_a_whole_chunk_more() -> None
     assert engine.stats().preemptions == 0
 
 
-def test_equal_branches_over_a_sliding_window_hold_no_more_than_their_windows() -> None:
+def test_equal_sequences_over_a_sliding_window_hold_no_more_than_their_windows() -> None:
     engine = null_engine((6,), blocks=40, budget=16, max_model_len=1024)
     engine.add(asked := request("a", list(range(1, 13)), n=3, max_tokens=300))
     collector = Collector()
@@ -305,7 +305,7 @@ def test_equal_branches_over_a_sliding_window_hold_no_more_than_their_windows() 
         assert engine.stats().blocks_used <= 3 * engine.scheduler.cache.peak_blocks(0, 312, 16)
         engine.scheduler.check_integrity()
     assert engine.stats().preemptions == 0
-    assert all(collector.tokens["a", branch] == expected_tokens(asked, branch) for branch in range(3))
+    assert all(collector.tokens["a", sequence] == expected_tokens(asked, sequence) for sequence in range(3))
 
 
 def test_a_failed_row_leaves_nothing_for_others_to_reuse(monkeypatch: pytest.MonkeyPatch) -> None:

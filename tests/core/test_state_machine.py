@@ -159,7 +159,7 @@ class EngineLife(RuleBasedStateMachine):
     def _unfinished(self, choice: int) -> str:
         """One of the requests that are queued or running, "" if there are none."""
         scheduler = self.engine.scheduler
-        names = sorted({branch.request.request_id for branch in (*scheduler.running, *scheduler.waiting)})
+        names = sorted({sequence.request.request_id for sequence in (*scheduler.running, *scheduler.waiting)})
         return names[choice % len(names)] if names else ""
 
     def _cancel(self, choice: int) -> bool:
@@ -169,9 +169,9 @@ class EngineLife(RuleBasedStateMachine):
         return bool(name)
 
     def _preempt(self, choice: int) -> bool:
-        branches = self.engine.scheduler.preempt(self._unfinished(choice))
-        self.counts["preemptions for memory"] -= branches
-        return branches > 0
+        sequences = self.engine.scheduler.preempt(self._unfinished(choice))
+        self.counts["preemptions for memory"] -= sequences
+        return sequences > 0
 
     def _clear(self) -> bool:
         tree = self.engine.scheduler.cache.tree
@@ -192,7 +192,7 @@ class EngineLife(RuleBasedStateMachine):
         return failed
 
     def _take(self, outputs: list[EngineOutput], *, failed: bool) -> None:
-        """Only a step that was told to fail may end a branch with an error."""
+        """Only a step that was told to fail may end a sequence with an error."""
         errors = [output for output in outputs if output.finish_reason is FinishReason.ERROR]
         assert bool(errors) <= failed, errors
         self.counts["errors"] += len(errors)
@@ -208,8 +208,8 @@ class EngineLife(RuleBasedStateMachine):
             self.engine.scheduler.check_integrity()
         assert not self.engine.has_work, "requests are stuck"
         for name, asked in self.requests.items():
-            for branch in range(asked.sampling.n):
-                self._compare(name, asked, branch)
+            for sequence in range(asked.sampling.n):
+                self._compare(name, asked, sequence)
         self.counts["plans beside one in flight"] += self.ownership.overlapped
         stats = self.engine.stats()
         self.counts["preemptions for memory"] += stats.preemptions
@@ -219,10 +219,10 @@ class EngineLife(RuleBasedStateMachine):
         assert self.engine.stats().blocks_used == self.pinned, "blocks leaked"
         assert self.engine.stats().blocks_cached == 0, "blocks cannot be evicted"
 
-    def _compare(self, name: str, asked: EngineRequest, branch: int) -> None:
+    def _compare(self, name: str, asked: EngineRequest, sequence: int) -> None:
         """A whole answer is the true one; what came before a cancellation or a failure is its beginning."""
-        got, truth = self.collector.tokens[name, branch], expected_tokens(asked, branch, 3)
-        reason = self.collector.finished[name, branch]
+        got, truth = self.collector.tokens[name, sequence], expected_tokens(asked, sequence, 3)
+        reason = self.collector.finished[name, sequence]
         if reason is FinishReason.CANCELLED:
             assert name in self.cancelled
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.branch import Branch
 from penstock.core.request import EngineRequest, FinishReason
+from penstock.core.sequence import Sequence
 from penstock.core.turns import Turns
 from penstock.engine.loop import Engine
 from tests.core.harness import Collector, null_engine, request
@@ -102,7 +102,7 @@ def test_what_was_not_had_is_not_counted() -> None:
 
 
 def test_memory_that_runs_out_takes_nothing_from_the_oldest() -> None:
-    """Owners in turn, and so little memory that branches are preempted: everybody ends, the first without a break."""
+    """Owners in turn, and so little memory that sequences are preempted: everybody ends, the first without a break."""
     engine = null_engine(rows=6, blocks=24, block_size=4, budget=16)
     for number in range(40):
         engine.add(owned("abc"[number % 3], str(number), prompt=9, max_tokens=30))
@@ -132,18 +132,18 @@ def test_a_queue_that_was_given_up_is_not_held_against_its_owner() -> None:
 
 
 def test_a_charge_that_was_forgiven_is_not_given_back() -> None:
-    """An owner was forgotten while a long branch of its ran: what that did not use makes no later request cheaper."""
+    """An owner was forgotten while a long sequence of its ran: what that did not use makes no later request cheaper."""
     turns = Turns()
 
-    def given(owner: str, number: int, max_tokens: int) -> Branch:
+    def given(owner: str, number: int, max_tokens: int) -> Sequence:
         asked = owned(owner, str(number), max_tokens=max_tokens)
-        branch = Branch(asked, 0, number, "", list(asked.prompt_ids))
-        turns.give(branch)
-        return branch
+        sequence = Sequence(asked, 0, number, "", list(asked.prompt_ids))
+        turns.give(sequence)
+        return sequence
 
-    def admit(branch: Branch) -> None:
-        turns.reach(branch)
-        branch.cached_tokens = 0
+    def admit(sequence: Sequence) -> None:
+        turns.reach(sequence)
+        sequence.cached_tokens = 0
 
     long = given("a", 0, 100)
     admit(long)
@@ -157,7 +157,7 @@ def test_a_charge_that_was_forgiven_is_not_given_back() -> None:
     assert given("a", 6, 50).turn == 210 + 55 + 1  # that one has had nothing: only the other is counted
 
 
-def test_nothing_is_kept_of_branches_that_have_ended() -> None:
+def test_nothing_is_kept_of_sequences_that_have_ended() -> None:
     engine = null_engine(rows=2, blocks=24, block_size=4, budget=16)
     for number in range(40):
         engine.add(owned("abc"[number % 3], str(number), prompt=9, max_tokens=30))
@@ -171,11 +171,11 @@ def test_owners_who_have_had_their_turn_are_forgotten() -> None:
     turns = Turns()
     for number in range(1000):
         asked = owned(f"owner {number}", str(number))
-        branch = Branch(asked, 0, number, "", list(asked.prompt_ids))
-        turns.give(branch)
-        turns.reach(branch)
-        branch.cached_tokens = 0
-        late = Branch(owned("late", "1"), 0, number, "", [1])
+        sequence = Sequence(asked, 0, number, "", list(asked.prompt_ids))
+        turns.give(sequence)
+        turns.reach(sequence)
+        sequence.cached_tokens = 0
+        late = Sequence(owned("late", "1"), 0, number, "", [1])
         turns.give(late)
         turns.reach(late)
         late.cached_tokens = 0

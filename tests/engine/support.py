@@ -56,8 +56,8 @@ async def read(outputs: Outputs) -> list[EngineOutput]:
     return [output async for output in outputs]
 
 
-def tokens_of(outputs: list[EngineOutput], branch: int = 0) -> list[int]:
-    return [token for output in outputs if output.branch == branch for token in output.tokens]
+def tokens_of(outputs: list[EngineOutput], sequence: int = 0) -> list[int]:
+    return [token for output in outputs if output.sequence == sequence for token in output.tokens]
 
 
 class Wrapped:

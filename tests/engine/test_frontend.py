@@ -1,4 +1,4 @@
-"""Text in, text out: prompts, limits, stop strings over several branches, log-probabilities, seeds."""
+"""Text in, text out: prompts, limits, stop strings over several sequences, log-probabilities, seeds."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Script:
     async def close(self) -> None: ...
 
 
-def out(*tokens: int, branch: int = 0, **fields: Any) -> EngineOutput:
-    return EngineOutput("r", branch, tokens, **fields)
+def out(*tokens: int, sequence: int = 0, **fields: Any) -> EngineOutput:
+    return EngineOutput("r", sequence, tokens, **fields)
 
 
 def ask(prompt: str | None = "Hi", **fields: Any) -> GenerationRequest:
@@ -117,15 +117,15 @@ async def test_stop_inside_a_batch_of_tokens(text: TextPipeline) -> None:
     assert len(delta.token_ids) == len(delta.logprobs) < len(ids)
 
 
-async def test_stop_ends_only_its_branch(text: TextPipeline) -> None:
+async def test_stop_ends_only_its_sequence(text: TextPipeline) -> None:
     first = text.tokenizer.encode("red END blue", add_special_tokens=False)
     second = text.tokenizer.encode("a green field", add_special_tokens=False)
     outputs: list[Any] = [out()]
     for index in range(max(len(first), len(second))):
         outputs += [
-            out(token, branch=branch) for branch, ids in enumerate((first, second)) for token in ids[index:][:1]
+            out(token, sequence=sequence) for sequence, ids in enumerate((first, second)) for token in ids[index:][:1]
         ]
-    outputs += [out(branch=0, finish_reason=FinishReason.LENGTH), out(branch=1, finish_reason=FinishReason.LENGTH)]
+    outputs += [out(sequence=0, finish_reason=FinishReason.LENGTH), out(sequence=1, finish_reason=FinishReason.LENGTH)]
     deltas, client = await play(text, outputs, ask(stop=("END",), n=2))
     assert joined(deltas, 0) == "red "
     assert joined(deltas, 1) == "a green field"

@@ -66,7 +66,7 @@ def held(
 
 
 def finish(engine: Engine, *requests: EngineRequest, between: Callable[[], None] = lambda: None) -> dict[Any, Any]:
-    """Tokens of every branch; compiling takes no steps."""
+    """Tokens of every sequence; compiling takes no steps."""
     answers: dict[Any, Any] = {}
     for asked in requests:
         engine.add(asked)
@@ -76,7 +76,7 @@ def finish(engine: Engine, *requests: EngineRequest, between: Callable[[], None]
             engine.admit(compiled)
         for output in engine.step():
             assert output.error is None, output.error
-            answers.setdefault((output.request_id, output.branch), []).extend(output.tokens)
+            answers.setdefault((output.request_id, output.sequence), []).extend(output.tokens)
         between()
         engine.scheduler.check_integrity()
     assert not engine.constraints._live
@@ -102,8 +102,8 @@ def test_the_same_answer_whatever_chunks_depth_company_and_preemption(
     engines: Callable[..., Engine], text: TextPipeline
 ) -> None:
     truth = finish(engines(512, 0), held(text, "alone", n=2))
-    for branch in range(2):
-        jsonschema.validate(json.loads(text.tokenizer.decode(truth["alone", branch])), SCHEMA)
+    for sequence in range(2):
+        jsonschema.validate(json.loads(text.tokenizer.decode(truth["alone", sequence])), SCHEMA)
     assert truth["alone", 0] != truth["alone", 1]
     for number, (chunk, depth, company, preempt) in enumerate(product((7, 512), (0, 1), (0, 3), (False, True))):
         engine, steps = engines(chunk, depth), iter(range(10**6))
@@ -115,7 +115,9 @@ def test_the_same_answer_whatever_chunks_depth_company_and_preemption(
         others = [replace(held(text, f"other{i}"), seed=i, grammar=None) for i in range(company)]
         others += [replace(held(text, f"more{i}", logprobs=0), seed=i) for i in range(company)]
         got = finish(engine, held(text, "asked", n=2), *others, between=between)
-        assert [got["asked", branch] for branch in range(2)] == [truth["alone", branch] for branch in range(2)], number
+        assert [got["asked", sequence] for sequence in range(2)] == [
+            truth["alone", sequence] for sequence in range(2)
+        ], number
 
 
 def test_forced_tokens_take_no_step(engines: Callable[..., Engine], text: TextPipeline) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import ConfigError, EngineDeadError, OverloadedError, RequestError
-from penstock.core.protocol import RowResult, Runner, StepResult
+from penstock.core.protocol import Runner, SlotResult, StepResult
 from penstock.core.request import FinishReason
 from penstock.engine.api import EngineState
 from penstock.engine.thread_client import ThreadClient
@@ -41,17 +41,17 @@ async def test_same_tokens_alone_and_among_others(null_client: ThreadClient) -> 
     assert tokens_of(again) == alone
 
 
-async def test_branches_end_one_by_one(null_client: ThreadClient) -> None:
+async def test_sequences_end_one_by_one(null_client: ThreadClient) -> None:
     outputs = await read(null_client.submit(request(n=4, max_tokens=6, temperature=1.0)))
-    assert sorted(output.branch for output in outputs if output.finish_reason) == [0, 1, 2, 3]
-    assert len({tuple(tokens_of(outputs, branch)) for branch in range(4)}) == 4
+    assert sorted(output.sequence for output in outputs if output.finish_reason) == [0, 1, 2, 3]
+    assert len({tuple(tokens_of(outputs, sequence)) for sequence in range(4)}) == 4
 
 
 async def test_refusal_carries_kind_param_and_code(null_client: ThreadClient) -> None:
     await check_refusal(null_client)
 
 
-async def test_cancel_ends_branches_and_frees_blocks(slow_client: ThreadClient) -> None:
+async def test_cancel_ends_sequences_and_frees_blocks(slow_client: ThreadClient) -> None:
     running = request(n=3, max_tokens=1000)
     stream = slow_client.submit(running)
     assert (await anext(stream)).tokens == ()
@@ -134,9 +134,9 @@ async def test_unread_outputs_are_compacted_without_loss(
         assert len(stream._events) <= 16
     outputs = await read(stream)
     assert len(outputs) <= 16
-    for branch in (0, 1):
-        assert tokens_of(outputs, branch) == tokens_of(expected, branch)
-    assert next(output.cached_tokens for output in outputs if output.branch == 0) is not None
+    for sequence in (0, 1):
+        assert tokens_of(outputs, sequence) == tokens_of(expected, sequence)
+    assert next(output.cached_tokens for output in outputs if output.sequence == 0) is not None
 
 
 async def test_reader_that_stalls_is_cancelled(slow_client: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ class FaultyRows(Wrapped):
 
     def sample(self, step: int) -> StepResult:
         rows = super().sample(step).rows
-        return StepResult(step, tuple(RowResult(row.row, error="logits are not finite") for row in rows))
+        return StepResult(step, tuple(SlotResult(row.row, error="logits are not finite") for row in rows))
 
 
 async def test_failed_step_ends_its_requests_only() -> None:
@@ -252,7 +252,7 @@ async def test_failed_rows_are_not_the_end() -> None:
     await client.close()
 
 
-async def test_engine_that_raises_ends_every_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_that_raises_ends_every_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, info = null_engine(wrap=lambda runner: Slow(runner, 0.001))
     client = ThreadClient(lambda: (engine, info))
     await client.start()
@@ -260,7 +260,7 @@ async def test_engine_that_raises_ends_every_branch(monkeypatch: pytest.MonkeyPa
     await anext(stream)
     monkeypatch.setattr(engine, "step", lambda: 1 / 0)
     outputs = await read(stream)
-    assert sorted(output.branch for output in outputs if output.finish_reason is FinishReason.ERROR) == [0, 1]
+    assert sorted(output.sequence for output in outputs if output.finish_reason is FinishReason.ERROR) == [0, 1]
     assert client.state is EngineState.STOPPED
     with pytest.raises(EngineDeadError):
         client.submit(request())

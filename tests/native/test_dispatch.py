@@ -127,9 +127,9 @@ def test_uniform_is_the_same_everywhere_and_uniform() -> None:
     rng = np.random.default_rng(1)
     drawn = []
     for _ in range(2000):
-        seed, branch, position = int(rng.integers(2**63)) * 2 + 1, int(rng.integers(2**32)), int(rng.integers(2**62))
-        value = native.library().uniform(seed, branch, position)
-        assert value == reference.uniform(seed, branch, position)
+        seed, sequence, position = int(rng.integers(2**63)) * 2 + 1, int(rng.integers(2**32)), int(rng.integers(2**62))
+        value = native.library().uniform(seed, sequence, position)
+        assert value == reference.uniform(seed, sequence, position)
         drawn.append(value)
     assert 0.0 <= min(drawn) < 0.01
     assert 0.99 < max(drawn) < 1.0

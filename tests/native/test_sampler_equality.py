@@ -58,13 +58,13 @@ def random_settings(rng: np.random.Generator, vocab: int) -> RowSettings:
         "prompt_ids": ids(50),
         "generated_ids": maybe(0.7, ids(8), ()),
     }
-    return RowSettings(vocab, seed=int(rng.integers(2**63)), branch=int(rng.integers(2**32)), **options)  # type: ignore[arg-type]
+    return RowSettings(vocab, seed=int(rng.integers(2**63)), sequence=int(rng.integers(2**32)), **options)  # type: ignore[arg-type]
 
 
 def boundary_distance(logits: npt.NDArray[np.float32], row: reference.ReferenceRow, position: int) -> float:
     """How near the reference's draw is to the border between two tokens, as probability."""
     _, p = reference.distribution(reference.masked_logits(logits, row, None), row.settings)
-    target = reference.uniform(row.settings.seed, row.settings.branch, position)
+    target = reference.uniform(row.settings.seed, row.settings.sequence, position)
     return float(np.abs(np.cumsum(p) - target).min())
 
 

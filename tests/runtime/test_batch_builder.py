@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock.core.cache_spec import CacheKind, CacheSpec, group_layers
-from penstock.core.protocol import CacheOp, CacheOpKind, NewRow, RowSpan, last_sample
+from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence, ScheduledTokens, last_sample
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
@@ -20,8 +20,8 @@ CPU = torch.device("cpu")
 KERNELS = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=True))
 
 
-def new_row(row: int, blocks: tuple[tuple[int, ...], ...]) -> NewRow:
-    return NewRow(row, f"r{row}", 0, (1, 2, 3), (), 0, blocks, SamplingParams())
+def new_row(row: int, blocks: tuple[tuple[int, ...], ...]) -> NewSequence:
+    return NewSequence(row, f"r{row}", 0, (1, 2, 3), (), 0, blocks, SamplingParams())
 
 
 def test_a_ragged_batch_of_two_groups() -> None:
@@ -30,8 +30,8 @@ def test_a_ragged_batch_of_two_groups() -> None:
     builder.add_row(new_row(0, ((7,), (2,))))
     builder.note_sample(0, 77)
     spans = (
-        RowSpan(0, 3, (last_sample(0),), 0, 0, True, ((), ())),
-        RowSpan(2, 6, (10, 11, 12), 2, 0, False, ((4,), (6,))),
+        ScheduledTokens(0, 3, (last_sample(0),), 0, 0, True, ((), ())),
+        ScheduledTokens(2, 6, (10, 11, 12), 2, 0, False, ((4,), (6,))),
     )
     batch = builder.build(spans, [0])
     assert batch.token_ids.tolist() == [77, 10, 11, 12]
@@ -52,11 +52,11 @@ def test_a_ragged_batch_of_two_groups() -> None:
     ]
 
 
-def test_a_row_starts_over_with_the_tables_of_its_new_branch() -> None:
+def test_a_row_starts_over_with_the_tables_of_its_new_sequence() -> None:
     builder = BatchBuilder(1, max_rows=1, max_blocks=8, block_size=2, device=CPU)
     builder.add_row(new_row(0, ((3, 4, 5),)))
     builder.add_row(new_row(0, ((6,),)))
-    batch = builder.build((RowSpan(0, 2, (1, 2), 2, 0, True, ((8,),)),), [1])
+    batch = builder.build((ScheduledTokens(0, 2, (1, 2), 2, 0, True, ((8,),)),), [1])
     assert batch.groups[0].block_table.tolist() == [[6, 8]]
 
 

@@ -1,4 +1,4 @@
-"""Constraints on branches: masks, forced tokens, budgets of reasoning, rewinding."""
+"""Constraints on sequences: masks, forced tokens, budgets of reasoning, rewinding."""
 
 from __future__ import annotations
 
@@ -424,13 +424,13 @@ def test_rewinding_leads_to_the_same_masks(compiler: GrammarCompiler, thinking: 
             held.rewind(len(tokens) + 1)
 
 
-def test_a_token_outside_the_grammar_is_an_error_of_the_branch(compiler: GrammarCompiler) -> None:
+def test_a_token_outside_the_grammar_is_an_error_of_the_sequence(compiler: GrammarCompiler) -> None:
     held = constraint(compiler, "choice", '["yes"]')
     with pytest.raises(RequestError, match="left its grammar"):
         held.take([TEXTS.index("x")])
 
 
-def test_a_grammar_whose_masks_take_too_long_ends_its_own_branch_alone(
+def test_a_grammar_whose_masks_take_too_long_ends_its_own_sequence_alone(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**6))
@@ -446,19 +446,19 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_own_branch_alone(
             slow.take([TEXTS.index("a")])
 
 
-def test_slow_masks_are_counted_for_all_branches_of_a_request_and_where_they_are_made_at_once(
+def test_slow_masks_are_counted_for_all_sequences_of_a_request_and_where_they_are_made_at_once(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(constraints, "thread_time", lambda: next(clock))  # each mask takes a second
     made, tally = matcher(compiler, "regex", "[ab]+"), [0]
-    branches = {row: Constraint(made.deep_copy(), None, SamplingParams(), (EOS,), tally) for row in range(3)}
+    sequences = {row: Constraint(made.deep_copy(), None, SamplingParams(), (EOS,), tally) for row in range(3)}
     for _ in range(6):
-        Masks((SIZE + 31) // 32, branches, timed=True).of([0, 1, 2])
-    assert {branch.strikes for branch in branches.values()} == {18}
-    for branch in branches.values():
+        Masks((SIZE + 31) // 32, sequences, timed=True).of([0, 1, 2])
+    assert {sequence.strikes for sequence in sequences.values()} == {18}
+    for sequence in sequences.values():
         with pytest.raises(RequestError, match="too complex"):
-            branch.take([TEXTS.index("a")])
+            sequence.take([TEXTS.index("a")])
 
 
 def test_masks_come_in_the_order_asked_for_with_all_ones_for_free_rows(compiler: GrammarCompiler) -> None:

@@ -156,7 +156,7 @@ def finish(engine: Engine, between: Callable[[], None] = lambda: None) -> Answer
     while engine.has_work:
         for output in engine.step():
             assert output.error is None
-            answers.setdefault((output.request_id, output.branch), []).extend(output.logprobs)
+            answers.setdefault((output.request_id, output.sequence), []).extend(output.logprobs)
         between()
         engine.scheduler.check_integrity()
     return answers
@@ -244,7 +244,7 @@ def test_running_out_of_blocks_changes_no_answer(model: DecoderModel, truth: Ans
     assert engine.stats().preemptions > 0
 
 
-def test_without_checkpoints_branches_of_one_request_do_not_share_blocks(model: DecoderModel, truth: Answers) -> None:
+def test_without_checkpoints_sequences_of_one_request_do_not_share_blocks(model: DecoderModel, truth: Answers) -> None:
     engine, _ = make_engine(model)
     engine.add(ask("it0", PROMPT, n=3))
     answers = finish(engine)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.protocol import NewRow
+from penstock.core.protocol import NewSequence
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
@@ -24,9 +24,9 @@ def kernel(request: pytest.FixtureRequest) -> SamplingKernel:
     return native.NativeSampling() if request.param == "native" else ReferenceSampling()
 
 
-def new_row(row: int, params: SamplingParams, generated: tuple[int, ...] = (), **more: Any) -> NewRow:
-    return NewRow(
-        row, "request", more.pop("branch", 0), more.pop("prompt", (1, 2, 3)), generated, 0, (), params, **more
+def new_row(row: int, params: SamplingParams, generated: tuple[int, ...] = (), **more: Any) -> NewSequence:
+    return NewSequence(
+        row, "request", more.pop("sequence", 0), more.pop("prompt", (1, 2, 3)), generated, 0, (), params, **more
     )
 
 
@@ -77,7 +77,7 @@ def test_same_seed_same_tokens_whatever_row_or_mates(kernel: SamplingKernel) -> 
     other = Sampler(VOCAB, 1, kernel)
     other.add_row(new_row(0, RICH, seed=43))
     assert run(other, 0, 3, 40) != expected
-    other.add_row(new_row(0, RICH, seed=42, branch=1))
+    other.add_row(new_row(0, RICH, seed=42, sequence=1))
     assert run(other, 0, 3, 40) != expected
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from penstock.core.protocol import NewRow
+from penstock.core.protocol import NewSequence
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
@@ -101,7 +101,7 @@ def draw_many(sampler: Sampler, params: SamplingParams, calls: int, rows: int) -
     counts: Counter[int] = Counter()
     for call in range(calls):
         for row in range(rows):
-            new = NewRow(row, "r", row, PROMPT, OUTPUT, 0, (), params, stop_ids=STOPS, seed=1234)
+            new = NewSequence(row, "r", row, PROMPT, OUTPUT, 0, (), params, stop_ids=STOPS, seed=1234)
             sampler.add_row(new)
         counts.update(sample.token for sample in sampler.sample(logits, [Draw(row, 100 + call) for row in range(rows)]))
     return counts
@@ -138,7 +138,7 @@ def test_grammar_mask_renormalises() -> None:
     mask = np.full((512, 1), 0b110000000101, np.uint32)
     counts: Counter[int] = Counter()
     for row in range(512):
-        sampler.add_row(NewRow(row, "r", row, PROMPT, (), 0, (), SamplingParams(), seed=7))
+        sampler.add_row(NewSequence(row, "r", row, PROMPT, (), 0, (), SamplingParams(), seed=7))
     for call in range(20):
         draws = [Draw(row, call) for row in range(512)]
         counts.update(s.token for s in sampler.sample(torch.tensor(LOGITS).repeat(512, 1), draws, mask))
@@ -148,14 +148,14 @@ def test_grammar_mask_renormalises() -> None:
     assert stats.chisquare([counts[t] for t in order], [expected[t] * 10240 for t in order]).pvalue > 1e-4
 
 
-def test_branches_and_positions_are_independent() -> None:
-    """Pairs of draws of neighbouring branches, positions and seeds: the joint distribution is the product."""
+def test_sequences_and_positions_are_independent() -> None:
+    """Pairs of draws of neighbouring sequences, positions and seeds: the joint distribution is the product."""
     logits = torch.zeros(1, 4).repeat(1024, 1)
     sampler = Sampler(4, 1024, native.NativeSampling())
     tokens = {}
     for seed in (0, 1):
         for row in range(1024):
-            sampler.add_row(NewRow(row, "r", row, (0,), (), 0, (), SamplingParams(), seed=seed))
+            sampler.add_row(NewSequence(row, "r", row, (0,), (), 0, (), SamplingParams(), seed=seed))
         for position in (0, 1):
             tokens[seed, position] = [
                 s.token for s in sampler.sample(logits, [Draw(row, position) for row in range(1024)])

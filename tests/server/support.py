@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.core.protocol import NewRow, RowResult, Runner, StepPlan, StepResult, TokenLogprobs
+from penstock.core.protocol import NewSequence, Runner, SlotResult, StepPlan, StepResult, TokenLogprobs
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineClient, EngineInfo, EngineState
 from penstock.engine.client import ProcessClient
@@ -41,17 +41,17 @@ class ScriptedRunner(Wrapped):
     Attributes:
         script: the tokens.
         delay: seconds a step takes.
-        first_delay: seconds more where a branch draws its first token.
-        die_after: each branch fails after so many tokens.
+        first_delay: seconds more where a sequence draws its first token.
+        die_after: each sequence fails after so many tokens.
         likelier: tokens told to be likelier than the one that is drawn.
-        seen: every request admitted, as the row of its first branch.
+        seen: every request admitted, as the row of its first sequence.
     """
 
     def __init__(self, runner: Runner, script: tuple[int, ...]) -> None:
         super().__init__(runner)
         self.script = script
-        self.seen: list[NewRow] = []
-        self._rows: dict[int, NewRow] = {}
+        self.seen: list[NewSequence] = []
+        self._rows: dict[int, NewSequence] = {}
         self._drawn: Counter[int] = Counter()
         self.reset()
 
@@ -64,7 +64,7 @@ class ScriptedRunner(Wrapped):
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         for new in plan.new_rows:
             self._rows[new.row], self._drawn[new.row] = new, len(new.generated_ids)
-            if new.branch == 0 and not new.generated_ids:
+            if new.sequence == 0 and not new.generated_ids:
                 self.seen.append(new)
         super().submit(plan, masks)
 
@@ -74,19 +74,19 @@ class ScriptedRunner(Wrapped):
         time.sleep(self.delay + first * self.first_delay)
         return replace(result, rows=tuple(map(self._scripted, result.rows)))
 
-    def _scripted(self, row: RowResult) -> RowResult:
+    def _scripted(self, row: SlotResult) -> SlotResult:
         sampling, drawn = self._rows[row.row].sampling, self._drawn[row.row]
         scored = tuple(_logprobs(entry.token, sampling.prompt_logprobs or 0) for entry in row.prompt_logprobs)
         if row.pooled is not None:
             return row
         if not row.tokens:
-            return RowResult(row.row, prompt_logprobs=scored)
+            return SlotResult(row.row, prompt_logprobs=scored)
         if drawn == self.die_after:
-            return RowResult(row.row, error="The engine stopped.")
+            return SlotResult(row.row, error="The engine stopped.")
         self._drawn[row.row] += 1
         token = self.script[drawn % len(self.script)]
         logprobs = () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs, self.likelier),)
-        return RowResult(row.row, (token,), logprobs, scored)
+        return SlotResult(row.row, (token,), logprobs, scored)
 
 
 def _logprobs(token: int, alternatives: int, likelier: int = 0) -> TokenLogprobs:

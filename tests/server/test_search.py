@@ -84,7 +84,7 @@ def test_a_stop_string_cuts_a_beam(stories: Serving) -> None:
     assert cut["finish_reason"] == "stop"
 
 
-def test_the_best_of_several_branches_is_given(stories: Serving, llm: LLM) -> None:
+def test_the_best_of_several_sequences_is_given(stories: Serving, llm: LLM) -> None:
     fields = {"max_tokens": 10, "temperature": 1.3, "seed": 7}
     answer = ask(stories, n=2, best_of=6, logprobs=0, **fields)
     every = llm.generate(PROMPT, n=6, logprobs=0, **fields)[0].outputs

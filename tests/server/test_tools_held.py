@@ -186,7 +186,7 @@ def test_a_request_that_contradicts_itself_is_the_clients_fault(
         list(api.chat.completions.create(**ASKED, extra_body=body, stream=True))
 
 
-def test_a_branch_that_fails_by_the_engines_fault_is_a_500() -> None:
+def test_a_sequence_that_fails_by_the_engines_fault_is_a_500() -> None:
     assert GenerationError("the answer left its grammar").status == 500
     assert GenerationError(None).status == 500
     assert (GenerationError(GRAMMAR_TOO_COMPLEX).status, GenerationError(NO_TOKEN_ALLOWED).status) == (400, 400)

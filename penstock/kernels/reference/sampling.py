@@ -40,17 +40,17 @@ def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, in
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, branch: int, position: int) -> float:
-    """A double in [0, 1) with 53 random bits: a pure function of (seed, branch, position)."""
+def uniform(seed: int, sequence: int, position: int) -> float:
+    """A double in [0, 1) with 53 random bits: a pure function of (seed, sequence, position)."""
     low = 0xFFFFFFFF
     seed &= 2**64 - 1
-    out = philox4x32((position & low, position >> 32, branch, 0), (seed & low, seed >> 32))
+    out = philox4x32((position & low, position >> 32, sequence, 0), (seed & low, seed >> 32))
     return ((out[1] << 32 | out[0]) >> 11) * 2.0**-53
 
 
 @dataclass(slots=True, eq=False)
 class ReferenceRow:
-    """A branch: its settings and every token generated so far."""
+    """A sequence: its settings and every token generated so far."""
 
     settings: RowSettings
     generated: list[int] = field(default_factory=list)
@@ -206,7 +206,7 @@ def sample_row(
         return int(np.argmax(logits)), 0
     ids, p = distribution(logits, row.settings)
     cumulated = np.cumsum(p)
-    target = uniform(row.settings.seed, row.settings.branch, position) * cumulated[-1]
+    target = uniform(row.settings.seed, row.settings.sequence, position) * cumulated[-1]
     at = int(np.searchsorted(cumulated, target, side="right"))
     return int(ids[min(at, int(np.flatnonzero(p)[-1]))]), 0
 

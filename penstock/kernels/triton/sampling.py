@@ -39,7 +39,7 @@ def sampling() -> DeviceSampling:
 
 @dataclass(slots=True, eq=False)
 class DeviceRow:
-    """A branch.
+    """A sequence.
 
     Attributes:
         generated: its tokens that are known here.
@@ -170,7 +170,7 @@ def _fields(s: RowSettings, counts: Tensor | None, bias: Tensor | None) -> npt.N
     filtered = s.top_k > 0 or s.top_p < 1.0 or s.typical_p < 1.0 or s.min_p > 0.0
     seed = np.array(s.seed & (2**64 - 1), np.uint64).astype(np.int64)
     addresses = (0 if held is None else held.data_ptr() for held in (counts, bias))
-    fields[8:] = (seed, s.branch, 0, s.top_k, *addresses, -1, filtered)
+    fields[8:] = (seed, s.sequence, 0, s.top_k, *addresses, -1, filtered)
     return fields
 
 

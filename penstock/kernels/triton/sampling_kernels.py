@@ -26,7 +26,7 @@ REPETITION = tl.constexpr(5)
 PRESENCE = tl.constexpr(6)
 FREQUENCY = tl.constexpr(7)
 SEED = tl.constexpr(8)
-BRANCH = tl.constexpr(9)
+SEQUENCE = tl.constexpr(9)
 POSITION = tl.constexpr(10)
 TOP_K = tl.constexpr(11)
 COUNTS = tl.constexpr(12)  # address of [V] int32, 2 · times generated + whether in the prompt; or 0
@@ -274,10 +274,10 @@ def _probable(keys, count, low, most, scale, limit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _uniform(ints):
-    """A double in [0, 1) of Philox4x32-10 (Salmon et al. 2011), a function of seed, branch and position."""
+    """A double in [0, 1) of Philox4x32-10 (Salmon et al. 2011), a function of seed, sequence and position."""
     seed, position = tl.load(ints + SEED), tl.load(ints + POSITION)
     c0, c1 = position.to(tl.uint32), (position >> 32).to(tl.uint32)
-    c2, c3 = tl.load(ints + BRANCH).to(tl.uint32), tl.zeros((), tl.uint32)
+    c2, c3 = tl.load(ints + SEQUENCE).to(tl.uint32), tl.zeros((), tl.uint32)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     first, second = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
     for _ in tl.static_range(10):

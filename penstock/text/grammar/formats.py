@@ -46,7 +46,7 @@ _ATOM: Final = rf"(?:[A-Za-z0-9_ ,:;/@!#%&=<>~'.-]|\\[dDwWsSnrt.*+?()\[\]{{}}|^$
 _TIMES: Final = r"(?:[*+?]\??|\{[0-9]{1,2},?\})?"
 _CHAIN: Final = f"(?:{_ATOM}{_TIMES})*"
 _GROUP: Final = rf"\((?:\?:)?{_CHAIN}(?:\|{_CHAIN})*\)"
-_BRANCH: Final = rf"\^?(?:(?:{_ATOM}|{_GROUP}){_TIMES})*\$?"
+_SEQUENCE: Final = rf"\^?(?:(?:{_ATOM}|{_GROUP}){_TIMES})*\$?"
 
 PATTERNS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -60,7 +60,7 @@ PATTERNS: Final[Mapping[str, str]] = MappingProxyType(
         "iri-reference": f"^(?:{_WITH_SCHEME}|{_WITHOUT_SCHEME}){_END}$",
         "iri": f"^{_WITH_SCHEME}{_END}$",
         "uri-template": f"^{_TEMPLATE}$",
-        "regex": rf"^{_BRANCH}(?:\|{_BRANCH})*$",
+        "regex": rf"^{_SEQUENCE}(?:\|{_SEQUENCE})*$",
     }
 )
 """Dates of RFC 3339 without leap seconds, names of RFC 1123 without labels in Punycode, and what stands above."""

@@ -18,7 +18,7 @@ class ToolCallDelta:
     """A piece of a tool call. The pieces of one call have its index; joined, `arguments` is a JSON object.
 
     Attributes:
-        index: number of the call in its branch.
+        index: number of the call in its sequence.
         id, name: on a call's first piece.
         arguments: new text of the arguments.
     """

@@ -17,7 +17,7 @@ _REASONING, _TEXT, _CALL = range(3)  # in the order in which a Parsed is told
 
 
 class AnswerParser:
-    """Reads one branch's text; what it tells in all does not depend on how the text is cut into pieces.
+    """Reads one sequence's text; what it tells in all does not depend on how the text is cut into pieces.
 
     It never fails: text that looks like a call but names no function is content; a call that breaks off has its
     arguments closed; what stands between the place where a call breaks and its end mark is left out. Memory is bounded,

@@ -1,4 +1,4 @@
-"""How a request's answers are read: what its prompt opened, which functions it names, and one parser a branch."""
+"""How a request's answers are read: what its prompt opened, which functions it names, and one parser a sequence."""
 
 from __future__ import annotations
 
@@ -135,9 +135,9 @@ class Reading:
         """Whether an answer may begin with reasoning."""
         return self.format.reasoning is not None and self.opened is not None
 
-    def reader(self, detokenizer: IncrementalDetokenizer, branch: int, hidden: frozenset[str]) -> AnswerReader:
-        """Reads one branch of the answer; `hidden` control tokens are left out where they mark nothing."""
-        key, calls = f"{self.key}/{branch}", self.format.calls
+    def reader(self, detokenizer: IncrementalDetokenizer, sequence: int, hidden: frozenset[str]) -> AnswerReader:
+        """Reads one sequence of the answer; `hidden` control tokens are left out where they mark nothing."""
+        key, calls = f"{self.key}/{sequence}", self.format.calls
         parser = AnswerParser(
             self.format,
             tools=self.tools,
@@ -151,7 +151,7 @@ class Reading:
 
 @dataclass(slots=True)
 class AnswerReader:
-    """Tokens of one branch to its text, told apart by a parser, or as it is without one."""
+    """Tokens of one sequence to its text, told apart by a parser, or as it is without one."""
 
     detokenizer: IncrementalDetokenizer
     parser: AnswerParser | None = None
@@ -237,11 +237,11 @@ class Shown(Protocol):
 def answer_readers(
     tokenizer: Tokenizer, shown: Shown, continues: bool, reading: Reading | None, mark_ids: frozenset[int]
 ) -> dict[int, AnswerReader]:
-    """One reader a branch.
+    """One reader a sequence.
 
     Args:
         tokenizer: whose tokens will come.
-        shown: how many branches, and what of them is shown.
+        shown: how many sequences, and what of them is shown.
         continues: the answer goes on with the prompt's text, so that a leading space belongs to it.
         reading: tells reasoning and calls apart, None for plain text.
         mark_ids: control tokens that mark these.
@@ -249,7 +249,7 @@ def answer_readers(
     readers = {}
     shown_marks = mark_ids if shown.skip_special_tokens else ()
     hidden = frozenset(filter(None, (tokenizer.token_bytes(token).decode("utf-8", "replace") for token in shown_marks)))
-    for branch in range(shown.n):
+    for sequence in range(shown.n):
         detokenizer = IncrementalDetokenizer(
             tokenizer,
             stop=shown.stop,
@@ -259,7 +259,7 @@ def answer_readers(
             after_prompt=continues,
             visible=mark_ids if reading else frozenset(),
         )
-        readers[branch] = reading.reader(detokenizer, branch, hidden) if reading else AnswerReader(detokenizer)
+        readers[sequence] = reading.reader(detokenizer, sequence, hidden) if reading else AnswerReader(detokenizer)
     return readers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.core.protocol import NewRow
+from penstock.core.protocol import NewSequence
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import RowSettings
@@ -110,7 +110,7 @@ def compare_samplers(device: str) -> None:
         sampler = Sampler(VOCAB, 3, kernel)
         for row, wanted in enumerate((2, None, 0)):
             params = SamplingParams(top_p=0.9, logprobs=wanted)
-            sampler.add_row(NewRow(row, "request", 0, (1,), (), 7, (), params))
+            sampler.add_row(NewSequence(row, "request", 0, (1,), (), 7, (), params))
         results.append(sampler.sample(given, [Draw(row, 5) for row in range(3)]))
         results[-1] += sampler.prompt_logprobs(given, [3, 4, VOCAB], 1)
     ours, expected = results

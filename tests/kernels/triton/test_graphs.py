@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.config.errors import EngineDeadError
-from penstock.core.protocol import NewRow, RowSpan
+from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.engine.loop import Engine
 from penstock.kernels.copies import Mark
 from penstock.runtime.executor import EagerExecutor
@@ -137,8 +137,8 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
     spans = []
     for row in range(2):
         blocks = (tuple(range(5 * row + 1, 5 * row + 4)),) * len(builder.tables)
-        builder.add_row(NewRow(row, str(row), 0, (1,), (), 0, blocks, GREEDY))
-        spans.append(RowSpan(row, 7 * row, (5 + row, 9), 0, 1, True, ((),) * len(builder.tables)))
+        builder.add_row(NewSequence(row, str(row), 0, (1,), (), 0, blocks, GREEDY))
+        spans.append(ScheduledTokens(row, 7 * row, (5 + row, 9), 0, 1, True, ((),) * len(builder.tables)))
     with torch.inference_mode():
         graphs.note_answer()
         assert not graphs.record_next() and not graphs.failed

@@ -45,12 +45,12 @@ class Call:
     Attributes:
         id: the answer's id.
         chat: chat completion, else text completion.
-        n: choices a prompt; choice index = number of the prompt · n + branch.
+        n: choices a prompt; choice index = number of the prompt · n + sequence.
         logprobs: alternatives to report with each token, None for none.
         prompt_logprobs: report those of the prompt (vLLM's field), alternatives with each.
         echo: the answer's text starts with the prompt.
         no_output: only the prompt is wanted (max_tokens 0).
-        search: by beams, or for the best of so many branches; None generates.
+        search: by beams, or for the best of so many sequences; None generates.
         legacy_functions: calls are told as OpenAI did before there were tools.
         include_reasoning: the reasoning is told.
         form: the field that says what form the answer has.
@@ -191,14 +191,14 @@ def _asked(body: Sampling) -> Asked | None:
 
 
 def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:
-    """Beam search with `best_of` beams, else the best of so many branches; None where neither is asked for."""
+    """Beam search with `best_of` beams, else the best of so many sequences; None where neither is asked for."""
     n = body.n or 1
-    branches = n if body.best_of is None else body.best_of
-    if branches < n:
+    sequences = n if body.best_of is None else body.best_of
+    if sequences < n:
         raise ParameterError("best_of", body.best_of, f"at least n ({n})")
     if body.use_beam_search:
         return BeamParams(
-            width=branches,
+            width=sequences,
             n=n,
             max_tokens=max_tokens,
             length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
@@ -209,11 +209,11 @@ def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:
     for name, harmless in (("length_penalty", 1.0), ("early_stopping", False)):
         if getattr(body, name) not in (None, harmless):
             raise ParameterError(name, getattr(body, name), "only together with use_beam_search: true")
-    if branches > n and body.stream:
+    if sequences > n and body.stream:
         raise ParameterError(
-            "best_of", branches, f"n ({n}) with stream: true, as answers are ranked when all are there"
+            "best_of", sequences, f"n ({n}) with stream: true, as answers are ranked when all are there"
         )
-    return branches if branches > n else None
+    return sequences if sequences > n else None
 
 
 def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...] | None, ToolChoice]:

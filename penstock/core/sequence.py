@@ -10,7 +10,7 @@ from penstock.core.prefix import Namespace, Node
 from penstock.core.request import PUBLIC, EngineRequest
 
 
-class BranchState(Enum):
+class SequenceState(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -18,12 +18,12 @@ class BranchState(Enum):
 
 @dataclass(slots=True)
 class CacheHold:
-    """What a branch holds of the KV cache.
+    """What a sequence holds of the KV cache.
 
     Attributes:
         tables: per group, block ids by logical block; NULL_BLOCK where a sliding window passed.
         live_from: per group, first logical block not yet dropped.
-        cursor: tree node where the branch's computed whole blocks end.
+        cursor: tree node where the sequence's computed whole blocks end.
         tail: the node made for its partial last block, if any.
         announced: nodes it promised to fill.
         pins: (group, block) of nodes on its path whose content it holds in blocks of its own.
@@ -40,7 +40,7 @@ class CacheHold:
 
 
 def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Namespace:
-    """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` its own branches."""
+    """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` itself."""
     if not caching:
         return Namespace(request.request_id)
     if request.owner == PUBLIC:
@@ -49,8 +49,8 @@ def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Name
 
 
 @dataclass(slots=True, eq=False)
-class Branch:
-    """One branch. The one rule: a step gives it tokens until `computed` meets `known`.
+class Sequence:
+    """One sequence. The one rule: a step gives it tokens until `computed` meets `known`.
 
     Attributes:
         request: what it belongs to.
@@ -71,7 +71,7 @@ class Branch:
         queue_seconds: from arrival to first admission; None before it.
         reported: whether its first output, which carries cached_tokens, was sent.
         scored: prompt positions whose log-probabilities were reported.
-        awaits: the branch that is computing its prefix, and how many committed tokens it waits for.
+        awaits: the sequence that is computing its prefix, and how many committed tokens it waits for.
         num_prompt: tokens of its prompt.
         longest: tokens it may have in the end.
     """
@@ -81,7 +81,7 @@ class Branch:
     order: int
     namespace: Namespace
     tokens: list[int]
-    state: BranchState = BranchState.WAITING
+    state: SequenceState = SequenceState.WAITING
     turn: int = -1
     in_flight: int = 0
     computed: int = 0
@@ -96,7 +96,7 @@ class Branch:
     queue_seconds: float | None = None
     reported: bool = False
     scored: int = 0
-    awaits: tuple[Branch, int] | None = None
+    awaits: tuple[Sequence, int] | None = None
     num_prompt: int = field(init=False)
     longest: int = field(init=False)
 
