@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.traces import Lengths
 from penstock.config.options import SchedulerOptions
-from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler

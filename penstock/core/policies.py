@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.config.errors import ConfigError
-from penstock.core.kv_cache import KVCache
-from penstock.core.prefix import Match
+from penstock.core.kv.cache import KVCache
+from penstock.core.kv.node import Match
 from penstock.core.sequence import Sequence
 
 

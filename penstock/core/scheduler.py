@@ -14,13 +14,13 @@ from types import MappingProxyType
 
 from penstock.config.errors import ContextLengthError, RequestError
 from penstock.config.options import SchedulerOptions
-from penstock.core.cache_spec import CacheGroup
-from penstock.core.checkpoints import Checkpoints
 from penstock.core.counters import Counters
-from penstock.core.draft import Draft, Sent
-from penstock.core.kv_cache import KVCache
+from penstock.core.kv.cache import KVCache
+from penstock.core.kv.cache_spec import CacheGroup
+from penstock.core.kv.checkpoints import Checkpoints
+from penstock.core.kv.node import Match
+from penstock.core.plan_builder import Draft, Sent
 from penstock.core.policies import Admission, Gate, MemoryGate, Policy, default_gates, policy_named
-from penstock.core.prefix import Match
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, last_sample
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.request_queues import RequestQueues

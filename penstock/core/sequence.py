@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from penstock.core.kv.node import Namespace, Node
 from penstock.core.pooling import PoolingKind
-from penstock.core.prefix import Namespace, Node
 from penstock.core.request import PUBLIC, EngineRequest
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.core.cache_spec import CacheKind, CacheSpec
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import HeadNorm, KernelSet
 from penstock.layers.batch import LayerCache
 from penstock.layers.linear import Linear, Rows

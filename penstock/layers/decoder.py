@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.core.cache_spec import CacheSpec
+from penstock.core.kv.cache_spec import CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.layers.batch import Batch, LayerCache, MaskKind
 from penstock.layers.classifier import Classifier, Projection

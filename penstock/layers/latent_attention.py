@@ -13,7 +13,7 @@ from functools import partial
 
 from torch import Tensor
 
-from penstock.core.cache_spec import CacheKind, CacheSpec
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.config.errors import CheckpointError
 from penstock.config.model_defaults import with_defaults
-from penstock.core.cache_spec import CacheKind, CacheSpec
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import Embedding, Head, table

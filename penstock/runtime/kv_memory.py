@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.core.cache_spec import CacheGroup, CacheSpec
+from penstock.core.kv.cache_spec import CacheGroup, CacheSpec
 from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import KvCache

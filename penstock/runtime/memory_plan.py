@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import ModelFacts
-from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 
 CHECKPOINTS_A_ROW = 4  # where there is room
 PREFIX_SHARE = 0.5  # of what running sequences need in a sliding group, kept besides for cached prefixes

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.cache_spec import CacheGroup
+from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.pooling import PoolingKind
 from penstock.core.protocol import (
     NULL_BLOCK,

@@ -13,7 +13,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.machine import Accelerator, Machine, read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, chosen_gpu, resolve
-from penstock.core.cache_spec import CacheGroup, CacheSpec, group_layers
+from penstock.core.kv.cache_spec import CacheGroup, CacheSpec, group_layers
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native

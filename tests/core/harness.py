@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.config.options import SchedulerOptions
-from penstock.core.cache_spec import CacheGroup, CacheKind
 from penstock.core.constraint import Thinking
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.protocol import NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.checkpoints import Checkpoints
+from penstock.core.kv.checkpoints import Checkpoints
+from penstock.core.kv.radix_tree import Node
 from penstock.core.protocol import CacheOpKind
-from penstock.core.radix_tree import Node
 from penstock.core.request import EngineRequest
 from penstock.engine.loop import Engine
 from tests.core.harness import Collector, expected_tokens, null_engine, request, run

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.config.errors import ParameterError
-from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import (
     CacheOp,
     CacheOpKind,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.block_pool import BlockPool
-from penstock.core.prefix import Namespace
+from penstock.core.kv.block_pool import BlockPool
+from penstock.core.kv.node import Namespace
+from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.protocol import NULL_BLOCK
-from penstock.core.radix_tree import RadixTree
 
 MINE = Namespace("")
 

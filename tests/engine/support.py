@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.config.errors import EngineDeadError
 from penstock.config.options import SchedulerOptions
-from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.core.sampling import SamplingParams

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from penstock.core.cache_spec import CacheKind, CacheSpec, group_layers
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence, ScheduledTokens, last_sample
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import resolve_kernels

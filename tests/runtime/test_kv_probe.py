@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.config.options import EngineOptions
-from penstock.core.cache_spec import group_layers
+from penstock.core.kv.cache_spec import group_layers
 from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import LayerFacts, ModelFacts
-from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
-from penstock.core.kv_cache import KVCache
+from penstock.core.kv.cache import KVCache
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.runtime.memory_plan import (
     MemoryLimits,
     MemoryPlan,

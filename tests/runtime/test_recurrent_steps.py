@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.config.options import SchedulerOptions
-from penstock.core.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind, TokenLogprobs
 from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from penstock.core.block_pool import BlockPool
-from penstock.core.prefix import Key, Match, Namespace, Node
+from penstock.core.kv.block_pool import BlockPool
+from penstock.core.kv.node import Key, Match, Namespace, Node
 from penstock.core.protocol import NULL_BLOCK
 
 _ATTENTION_COST_TOKENS = 4096  # depth at which attention costs about as much as the rest of a token

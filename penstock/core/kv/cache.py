@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import replace
 
-from penstock.core.block_pool import BlockPool
-from penstock.core.cache_spec import CacheGroup, CacheKind
-from penstock.core.checkpoints import Checkpoints
-from penstock.core.prefix import Match, Node
+from penstock.core.kv.block_pool import BlockPool
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind
+from penstock.core.kv.checkpoints import Checkpoints
+from penstock.core.kv.node import Match, Node
+from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
-from penstock.core.radix_tree import RadixTree
 from penstock.core.sequence import CacheHold, Sequence
 
 _SERVED = (CacheKind.FULL, CacheKind.LATENT, CacheKind.SLIDING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from penstock.core.prefix import Node
+from penstock.core.kv.node import Node
 
 
 class Checkpoints:
