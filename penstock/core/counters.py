@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from penstock.core.request import FinishReason
+
 
 @dataclass(slots=True)
 class Counters:
@@ -22,6 +24,18 @@ class Counters:
     prefix_hits: int = 0
     miss_reasons: Counter[str] = field(default_factory=Counter)
     held_back: Counter[str] = field(default_factory=Counter)
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    failed_loads: int = 0
+
+    def end(self, reason: FinishReason) -> None:
+        """A request has ended."""
+        if reason is FinishReason.CANCELLED:
+            self.cancelled += 1
+        elif reason is FinishReason.ERROR:
+            self.failed += 1
+        else:
+            self.finished += 1
 
     def snapshot(self) -> dict[str, Any]:
         """Every count by its name, those of reasons as pairs."""

@@ -1,29 +1,68 @@
-"""What the scheduler notes of a plan: while it makes it, and until it is answered."""
+"""A plan while it is being made, and what is remembered of it until it is answered."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.core.protocol import ScheduledTokens
+from penstock.core.protocol import EncoderWork, ScheduledTokens, last_sample
 from penstock.core.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Draft:
-    """A plan being made."""
+class PlanBuilder:
+    """A plan being made.
+
+    Attributes:
+        step: its number.
+        budget: tokens it may still be given.
+        scheduled: what each sequence computes.
+        encoder_work: what is encoded first.
+        preempted: whether a sequence was sent back for it.
+    """
 
     step: int
     budget: int
-    spans: dict[Sequence, ScheduledTokens] = field(default_factory=dict)
+    scheduled: dict[Sequence, ScheduledTokens] = field(default_factory=dict)
+    encoder_work: list[EncoderWork] = field(default_factory=list)
     preempted: bool = False
+
+    def schedule(self, sequence: Sequence, length: int, added: tuple[tuple[int, ...], ...]) -> None:
+        """Gives a sequence so many known tokens, and its drafts behind them."""
+        start = sequence.computed
+        end = start + length
+        tokens = tuple(sequence.tokens[start:end])
+        if len(tokens) < length:
+            tokens += (last_sample(sequence.slot),)
+        drafts = sequence.drafts
+        allocation = sequence.allocation
+        self.scheduled[sequence] = ScheduledTokens(
+            row=sequence.slot,
+            start=start,
+            tokens=tokens + drafts,
+            prompt_tokens=max(0, min(end, sequence.num_prompt) - start),
+            draft_tokens=len(drafts),
+            sample=end == sequence.known,
+            new_blocks=added,
+            draft_states=allocation.draft_states if drafts and allocation else (),
+        )
+        sequence.advance(length + len(drafts))
+        self.budget -= length + len(drafts)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """One row of an outstanding plan: whose it is, and up to where its entries exist once it has run."""
+class InFlight:
+    """What one sequence computes in a step that is not answered yet.
+
+    Attributes:
+        sequence, slot: whose, and its request slot.
+        start, end: the known tokens that have entries once the step has run.
+        sample: whether a token is drawn behind them.
+        drafts: tokens computed behind `end`, which count as far as they are accepted.
+    """
 
     sequence: Sequence
-    row: int
+    slot: int
     start: int
     end: int
     sample: bool
+    drafts: tuple[int, ...] = ()

@@ -14,11 +14,12 @@ from penstock.core.sequence import Sequence
 
 def recompute_cost(sequence: Sequence, cache: KVCache) -> int:
     """Tokens that would have to be computed again if the sequence lost the blocks that are its alone."""
-    if sequence.hold is None:
+    if sequence.allocation is None:
         return 0
-    group = next((g for g, window in enumerate(cache.windows) if window is None), 0)
+    group = next((g for g, manager in enumerate(cache.groups) if manager.essential), 0)
     refs = cache.pools[group].refs
-    own = sum(refs[block] <= 1 + cache.tree.holds(group, block) for block in sequence.hold.tables[group] if block)
+    blocks = sequence.allocation.tables[group].blocks
+    own = sum(refs[block] <= 1 + cache.tree.holds(group, block) for block in blocks if block)
     return min(sequence.computed, own * cache.block_size)
 
 
@@ -78,7 +79,7 @@ class Admission:
         match: what the prefix tree holds of it.
         reserved: per group, blocks that sequences in the batch will still take.
         idle_engine: nothing runs and no release is due, so that waiting would not help.
-        free_rows: rows left.
+        free_slots: request slots left.
         chunk: most tokens of one sequence in a step.
         cache: the KV cache.
     """
@@ -87,7 +88,7 @@ class Admission:
     match: Match
     reserved: abc.Sequence[int]
     idle_engine: bool
-    free_rows: int
+    free_slots: int
     chunk: int
     cache: KVCache
 
@@ -98,10 +99,12 @@ class Gate(Protocol):
     Attributes:
         name: the reason shown in metrics.
         passable: whether sequences behind a held one may go ahead of it.
+        until_release: whether a held one stays so until blocks are released, so that it need not be asked for before.
     """
 
     name: str
     passable: bool
+    until_release: bool
 
     def holds(self, admission: Admission) -> bool:
         """Whether the candidate must wait."""
@@ -112,6 +115,7 @@ class PrefixInFlightGate:
 
     name = "prefix_in_flight"
     passable = True
+    until_release = False
 
     def holds(self, admission: Admission) -> bool:
         return admission.match.pending > admission.match.tokens
@@ -122,6 +126,7 @@ class MemoryGate:
 
     name = "memory"
     passable = False
+    until_release = True
 
     def holds(self, admission: Admission) -> bool:
         cache = admission.cache

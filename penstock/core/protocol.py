@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
+from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.pooling import PoolingParams
 from penstock.core.sampling import SamplingParams
 
@@ -39,6 +40,7 @@ class CacheOp:
         source, target: block ids (or state slots); a lower tier's place is named by `transfer`.
         num_tokens: leading slots it concerns.
         transfer: number under which a load or save is reported finished; 0 where it is over within the step.
+        place: where a load reads, and a save writes, in the lower tier.
     """
 
     kind: CacheOpKind
@@ -47,22 +49,28 @@ class CacheOp:
     target: int
     num_tokens: int
     transfer: int = 0
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderWork:
-    """Media to encode before the step's forward pass; its embeddings replace the placeholders of a row's span.
+    """What an encoder computes before the step's forward pass.
 
     Attributes:
-        row: the row.
-        digest: key of the media, also of its encoder cache entry.
-        start, length: absolute positions of the placeholders.
+        row: the request slot that is served first.
+        digest: of what is encoded, which the runner was given beforehand (`MediaStore.put_media`).
+        start, length: absolute positions of the placeholders that the output replaces; or, of an encoder whose output
+            is attended to, 0 and how many entries it has.
+        group: the cross group whose blocks get the entries; None where placeholders are replaced.
+        blocks: those blocks.
     """
 
     row: int
     digest: str
     start: int
     length: int
+    group: int | None = None
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,9 @@ class NewSequence:
         seed: 64-bit key of the sequence's random stream (with sequence and position).
         adapter: adapter slot, 0 for none.
         pooling: what is computed instead of samples, None to sample.
+        encoder: what it attends to besides, whose entries the table of the cross group holds.
+        media: placeholders in the prompt.
+        speculate: whether drafts may be proposed for it.
     """
 
     row: int
@@ -95,6 +106,9 @@ class NewSequence:
     seed: int = 0
     adapter: int = 0
     pooling: PoolingParams | None = None
+    encoder: EncoderInput | None = None
+    media: tuple[MediaSpan, ...] = ()
+    speculate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +123,9 @@ class ScheduledTokens:
         draft_tokens: how many trailing tokens are drafts to be verified.
         sample: whether the last token's logits are sampled (the span reaches the last known token).
         new_blocks: per cache group, block ids appended to the row's block table in this step.
+        parents: by draft, its parent: a draft's number, or -1 for the last known token; () for a chain.
+        draft_states: slots that get the recurrent state after the last known token and after each draft; () where there
+            are no such states, or no drafts: then the row's own gets the state after the last token.
     """
 
     row: int
@@ -118,6 +135,8 @@ class ScheduledTokens:
     draft_tokens: int
     sample: bool
     new_blocks: tuple[tuple[int, ...], ...]
+    parents: tuple[int, ...] = ()
+    draft_states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +178,11 @@ class SlotResult:
 
     Attributes:
         row: the row.
-        tokens: accepted tokens, in order (empty when the span did not reach the last known token).
+        tokens: accepted drafts, then the token drawn behind them (empty when the span did not reach the last known
+            token). A draft is accepted while it is the token that would have been drawn in its place.
         logprobs: one entry a token where the request asked, else empty.
         prompt_logprobs: entries for prompt positions whose *next* prompt token was scored in this step, in order.
+        path: numbers of the accepted drafts where they were no chain; () stands for the first ones.
         pooled: the result of a row that pools, float32 in the machine's byte order, once its prompt is computed.
         error: a sentence if this row alone failed (for example logits that are not finite); it then ends.
         again: no token could be chosen yet: the sequence goes back to the queue, and the step is done again once its
@@ -175,14 +196,22 @@ class SlotResult:
     error: str | None = None
     pooled: bytes | None = None
     again: bool = False
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens for a row's next step, from the drafter."""
+    """Draft tokens for a row's next step, from the drafter.
+
+    Attributes:
+        row: the request slot.
+        tokens: the drafts.
+        parents: as in ScheduledTokens.
+    """
 
     row: int
     tokens: tuple[int, ...]
+    parents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +232,7 @@ class StepResult:
         rows: one entry a row that has something to tell.
         proposals: what the drafter would try next.
         finished_transfers: loads and saves that have ended since the last result.
+        failed_transfers: those of them that did not do what they should.
         timings: where the time went.
     """
 
@@ -210,6 +240,7 @@ class StepResult:
     rows: tuple[SlotResult, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     finished_transfers: tuple[int, ...] = ()
+    failed_transfers: tuple[int, ...] = ()
     timings: StepTimings = field(default_factory=StepTimings)
 
 

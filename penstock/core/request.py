@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from penstock.core.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
+from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.pooling import PoolingParams
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.sampling import SamplingParams
@@ -74,6 +75,26 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What is told of a request for others to act on; the engine carries it untouched.
+
+    Attributes:
+        tenant: who pays for it.
+        service_class: what was promised to it.
+        deadline: when its answer is of no more use, seconds since the epoch; None for never.
+        trace_id: the trace it belongs to.
+    """
+
+    tenant: str = ""
+    service_class: str = ""
+    deadline: float | None = None
+    trace_id: str = ""
+
+
+NO_FACTS: Final = RequestFacts()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """A request in tokens, as it crosses to the engine process.
 
@@ -86,6 +107,11 @@ class EngineRequest:
         pooling: what is computed of the prompt instead of a continuation; n and max_tokens are 1 then.
         grammar: what generated tokens must follow, None for anything.
         thinking: how reasoning before the grammar's text ends, None for a model or prompt without.
+        adapter, adapter_digest: the slot of its adapter, 0 for none, and what names the adapter's content.
+        speculate: whether drafts may be proposed for it.
+        media: placeholders in the prompt, in order, none overlapping.
+        encoder: what the decoder attends to besides, of a model with an encoder.
+        facts: told of it, and carried.
     """
 
     request_id: str
@@ -100,6 +126,20 @@ class EngineRequest:
     pooling: PoolingParams | None = None
     grammar: Grammar | None = None
     thinking: Thinking | None = None
+    adapter_digest: str = ""
+    speculate: bool = False
+    media: tuple[MediaSpan, ...] = ()
+    encoder: EncoderInput | None = None
+    facts: RequestFacts = NO_FACTS
+
+    def __post_init__(self) -> None:
+        if self.adapter and not self.adapter_digest:
+            raise ValueError(f"adapter slot {self.adapter} has no digest, by which prefixes are told apart")
+
+    @property
+    def waits_for_tokens(self) -> bool:
+        """Whether a step's tokens must be known before the next is planned: they may be forced, or drafts follow."""
+        return self.speculate or self.constrained
 
     @property
     def constrained(self) -> bool:
@@ -152,6 +192,8 @@ class EngineStats:
         prefix_queries: prompt tokens looked up in the prefix tree; prefix_hits: of those, found.
         miss_reasons: (reason, count) of lookups that found less than the whole prompt.
         held_back: (gate, count) of steps in which a gate kept a sequence in the queue.
+        drafted_tokens, accepted_tokens: drafts that were verified, and those of them that were right.
+        failed_loads: blocks that could not be loaded from a lower tier.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
     """
 
@@ -176,6 +218,9 @@ class EngineStats:
     prefix_hits: int = 0
     miss_reasons: tuple[tuple[str, int], ...] = ()
     held_back: tuple[tuple[str, int], ...] = ()
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    failed_loads: int = 0
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
     build_seconds: float = 0.0

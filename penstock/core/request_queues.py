@@ -1,4 +1,4 @@
-"""Who waits, who runs in which row, and which rows may not be used again yet."""
+"""Who waits, who runs in which request slot, and which slots may not be used again yet."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from penstock.core.turns import Turns
 
 
 class RequestQueues:
-    """Sequences in policy order, and the rows of the batch.
+    """Sequences in policy order, and the request slots of the batch.
 
     Attributes:
         running, waiting: sequences, in policy order.
-        free_rows: rows that can be taken.
+        free_slots: slots that can be taken.
     """
 
-    def __init__(self, rows: int, policy: Policy) -> None:
+    def __init__(self, slots: int, policy: Policy) -> None:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
-        self.free_rows = list(range(rows - 1, -1, -1))
-        self._num_rows = rows
+        self.free_slots = list(range(slots - 1, -1, -1))
+        self._num_slots = slots
         self._key = policy.key
         self._turns = Turns()
-        self._leaving: dict[int, list[int]] = {}  # rows, by the step after which they may be used again
-        self._released: list[int] = []  # rows the runner has to be told of
+        self._leaving: dict[int, list[int]] = {}  # slots, by the step after which they may be used again
+        self._released: list[int] = []  # slots the runner has to be told of
 
     def enqueue(self, sequence: Sequence) -> None:
         """Puts a sequence into the queue."""
@@ -38,23 +38,28 @@ class RequestQueues:
         """Takes a waiting sequence out of the queue."""
         del self.waiting[self._position(self.waiting, sequence)]
 
-    def seat(self, sequence: Sequence) -> None:
-        """Gives a sequence that left the queue a row."""
+    def assign_slot(self, sequence: Sequence) -> None:
+        """Gives a sequence that left the queue a slot."""
         self._turns.reach(sequence)
-        sequence.row = self.free_rows.pop()
+        sequence.slot = self.free_slots.pop()
         sequence.state = SequenceState.RUNNING
         insort(self.running, sequence, key=self._key)
 
-    def unseat(self, sequence: Sequence, committed_step: int) -> None:
-        """Takes a running sequence out; its row is free after the last step that uses it."""
+    def free_slot(self, sequence: Sequence, committed_step: int) -> None:
+        """Takes a running sequence out; its slot is free after the last step that uses it."""
         del self.running[self._position(self.running, sequence)]
         if sequence.last_step > committed_step:
-            self._leaving.setdefault(sequence.last_step, []).append(sequence.row)
+            self._leaving.setdefault(sequence.last_step, []).append(sequence.slot)
         else:
-            self.free_rows.append(sequence.row)
+            self.free_slots.append(sequence.slot)
         if sequence.introduced:
-            self._released.append(sequence.row)
-        sequence.row, sequence.introduced = -1, False
+            self._released.append(sequence.slot)
+        sequence.slot, sequence.introduced = -1, False
+
+    def reintroduce(self, sequence: Sequence) -> None:
+        """What the runner knows of a running sequence's slot is not true any more: it is told anew."""
+        self._released.append(sequence.slot)
+        sequence.introduced = False
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence that neither waits nor runs any more has ended."""
@@ -62,16 +67,16 @@ class RequestQueues:
         self._turns.settle(sequence)
 
     def step_over(self, step: int) -> None:
-        """Rows that waited for this step are free now."""
+        """Slots that waited for this step are free now."""
         if step in self._leaving:
-            self.free_rows += self._leaving.pop(step)
+            self.free_slots += self._leaving.pop(step)
 
     def later(self, sequence: Sequence) -> list[Sequence]:
         """Running sequences behind a running one in order."""
         return self.running[self._position(self.running, sequence) + 1 :]
 
     def take_released(self) -> tuple[int, ...]:
-        """Rows given up since the last call."""
+        """Slots given up since the last call."""
         released, self._released = tuple(self._released), []
         return released
 
@@ -79,11 +84,11 @@ class RequestQueues:
         return bisect_left(queue, self._key(sequence), key=self._key)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError if orders, states or rows disagree."""
+        """Raises AssertionError if orders, states or slots disagree."""
         for queue in (self.running, self.waiting):
             assert queue == sorted(queue, key=self._key), "a queue is out of order"
-        assert all(sequence.hold is not None and sequence.row >= 0 for sequence in self.running)
-        assert all(sequence.hold is None and sequence.row < 0 for sequence in self.waiting)
-        leaving = [row for rows in self._leaving.values() for row in rows]
-        rows = [sequence.row for sequence in self.running] + self.free_rows + leaving
-        assert sorted(rows) == list(range(self._num_rows)), "a row is lost or doubled"
+        assert all(sequence.allocation is not None and sequence.slot >= 0 for sequence in self.running)
+        assert all(sequence.allocation is None and sequence.slot < 0 for sequence in self.waiting)
+        leaving = [slot for slots in self._leaving.values() for slot in slots]
+        slots = [sequence.slot for sequence in self.running] + self.free_slots + leaving
+        assert sorted(slots) == list(range(self._num_slots)), "a slot is lost or doubled"

@@ -1,13 +1,18 @@
-"""One continuation of a request: the tokens known, the tokens computed, and the cache blocks that hold them."""
+"""One continuation of a request: the tokens known, the tokens computed, and what it holds of the KV cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from penstock.core.kv.node import Namespace, Node
+from penstock.core.kv.node import Namespace
+from penstock.core.media import MediaSpan
 from penstock.core.pooling import PoolingKind
 from penstock.core.request import PUBLIC, EngineRequest
+
+if TYPE_CHECKING:
+    from penstock.core.kv.allocation import Allocation
 
 
 class SequenceState(Enum):
@@ -16,56 +21,63 @@ class SequenceState(Enum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True)
-class CacheHold:
-    """What a sequence holds of the KV cache.
+class TokenKind(str, Enum):
+    """Where a known token came from. It stays with the token, also when it is computed again."""
 
-    Attributes:
-        tables: per group, block ids by logical block; NULL_BLOCK where a sliding window passed.
-        live_from: per group, first logical block not yet dropped.
-        cursor: tree node where the sequence's computed whole blocks end.
-        tail: the node made for its partial last block, if any.
-        announced: nodes it promised to fill.
-        pins: (group, block) of nodes on its path whose content it holds in blocks of its own.
-        marks: token counts still to come at which its recurrent state is to be kept.
-    """
-
-    tables: list[list[int]]
-    live_from: list[int]
-    cursor: Node
-    tail: Node | None = None
-    announced: list[Node] = field(default_factory=list)
-    pins: list[tuple[int, int]] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
+    PROMPT = "prompt"
+    GENERATED = "generated"
 
 
 def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Namespace:
-    """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` itself."""
+    """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` itself.
+
+    A space is named by content, the adapter's digest, never by the slot that an adapter happens to have.
+    """
     if not caching:
         return Namespace(request.request_id)
     if request.owner == PUBLIC:
-        return Namespace(request.adapter, None)
-    return Namespace(request.adapter, (request.cache_salt, "" if shared else request.owner))
+        return Namespace(request.adapter_digest, None)
+    return Namespace(request.adapter_digest, (request.cache_salt, "" if shared else request.owner))
+
+
+def media_key(digest: str, index: int) -> int:
+    """The prefix key of one position of a medium: no token id, and another one for each digest and index."""
+    return (int.from_bytes(b"\x01" + digest.encode(), "big") << 32 | index) << 32
+
+
+def prefix_keys(tokens: list[int], media: tuple[MediaSpan, ...]) -> list[int]:
+    """The keys of these tokens: the list itself where no media are, so that both grow together."""
+    if not media:
+        return tokens
+    keys = list(tokens)
+    for span in media:
+        keys[span.start : span.end] = (media_key(span.digest, index) for index in range(span.length))
+    return keys
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence. The one rule: a step gives it tokens until `computed` meets `known`.
 
+    `computed` and `committed` are written by its methods alone.
+
     Attributes:
         request: what it belongs to.
-        index: 0 … n - 1.
+        index: 0 … n - 1; forks count on from there.
         order: arrival number of the request; smaller is older.
         turn: when it is its owner's turn, see `Turns`; -1 before it was queued.
         namespace: of the prefix tree.
         tokens: prompt and generated tokens known here.
+        keys: what the prefix tree knows them by: the same list, or media keys where media are.
+        drafts: tokens proposed to follow the known ones, to be verified by the next step.
         in_flight: sampled tokens of outstanding steps, not yet known here.
         computed: tokens whose cache entries exist once all submitted steps have run.
         committed: tokens whose cache entries certainly exist.
         last_step: number of the last submitted step that touches its blocks.
-        row: its row in the batch while running, else -1.
-        introduced: whether the runner was told of the row.
-        hold: its cache blocks while running, else None.
+        slot: its request slot while running, else -1.
+        introduced: whether the runner was told of the slot.
+        allocation: what it holds of the KV cache while running, else None.
+        loading: whether entries of its prefix are on their way from a lower tier; it computes nothing meanwhile.
         arrived: when it was queued, on the monotonic clock.
         cached_tokens: prompt tokens found in the cache at first admission; None before it.
         queue_seconds: from arrival to first admission; None before it.
@@ -83,13 +95,15 @@ class Sequence:
     tokens: list[int]
     state: SequenceState = SequenceState.WAITING
     turn: int = -1
+    drafts: tuple[int, ...] = ()
     in_flight: int = 0
     computed: int = 0
     committed: int = 0
     last_step: int = -1
-    row: int = -1
+    slot: int = -1
     introduced: bool = False
-    hold: CacheHold | None = None
+    allocation: Allocation | None = None
+    loading: bool = False
     preemptions: int = 0
     arrived: float = 0.0
     cached_tokens: int | None = None
@@ -97,12 +111,54 @@ class Sequence:
     reported: bool = False
     scored: int = 0
     awaits: tuple[Sequence, int] | None = None
+    keys: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.keys = prefix_keys(self.tokens, self.request.media)
         self.num_prompt = len(self.request.prompt_ids)
         self.longest = self.num_prompt + (self.request.sampling.max_tokens or 1)
+
+    # -- what changes it ----------------------------------------------------------------------------------------------
+
+    def place(self, tokens: int) -> None:
+        """It starts, or starts anew, with that many tokens in the cache."""
+        self.computed = tokens
+        self.committed = tokens
+
+    def advance(self, tokens: int) -> None:
+        """A step that computes so many more was planned."""
+        self.computed += tokens
+
+    def commit(self, tokens: int) -> None:
+        """The entries of its first `tokens` tokens exist now."""
+        self.committed = tokens
+
+    def accept(self, token: int) -> None:
+        """A token becomes known."""
+        self.tokens.append(token)
+        if self.keys is not self.tokens:
+            self.keys.append(token)
+
+    def rewind(self, computed: int) -> None:
+        """Entries behind the first `computed` do not count: drafts that were refused, or tokens taken back."""
+        self.computed = min(self.computed, computed)
+        self.committed = min(self.committed, computed)
+
+    def truncate(self, tokens: int) -> None:
+        """Forgets the known tokens behind the first `tokens`."""
+        del self.tokens[tokens:]
+        if self.keys is not self.tokens:
+            del self.keys[tokens:]
+        self.drafts = ()
+        self.rewind(tokens)
+
+    # -- what it tells ------------------------------------------------------------------------------------------------
+
+    def kind(self, position: int) -> TokenKind:
+        """Of the token at a position."""
+        return TokenKind.PROMPT if position < self.num_prompt else TokenKind.GENERATED
 
     @property
     def reusable(self) -> int:
@@ -129,6 +185,8 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute now; 0 while the last token allowed is in flight, or one that may force others."""
+        """Tokens to compute now; 0 while the last token allowed is in flight, or one whose successors it decides."""
         known = len(self.tokens) + self.in_flight
-        return 0 if known >= self.longest or (self.in_flight and self.request.constrained) else known - self.computed
+        if known >= self.longest or self.loading or (self.in_flight and self.request.waits_for_tokens):
+            return 0
+        return known - self.computed

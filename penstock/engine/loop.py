@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -140,27 +141,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and gauges."""
-        scheduler = self.scheduler
-        cache = scheduler.cache
         seconds: dict[str, Any] = {f"{part}_seconds": self._seconds[part] for part in _PARTS}
-        idle = sum(cache.tree.idle)
-        total = sum(pool.num_blocks - 1 for pool in cache.pools)
-        free = sum(pool.num_free for pool in cache.pools)
-        size = cache.block_size
-        holds = [(b.computed, b.hold) for b in scheduler.running if b.hold is not None]
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            waiting_tokens=sum(len(sequence.tokens) for sequence in scheduler.waiting),
-            blocks_used=total - free - idle,
-            blocks_cached=idle,
-            blocks_total=total,
-            slots_used=sum(computed - hold.live_from[0] * size for computed, hold in holds),
-            slots_allocated=sum((len(hold.tables[0]) - hold.live_from[0]) * size for _, hold in holds),
-            steps=self._steps,
-            **scheduler.counters.snapshot(),
-            **seconds,
-        )
+        return replace(self.scheduler.stats(), steps=self._steps, **seconds)
 
     def close(self) -> None:
         """Frees what the runner holds."""

@@ -32,7 +32,7 @@ def pin_shared_prompts(engine: Engine, text: TextPipeline, prompts: Sequence[str
                 "use a longer one, or a smaller --block-size."
             )
         _log.info("shared prompt %d: %s tokens are kept for all", number, " and ".join(map(str, kept)))
-    engine.scheduler.counters = Counters()  # what metrics tell begins with the first client
+    engine.scheduler.ledger.counters = Counters()  # what metrics tell begins with the first client
 
 
 def _beginnings(text: TextPipeline, number: int, prompt: str) -> Iterator[list[int]]:

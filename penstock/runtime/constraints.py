@@ -322,6 +322,7 @@ class GrammarGate:
 
     name = "grammar"
     passable = True
+    until_release = False
 
     def __init__(self, constraints: Constraints) -> None:
         self._constraints = constraints

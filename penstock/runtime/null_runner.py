@@ -2,23 +2,27 @@
 
 Every cache slot holds the hash of the prefix that ends there, so a block that was shared, copied, evicted or reused
 wrongly changes the answer; with `check`, every slot a real attention would read is compared as well. So it is with the
-states of recurrent models, each of which holds the hash of its row's prefix.
+states of recurrent models, each of which holds the hash of its row's prefix, and with the entries of an encoder, each
+of which holds the hash of what was encoded.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.core.kv.cache_spec import CacheGroup
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.pooling import PoolingKind
 from penstock.core.protocol import (
     NULL_BLOCK,
+    CacheOp,
     CacheOpKind,
+    EncoderWork,
     NewSequence,
+    Proposal,
     ScheduledTokens,
     SlotResult,
     StepPlan,
@@ -51,6 +55,36 @@ def next_token(
     return token
 
 
+def encoded(digest: str, position: int) -> int:
+    """What an encoder makes of one position."""
+    return mix(mix(hash_of(digest)) ^ position)
+
+
+def hash_of(text: str) -> int:
+    """64 bits of a text, the same in every process."""
+    value = 0
+    for character in text:
+        value = mix(value ^ ord(character))
+    return value
+
+
+class Drafter(Protocol):
+    """Proposes what may follow. The null form is None: nothing is proposed."""
+
+    def propose(self, new: NewSequence, generated: int, follow: Callable[[int], list[int]]) -> tuple[int, ...]:
+        """Drafts for a sequence with so many generated tokens; `follow(n)` tells the next n as they will be."""
+
+
+class Mover(Protocol):
+    """Carries blocks to and from a lower tier. The null form is None: nothing is moved."""
+
+    def start(self, op: CacheOp, read: Callable[[], list[int]]) -> None:
+        """Begins a transfer; `read` gives the entries of the block that is saved, as they are when it is called."""
+
+    def finished(self) -> Iterator[tuple[CacheOp, list[int] | None]]:
+        """Transfers that have ended since the last call, with the entries they moved; None for one that failed."""
+
+
 @dataclass(slots=True)
 class _Row:
     new: NewSequence
@@ -70,8 +104,15 @@ class NullRunner:
         *,
         check: bool,
         recurrent: bool = False,
+        drafter: Drafter | None = None,
+        mover: Mover | None = None,
     ) -> None:
+        self._drafter = drafter
+        self._mover = mover
         self._windows = [group.window for group in groups]
+        self._own = [g for g, group in enumerate(groups) if group.kind is not CacheKind.CROSS]
+        self._cross = [g for g, group in enumerate(groups) if group.kind is CacheKind.CROSS]
+        self._optional = [group.optional for group in groups]
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._check = check
@@ -79,6 +120,7 @@ class NullRunner:
         self._states: dict[int, int] | None = {} if recurrent else None
         self._rows: dict[int, _Row] = {}
         self._last: dict[int, int] = {}
+        self._after: dict[int, int] = {}  # by row, the hash of all its tokens, the last one drawn included
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._aborted = False  # a step failed once: what it said of rows may be lost
 
@@ -101,14 +143,69 @@ class NullRunner:
             if self._states is not None and op.group == len(self._slots):
                 self._states[op.target] = self._states.get(op.source, 0)
                 continue
-            if op.kind is not CacheOpKind.COPY:
-                raise ValueError(f"cache operation {op.kind.value} is not served by the null runner")
-            slots, size = self._slots[op.group], self._block_size
-            source, target = op.source * size, op.target * size
-            slots[target : target + op.num_tokens] = slots[source : source + op.num_tokens]
+            self._move(op)
+        for work in plan.encoder_work:
+            self._encode(work)
         sampled = [span.row for span in plan.spans if span.sample] if masks is not None else []
         words = dict(zip(sampled, masks.of(sampled), strict=True)) if sampled else {}
-        return StepResult(step, tuple(self._run(span, words.get(span.row)) for span in plan.spans))
+        results = tuple(self._run(span, words.get(span.row)) for span in plan.spans)
+        proposals = () if self._drafter is None else tuple(self._propose(plan, results))
+        finished, failed = self._finish_transfers()
+        return StepResult(step, results, proposals, tuple(finished), tuple(failed))
+
+    def _move(self, op: CacheOp) -> None:
+        size = self._block_size
+        slots = self._slots[op.group]
+        if op.kind is CacheOpKind.COPY:
+            source = op.source * size
+            target = op.target * size
+            slots[target : target + op.num_tokens] = slots[source : source + op.num_tokens]
+        elif self._mover is not None:
+            self._mover.start(op, lambda: slots[op.source * size : (op.source + 1) * size])
+        else:
+            raise ValueError(f"cache operation {op.kind.value} needs a mover")
+
+    def _finish_transfers(self) -> tuple[list[int], list[int]]:
+        finished: list[int] = []
+        failed: list[int] = []
+        size = self._block_size
+        for op, values in self._mover.finished() if self._mover else ():
+            finished.append(op.transfer)
+            if values is None:
+                failed.append(op.transfer)
+            elif op.kind is CacheOpKind.LOAD:
+                self._slots[op.group][op.target * size : (op.target + 1) * size] = values
+        return finished, failed
+
+    def _encode(self, work: EncoderWork) -> None:
+        if work.group is None:
+            return
+        for position in range(work.length):
+            block = work.blocks[position // self._block_size]
+            self._slots[work.group][block * self._block_size + position % self._block_size] = encoded(
+                work.digest, position
+            )
+
+    def _propose(self, plan: StepPlan, results: tuple[SlotResult, ...]) -> Iterator[Proposal]:
+        assert self._drafter is not None
+        for span, result in zip(plan.spans, results, strict=True):
+            if not result.tokens:
+                continue
+            new = self._rows[span.row].new
+            prefix = self._after[span.row]
+            generated = span.start + len(span.tokens) - span.draft_tokens + len(result.tokens) - len(new.prompt_ids)
+
+            def follow(
+                count: int, new: NewSequence = new, prefix: int = prefix, generated: int = generated
+            ) -> list[int]:
+                tokens: list[int] = []
+                for index in range(count):
+                    tokens.append(next_token(prefix, new, generated + index, self._vocab_size))
+                    prefix = mix(prefix ^ (tokens[-1] + 1))
+                return tokens
+
+            if drafts := self._drafter.propose(new, generated, follow):
+                yield Proposal(span.row, drafts)
 
     def prepare(self) -> bool:
         return False
@@ -126,25 +223,54 @@ class NullRunner:
             table.extend(blocks)
         tokens = [self._last[-1 - token] if token < 0 else token for token in span.tokens]
         prefix = self._before(row, span)
+        prefixes = []
         for position, token in enumerate(tokens, span.start):
             prefix = mix(prefix ^ (token + 1))
-            for g in range(len(self._slots)):
+            prefixes.append(prefix)
+            for g in self._own:
                 self._slots[g][self._slot(row, g, position)] = prefix
         if self._check:
             self._verify(row, span, tokens)
-        if self._states is not None:
-            self._states[span.row] = prefix
+        self._keep_states(span, prefixes)
         scored = self._score_prompt(row.new, span)
         if not span.sample:
             return SlotResult(span.row, prompt_logprobs=scored)
         if row.new.pooling is not None:
             count = len(row.new.prompt_ids) if row.new.pooling.kind is PoolingKind.ALL else 1
             return SlotResult(span.row, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
-        end = span.start + len(tokens)
-        token = next_token(prefix, row.new, end - len(row.new.prompt_ids), self._vocab_size, mask)
-        self._last[span.row] = token
+        accepted = self._draw(row, span, tokens, prefixes, mask)
+        if self._check:
+            del row.tokens[span.start + len(tokens) - span.draft_tokens + len(accepted) - 1 :]
+        self._last[span.row] = accepted[-1]
+        self._after[span.row] = mix(prefixes[len(tokens) - span.draft_tokens + len(accepted) - 2] ^ (accepted[-1] + 1))
         wanted = row.new.sampling.logprobs is not None
-        return SlotResult(span.row, (token,), (self._logprob(token),) if wanted else (), scored)
+        return SlotResult(span.row, accepted, tuple(map(self._logprob, accepted)) if wanted else (), scored)
+
+    def _draw(
+        self, row: _Row, span: ScheduledTokens, tokens: list[int], prefixes: list[int], mask: Sequence[int] | None
+    ) -> tuple[int, ...]:
+        """Accepts drafts while each is the token drawn in its place, then takes what is drawn behind them."""
+        first = len(tokens) - span.draft_tokens
+        drafts = tokens[first:]
+        accepted: list[int] = []
+        for index in range(len(drafts) + 1):
+            generated = span.start + first + index - len(row.new.prompt_ids)
+            token = next_token(prefixes[first + index - 1], row.new, generated, self._vocab_size, mask)
+            accepted.append(token)
+            if index == len(drafts) or drafts[index] != token:
+                break
+        return tuple(accepted)
+
+    def _keep_states(self, span: ScheduledTokens, prefixes: list[int]) -> None:
+        if self._states is None:
+            return
+        if span.draft_tokens and not span.draft_states:
+            raise ValueError(f"row {span.row} has drafts and no slots for the states behind them")
+        if span.draft_states:
+            kept = prefixes[len(prefixes) - span.draft_tokens - 1 :]
+            self._states.update(zip(span.draft_states, kept, strict=True))
+        else:
+            self._states[span.row] = prefixes[-1]
 
     def _before(self, row: _Row, span: ScheduledTokens) -> int:
         """The hash of the tokens before a span: the row's state, or what the cache holds of the last of them."""
@@ -169,11 +295,21 @@ class NullRunner:
         for token in row.tokens:
             prefix = mix(prefix ^ (token + 1))
             truth.append(prefix)
-        for g, window in enumerate(self._windows):
+        for g in self._own:
+            window = self._windows[g]
             first = 0 if window is None else max(0, span.start - window + 1)
+            if self._optional[g]:
+                first = row.tables[g].count(NULL_BLOCK) * self._block_size
             for position in range(first, len(truth)):
                 if self._slots[g][self._slot(row, g, position)] != truth[position]:
                     raise ValueError(f"row {row.new.row}, group {g}: position {position} holds another prefix")
+
+        encoder = row.new.encoder
+        for g in self._cross if encoder is not None else ():
+            assert encoder is not None
+            for position in range(encoder.length):
+                if self._slots[g][self._slot(row, g, position)] != encoded(encoder.digest, position):
+                    raise ValueError(f"row {row.new.row}, group {g}: entry {position} is not the encoder's")
 
     def _score_prompt(self, new: NewSequence, span: ScheduledTokens) -> tuple[TokenLogprobs, ...]:
         if new.sampling.prompt_logprobs is None or new.sequence:

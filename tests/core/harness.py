@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.config.options import SchedulerOptions
 from penstock.core.constraint import Thinking
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
-from penstock.core.protocol import NewSequence
+from penstock.core.kv.tier import BoundedTier
+from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
@@ -24,9 +26,71 @@ def cache_groups(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
     )
 
 
+CROSS = CacheGroup(CacheKind.CROSS, None, (), 8)
+OPTIONAL = CacheGroup(CacheKind.FULL, None, (), 8, optional=True)
+
+
+class Guesser:
+    """Proposes up to `most` drafts, each right as often as `right` of 8 times."""
+
+    def __init__(self, most: int, right: int) -> None:
+        self._most = most
+        self._right = right
+
+    def propose(self, new: NewSequence, generated: int, follow: Callable[[int], list[int]]) -> tuple[int, ...]:
+        if not new.speculate:
+            return ()
+        chance = mix(new.sequence * 1_000 + generated + len(new.prompt_ids))
+        drafts = follow(chance % (self._most + 1))
+        for index in range(len(drafts)):
+            chance = mix(chance)
+            if chance % 8 >= self._right:
+                drafts[index] = (drafts[index] + 1) % 3
+        return tuple(drafts)
+
+
+class SlowMover:
+    """Moves blocks late: what is moved is what lies there when a transfer ends, which may be several steps later.
+
+    Of 16 transfers about `failing` fail and `lost` never end before `hurry` is called.
+    """
+
+    def __init__(self, failing: int = 0, lost: int = 0, latest: int = 0) -> None:
+        self._fates = (failing, lost, latest)
+        self._below: dict[int, list[int]] = {}
+        self._moving: list[tuple[int, bool, CacheOp, Callable[[], list[int]]]] = []
+        self._step = 0
+        self._hurry = False
+        self.ended: Counter[str] = Counter()
+
+    def start(self, op: CacheOp, read: Callable[[], list[int]]) -> None:
+        failing, lost, latest = self._fates
+        fate = mix(op.transfer)
+        delay = 10**9 if fate % 16 < lost else mix(fate) % (latest + 1)
+        self._moving.append((self._step + delay, mix(fate + 1) % 16 < failing, op, read))
+
+    def finished(self) -> Iterator[tuple[CacheOp, list[int] | None]]:
+        self._step += 1
+        due = [one for one in self._moving if self._hurry or one[0] < self._step]
+        self._moving = [one for one in self._moving if one not in due]
+        for _, fails, op, read in due:
+            self.ended[f"{op.kind.value} {'failed' if fails else 'whole'}"] += 1
+            if op.kind is CacheOpKind.SAVE:
+                self._below[op.place] = read() if not fails else [7] * op.num_tokens
+            yield op, None if fails else self._below[op.place]
+
+    def hurry(self) -> None:
+        """Nothing is late any more."""
+        self._hurry = True
+
+
 def null_engine(
     windows: Sequence[int | None] = (None,),
     *,
+    more_groups: Sequence[CacheGroup] = (),
+    drafter: Guesser | None = None,
+    mover: SlowMover | None = None,
+    places: int = 0,
     blocks: int | Sequence[int] = 64,
     block_size: int = 4,
     rows: int = 8,
@@ -39,15 +103,21 @@ def null_engine(
     checkpoints: int | None = None,  # None: not a recurrent model
     **scheduler: Any,
 ) -> Engine:
-    groups = cache_groups(windows)
+    groups = (*cache_groups(windows), *more_groups)
     counts = (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
     recurrent = checkpoints is not None
     options = SchedulerOptions(
         rows, budget, max_model_len, block_size, counts, caching, policy, depth, recurrent=recurrent,
         checkpoints=checkpoints or 0,
     )  # fmt: skip
-    runner = NullRunner(groups, counts, block_size, vocab_size, check=True, recurrent=recurrent)
-    return Engine(Scheduler(options, groups, **scheduler), runner, Constraints(vocab_size))
+    runner = NullRunner(
+        groups, counts, block_size, vocab_size, check=True, recurrent=recurrent, drafter=drafter, mover=mover
+    )
+    planner = Scheduler(options, groups, **scheduler)
+    if places:
+        cache = planner.cache
+        cache.transfers.tier = BoundedTier(places, 4, cache.tree.forget_below)
+    return Engine(planner, runner, Constraints(vocab_size))
 
 
 def request(
@@ -58,13 +128,17 @@ def request(
     return EngineRequest(name, tuple(prompt), params, stop_ids, seed, priority, cache_salt, thinking=thinking)
 
 
-def expected_tokens(asked: EngineRequest, sequence: int = 0, vocab_size: int = 50) -> list[int]:
-    """The answer by definition: no cache, no batch, no scheduler."""
+def expected_tokens(
+    asked: EngineRequest, sequence: int = 0, vocab_size: int = 50, begun: Sequence[int] = ()
+) -> list[int]:
+    """The answer by definition, after what is `begun` of it: no cache, no batch, no scheduler."""
     new = NewSequence(0, "", sequence, asked.prompt_ids, (), 0, (), asked.sampling, asked.stop_ids, asked.seed)
     prefix = 0
     for token in asked.prompt_ids:
         prefix = mix(prefix ^ (token + 1))
-    tokens: list[int] = []
+    tokens = list(begun)
+    for token in begun:
+        prefix = mix(prefix ^ (token + 1))
     while len(tokens) < (asked.sampling.max_tokens or 0):
         forced = forced_tokens(asked.thinking, tokens)
         tokens.append(forced[0] if forced else next_token(prefix, new, len(tokens), vocab_size))

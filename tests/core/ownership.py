@@ -60,8 +60,8 @@ class Ownership:
         """Blocks with positions that a span's queries see, its own among them."""
         cache = self._scheduler.cache
         end = span.start + len(span.tokens)
-        for g, (table, window) in enumerate(zip(self._tables[span.row], cache.windows, strict=True)):
-            first = 0 if window is None else max(0, span.start - window + 1)
+        for g, (table, group) in enumerate(zip(self._tables[span.row], cache.groups, strict=True)):
+            first = group.first_seen(span.start)
             blocks = table[first // cache.block_size : -(-end // cache.block_size)]
             assert NULL_BLOCK not in blocks
             yield from ((g, block) for block in blocks)

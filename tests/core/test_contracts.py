@@ -10,6 +10,7 @@ import pytest
 
 from penstock.config.errors import ParameterError
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
+from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import (
     CacheOp,
     CacheOpKind,
@@ -24,7 +25,7 @@ from penstock.core.protocol import (
     TokenLogprobs,
     last_sample,
 )  # fmt: skip
-from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason, RequestFacts
 from penstock.core.sampling import SamplingParams
 
 NUMBERS = (
@@ -95,14 +96,18 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
 
 def test_plans_results_and_requests_survive_encoding() -> None:
     params = SamplingParams(n=2, stop=("a",), logit_bias=((1, 2.0),), seed=2**63, allowed_token_ids=(3, 4))
-    span = ScheduledTokens(0, 4, (1, last_sample(3)), 1, 0, True, ((5,), ()))
+    span = ScheduledTokens(0, 4, (1, last_sample(3)), 1, 0, True, ((5,), ()), (-1, 0), (7, 8, 9))
     new = NewSequence(0, "id", 1, (1, 2), (3,), 2, ((4, 0), ()), params, (2,), 2**64 - 1)
-    ops = (CacheOp(CacheOpKind.COPY, 0, 1, 2, 3), CacheOp(CacheOpKind.LOAD, 1, 0, 2, 16, transfer=9))
-    plan = StepPlan(7, (1,), (new,), ops, (EncoderWork(0, "digest", 1, 2),), (span,))
+    ops = (CacheOp(CacheOpKind.COPY, 0, 1, 2, 3), CacheOp(CacheOpKind.LOAD, 1, 0, 2, 16, transfer=9, place=3))
+    plan = StepPlan(7, (1,), (new,), ops, (EncoderWork(0, "digest", 0, 2, 1, (4,)),), (span,))
     scored = TokenLogprobs(1, -0.5, 1, ((1, -0.5),))
     rows = (SlotResult(0, (1,), (scored,), (), None),)
-    result = StepResult(7, rows, (Proposal(0, (5, 6)),), (9,), StepTimings(1.0, 2.0, 3.0))
-    request = EngineRequest("id", (1, 2), params)
+    result = StepResult(7, rows, (Proposal(0, (5, 6), (-1, -1)),), (9, 8), (8,), StepTimings(1.0, 2.0, 3.0))
+    facts = RequestFacts("tenant", "batch", 1e9, "trace")
+    request = EngineRequest(
+        "id", (1, 2), params, adapter=1, adapter_digest="d", speculate=True, media=(MediaSpan("m", 0, 2),),
+        encoder=EncoderInput("e", 9), facts=facts,
+    )  # fmt: skip
     output = EngineOutput("id", 0, (1,), (scored,), (), FinishReason.STOP, None, 3)
     for value in (plan, result, request, output, EngineStats(miss_reasons=(("evicted", 1),))):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value)) == value

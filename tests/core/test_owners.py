@@ -72,7 +72,7 @@ def test_a_pinned_prompt_outlives_all_pressure(windows: tuple[int | None, ...], 
     for turn in range(12):
         other = [owned(f"{turn}/{i}", [20 + turn, i, *range(20)], f"owner {i}") for i in range(3)]
         run(engine, *other)
-        engine.scheduler.cache.tree.clear()
+        engine.scheduler.cache.clear()
         engine.scheduler.check_integrity()
         assert cached(engine, owned(f"{turn}", (*SYSTEM, turn), f"owner {turn}")) == 16
 
@@ -89,7 +89,7 @@ def test_what_leaves_a_pinned_prompt_early_finds_its_beginning() -> None:
 def test_no_owner_changes_what_others_find_of_a_pinned_prompt(windows: tuple[int | None, ...]) -> None:
     """Beginnings of it that a sliding window has passed are gone, and come back for who computes them alone."""
     engine = pinned_engine(SYSTEM, windows=windows)
-    engine.scheduler.cache.tree.clear()
+    engine.scheduler.cache.clear()
     early = (*SYSTEM[:8], 40, 41, 42)
     found = cached(engine, owned("a", early, "one"))
     assert [cached(engine, owned(owner, early, owner)) for owner in ("two", "three")] == [found, found]
@@ -103,7 +103,7 @@ def test_no_owner_leaves_a_state_at_a_public_node() -> None:
 
 def test_a_pinned_state_outlives_a_failure() -> None:
     engine = pinned_engine(SYSTEM, checkpoints=4)
-    engine.scheduler.cache.forget_states()
+    engine.scheduler.cache.forget_unfinished(())
     engine.scheduler.check_integrity()
     assert cached(engine, owned("a", (*SYSTEM, 40), "one")) == 16
 
@@ -118,8 +118,12 @@ def test_several_pinned_prompts_that_begin_alike() -> None:
 
 def test_adapters_have_public_prefixes_of_their_own() -> None:
     engine = pinned_engine(SYSTEM)
-    assert cached(engine, replace(owned("a", (*SYSTEM, 40), "one"), adapter=1)) == 0
+    assert cached(engine, replace(owned("a", (*SYSTEM, 40), "one"), adapter=1, adapter_digest="d")) == 0
     assert cached(engine, replace(owned("b", (*SYSTEM, 40), "one"), cache_salt="s")) == 16
+    moved = replace(owned("c", (*SYSTEM, 40), "one"), adapter=2, adapter_digest="d")
+    assert cached(engine, moved) == 16, "the adapter's content names the space, not the slot it has"
+    with pytest.raises(ValueError, match="no digest"):
+        replace(moved, adapter_digest="")
 
 
 def test_what_pinned_prompts_leave_no_room_for_is_refused_and_not_queued_for_ever() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.kv.block_pool import BlockPool
+from penstock.core.kv.groups import FullGroup, GroupManager, SlidingGroup
 from penstock.core.kv.node import Namespace
 from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.protocol import NULL_BLOCK
@@ -12,9 +13,13 @@ from penstock.core.protocol import NULL_BLOCK
 MINE = Namespace("")
 
 
+def group_of(pool: BlockPool, size: int, window: int | None) -> GroupManager:
+    return FullGroup(0, pool, size) if window is None else SlidingGroup(0, pool, size, window)
+
+
 def tree_of(blocks: int = 32, size: int = 4, window: int | None = None) -> tuple[RadixTree, BlockPool]:
     pool = BlockPool(blocks)
-    return RadixTree((pool,), (window,), size), pool
+    return RadixTree((group_of(pool, size, window),), size), pool
 
 
 def put(tree: RadixTree, pool: BlockPool, tokens: list[int], namespace: Namespace = MINE) -> list[int]:
@@ -108,7 +113,7 @@ def test_a_block_in_use_is_not_evicted() -> None:
 
 def test_sliding_blocks_go_alone_and_limit_the_hit() -> None:
     full, sliding = BlockPool(16), BlockPool(16)
-    tree = RadixTree((full, sliding), (None, 5), 4)
+    tree = RadixTree((FullGroup(0, full, 4), SlidingGroup(1, sliding, 4, 5)), 4)
     node = tree.enter(MINE)
     for start in range(0, 16, 4):
         pair = [full.allocate(), sliding.allocate()]

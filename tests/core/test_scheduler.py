@@ -105,7 +105,7 @@ def test_a_prefix_in_flight_is_waited_for() -> None:
     collector = run(engine, request("a", PROMPT), request("b", [*PROMPT[:26], 40, 41]))
     assert collector.cached("a") == 0
     assert collector.cached("b") >= 24  # whole blocks of the common 26 tokens
-    assert engine.scheduler.counters.held_back["prefix_in_flight"] > 0
+    assert engine.scheduler.ledger.counters.held_back["prefix_in_flight"] > 0
 
 
 def test_waiting_for_a_prefix_ends_when_its_owner_is_cancelled() -> None:
@@ -155,10 +155,10 @@ def test_priority_policy_orders_and_preempts() -> None:
 
 def test_a_gate_of_ones_own_holds_admission() -> None:
     class TwoAtMost:
-        name, passable = "two_at_most", False
+        name, passable, until_release = "two_at_most", False, False
 
         def holds(self, admission: Admission) -> bool:
-            return admission.free_rows <= 6
+            return admission.free_slots <= 6
 
     engine = null_engine(rows=8, gates=[TwoAtMost()])
     for i in range(5):
@@ -232,7 +232,7 @@ def test_window_evicted_prefixes_are_no_hits() -> None:
     run(engine, request("a", [t % 50 for t in range(100)], max_tokens=2))
     collector = run(engine, asked := request("b", [t % 50 for t in range(40)], max_tokens=4))
     assert collector.tokens["b", 0] == expected_tokens(asked)
-    assert engine.scheduler.counters.miss_reasons["window_evicted"] == 1
+    assert engine.scheduler.ledger.counters.miss_reasons["window_evicted"] == 1
 
 
 def test_every_miss_has_a_reason() -> None:
@@ -242,7 +242,7 @@ def test_every_miss_has_a_reason() -> None:
     for i in range(6):
         run(engine, request(f"fill{i}", [40 + i] * 40))
     run(engine, request("again", PROMPT))
-    reasons = engine.scheduler.counters.miss_reasons
+    reasons = engine.scheduler.ledger.counters.miss_reasons
     assert reasons["diverged"] >= 1 and reasons["evicted"] >= 1 and reasons["first_seen"] >= 1
 
 
@@ -302,7 +302,7 @@ def test_equal_sequences_over_a_sliding_window_hold_no_more_than_their_windows()
     collector = Collector()
     while engine.has_work:
         collector.take(engine.step())
-        assert engine.stats().blocks_used <= 3 * engine.scheduler.cache.peak_blocks(0, 312, 16)
+        assert engine.stats().blocks_used <= 3 * engine.scheduler.cache.groups[0].peak_blocks(312, 16)
         engine.scheduler.check_integrity()
     assert engine.stats().preemptions == 0
     assert all(collector.tokens["a", sequence] == expected_tokens(asked, sequence) for sequence in range(3))

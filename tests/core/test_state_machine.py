@@ -174,9 +174,9 @@ class EngineLife(RuleBasedStateMachine):
         return sequences > 0
 
     def _clear(self) -> bool:
-        tree = self.engine.scheduler.cache.tree
-        idle = sum(tree.idle)
-        tree.clear()
+        cache = self.engine.scheduler.cache
+        idle = sum(cache.tree.idle)
+        cache.clear()
         return idle > 0
 
     def _step(self) -> bool:
@@ -214,7 +214,7 @@ class EngineLife(RuleBasedStateMachine):
         stats = self.engine.stats()
         self.counts["preemptions for memory"] += stats.preemptions
         self.counts["hits after checkpoints" if self.recurrent else "hits"] += stats.prefix_hits
-        self.engine.scheduler.cache.tree.clear()
+        self.engine.scheduler.cache.clear()
         self.engine.scheduler.check_integrity()
         assert self.engine.stats().blocks_used == self.pinned, "blocks leaked"
         assert self.engine.stats().blocks_cached == 0, "blocks cannot be evicted"

@@ -164,7 +164,7 @@ def test_nothing_is_kept_of_sequences_that_have_ended() -> None:
     for number in range(5, 40, 3):
         engine.cancel(str(number))
     admitted(engine)
-    assert not engine.scheduler._roster._turns._charged
+    assert not engine.scheduler._queues._turns._charged
 
 
 def test_owners_who_have_had_their_turn_are_forgotten() -> None:

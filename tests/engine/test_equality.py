@@ -83,7 +83,7 @@ class Watch:
             scheduler.preempt("it")
             self.forced += 1
             if self.forced % 2:
-                scheduler.cache.tree.clear()  # resume from nothing, else from what is still cached
+                scheduler.cache.clear()  # resume from nothing, else from what is still cached
 
 
 def ask_amid(
@@ -91,7 +91,7 @@ def ask_amid(
 ) -> Answer:
     """The answer to a request while all that is asked for happens to it, which is asserted."""
     prompt, tokens = it.prompt_ids, it.sampling.max_tokens or 0
-    engine.scheduler.cache.tree.clear()
+    engine.scheduler.cache.clear()
     part = len(prompt) // 2 + 3
     warm = {"miss": (), "partial": (*prompt[:part], 5, 6, 7), "full": prompt}[hit]
     if warm:

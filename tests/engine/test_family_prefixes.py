@@ -20,7 +20,7 @@ def test_prefix_hits(family: str, tmp_path: Path) -> None:
     engine, _ = make_engine(tmp_path, 16, 0, block_size=8)
     answers = []
     for warm in ((), (*PROMPT[:35], 5, 6, 7), PROMPT):
-        engine.scheduler.cache.tree.clear()
+        engine.scheduler.cache.clear()
         if warm:
             engine.add(ask("warm", warm, 1))
             finish(engine)

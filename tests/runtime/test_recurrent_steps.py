@@ -145,7 +145,7 @@ def make_engine(
 
 def ask(name: str, prompt: tuple[int, ...], adapter: int = 0, tokens: int = 12, n: int = 1) -> EngineRequest:
     params = SamplingParams(temperature=0.9, max_tokens=tokens, logprobs=3, n=n)
-    return EngineRequest(name, prompt, params, seed=5, adapter=adapter)
+    return EngineRequest(name, prompt, params, seed=5, adapter=adapter, adapter_digest="d" * adapter)
 
 
 Answers = dict[tuple[str, int], list[TokenLogprobs]]

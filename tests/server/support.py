@@ -134,7 +134,7 @@ class Running(Serving):
     @property
     def live(self) -> int:
         """Requests the engine has and has not ended."""
-        return self.engine.scheduler.num_requests
+        return self.engine.scheduler.ledger.num_requests
 
     def stats(self) -> EngineStats:
         return self.wait(self.client.stats())

@@ -81,13 +81,13 @@ def test_a_client_that_leaves_is_seen_within_one_step(own: Running, stream: bool
     for connection in connections:
         connection.close()
     until(lambda: own.lifecycle.in_flight == 0)  # which ends when the engine was told
-    taken, before = steps.taken, own.engine.scheduler.counters.generated_tokens
+    taken, before = steps.taken, own.engine.scheduler.ledger.counters.generated_tokens
     steps.one()
     until(lambda: own.live == 0)
     steps.free()
     own.until_idle(10)
     assert steps.taken == taken + 1
-    assert own.engine.scheduler.counters.generated_tokens - before <= 20
+    assert own.engine.scheduler.ledger.counters.generated_tokens - before <= 20
     stats = own.stats()
     assert (stats.cancelled, stats.finished, stats.failed) == (20, 0, 0)
     found = scrape(own)

@@ -1,28 +1,48 @@
-"""The KV cache as the scheduler sees it: block tables of sequences over pools and the prefix tree. Ids, no memory."""
+"""The KV cache as the scheduler sees it: what sequences hold of pools, prefix tree and tier. Ids, no memory."""
 
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from penstock.core.kv.allocation import Allocation, BlockTable
 from penstock.core.kv.block_pool import BlockPool
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.checkpoints import Checkpoints
+from penstock.core.kv.cross import CrossStore
+from penstock.core.kv.groups import manager_of
 from penstock.core.kv.node import Match, Node
 from penstock.core.kv.radix_tree import RadixTree
+from penstock.core.kv.states import NoStates, StateGroup, States
+from penstock.core.kv.transfers import Transfers
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
-from penstock.core.sequence import CacheHold, Sequence
+from penstock.core.sequence import Sequence
 
-_SERVED = (CacheKind.FULL, CacheKind.LATENT, CacheKind.SLIDING)
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much of the cache is taken, in blocks of all groups and in token slots of the first.
+
+    Attributes:
+        used: blocks referenced by sequences, by pinned prefixes and by transfers.
+        cached: blocks only the tree refers to.
+        total: all blocks.
+        slots_used, slots_allocated: token slots written and allocated by running sequences.
+    """
+
+    used: int
+    cached: int
+    total: int
+    slots_used: int
+    slots_allocated: int
 
 
 class KVCache:
     """Gives sequences blocks, shares what is already computed, and takes blocks back no earlier than is safe.
 
-    A block is released only after the last step that touches it has committed: releases of a sequence with a step in
-    flight wait in `_deferred`, keyed by that step. `releases` grows whenever blocks may have become available.
-    Where layers keep recurrent states, blocks alone are of no use to another sequence: prefixes are shared up to where
-    a checkpoint of the state is kept (`states`). `ops` are the cache operations decided on since the last plan.
+    A block is released only after the last step that touches it has committed, and after the last transfer has: what
+    a sequence gives up with a step in flight waits in `_deferred`, keyed by that step. `releases` grows whenever blocks
+    may have become available. `ops` are the cache operations decided on since the last plan.
     """
 
     def __init__(
@@ -30,18 +50,24 @@ class KVCache:
         groups: abc.Sequence[CacheGroup],
         num_blocks: abc.Sequence[int],
         block_size: int,
-        states: Checkpoints | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        for group in groups:
-            if group.kind not in _SERVED:
-                raise ValueError(f"cache kind {group.kind.value} is not served; served: {[k.value for k in _SERVED]}")
-        self.block_size, self.states = block_size, states
-        self.windows = tuple(group.window for group in groups)
+        """`checkpoints` are the slots for recurrent states, None for a model without."""
+        self.block_size = block_size
         self.pools = tuple(BlockPool(count) for count in num_blocks)
-        self.tree = RadixTree(self.pools, self.windows, block_size, states.drop if states else None)
+        pools = enumerate(zip(groups, self.pools, strict=True))
+        self.groups = tuple(manager_of(group, g, pool, block_size) for g, (group, pool) in pools)
+        crossing = [g for g, group in enumerate(groups) if group.kind is CacheKind.CROSS]
+        self.cross_group = crossing[0] if crossing else -1
+        self.cross = CrossStore(self.pools[crossing[0]] if crossing else None, block_size)
+        self.states: States = StateGroup(checkpoints, len(self.pools), block_size) if checkpoints else NoStates()
         self.ops: list[CacheOp] = []
+        self.transfers = Transfers(self)
+        self.tree = RadixTree(self.groups, block_size, self.states, self.transfers.offer)
+        self._copied: list[tuple[int, int]] = []  # blocks that operations of the next plan read
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(groups)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
+        self._passing = tuple(g for g, group in enumerate(groups) if group.kind is CacheKind.SLIDING)
         self.committed_step = -1
         self.releases = 0
 
@@ -50,7 +76,7 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Tokens the whole cache holds; sliding groups bound it only where there is nothing else."""
-        kept = [g for g, window in enumerate(self.windows) if window is None] or range(len(self.pools))
+        kept = [g for g, group in enumerate(self.groups) if group.bounds_capacity] or range(len(self.pools))
         return min(self._room(g) for g in kept) * self.block_size
 
     def _room(self, group: int) -> int:
@@ -63,15 +89,13 @@ class KVCache:
 
     def can_hold(self, tokens: int, chunk: int) -> bool:
         """Whether a sequence of that many tokens fits into pools that hold nothing but pinned prefixes."""
-        return all(self.peak_blocks(g, tokens, chunk) <= self._room(g) for g in range(len(self.pools)))
+        return all(group.peak_blocks(tokens, chunk) <= self._room(g) for g, group in enumerate(self.groups))
 
     def will_fit(self, sequence: Sequence, tokens: int) -> bool:
         """Whether `extend` can succeed once the steps in flight have committed."""
-        hold = sequence.hold
-        assert hold is not None
-        for g, table in enumerate(hold.tables):
+        for g, table in enumerate(_held(sequence).tables):
             coming = {block for blocks in self._deferred.values() for group, block in blocks if group == g}
-            if -(-tokens // self.block_size) - len(table) > self.available(g) + len(coming):
+            if self.groups[g].blocks_for(tokens) - len(table.blocks) > self.available(g) + len(coming):
                 return False
         return True
 
@@ -81,250 +105,357 @@ class KVCache:
 
     def admission_need(self, group: int, tokens: int, chunk: int, match: Match) -> int:
         """Blocks of `available` that admitting a sequence of that many tokens would take, by its end."""
-        shared = match.nodes
-        window = self.windows[group]
-        if window is not None:
-            shared = shared[max(0, match.tokens - window + 1) // self.block_size :]
-        in_use = sum(self.pools[group].refs[node.blocks[group]] > 1 for node in shared)
-        return max(0, self.peak_blocks(group, tokens, min(chunk, max(1, tokens - match.tokens))) - in_use)
+        manager = self.groups[group]
+        shared = match.nodes[manager.first_needed(match.tokens) // self.block_size :]
+        refs = self.pools[group].refs
+        in_use = sum(refs[node.blocks[group]] > 1 for node in shared)
+        return max(0, manager.peak_blocks(tokens, min(chunk, max(1, tokens - match.tokens))) - in_use)
 
     def growth(self, sequence: Sequence, chunk: int) -> tuple[int, ...]:
         """Per group, blocks a running sequence still needs for the tokens it knows."""
-        hold = sequence.hold
-        assert hold is not None
-        chunk = min(chunk, max(1, sequence.known - sequence.computed))
+        known = sequence.known
+        chunk = min(chunk, max(1, known - sequence.computed))
+        tables = _held(sequence).tables
         return tuple(
-            max(0, self.peak_blocks(g, sequence.known, chunk) - (len(table) - hold.live_from[g]))
-            for g, table in enumerate(hold.tables)
+            max(0, group.peak_blocks(known, chunk) - table.held)
+            for group, table in zip(self.groups, tables, strict=True)
         )
 
-    def peak_blocks(self, group: int, tokens: int, chunk: int) -> int:
-        """Most blocks a sequence of that many tokens holds at once, when computed at most `chunk` tokens a step."""
-        total = -(-tokens // self.block_size)
-        window = self.windows[group]
-        if window is None:
-            return total
-        return min(total, -(-(window - 1 + chunk) // self.block_size) + 1)
+    def usage(self, running: abc.Sequence[Sequence]) -> Usage:
+        """What is taken, `running` being the sequences in the batch."""
+        cached = sum(self.tree.idle) + self.cross.idle
+        total = sum(pool.num_blocks - 1 for pool in self.pools)
+        free = sum(pool.num_free for pool in self.pools)
+        tables = [(sequence.computed, _held(sequence).tables[0]) for sequence in running]
+        written = sum(computed - table.live_from * self.block_size for computed, table in tables)
+        allocated = sum(table.held for _, table in tables) * self.block_size
+        return Usage(total - free - cached, cached, total, written, allocated)
 
-    # -- a sequence's life --------------------------------------------------------------------------------------------
+    # -- admission ----------------------------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence, limit: int) -> Match:
-        match = self.tree.match(sequence.namespace, sequence.tokens, limit)
-        if self.states is None or match.owner is None:
+        """What of the sequence's first `limit` tokens can be had; media are had whole or not at all."""
+        match = self.tree.match(sequence.namespace, sequence.keys, limit)
+        for span in sequence.request.media:
+            if span.start < match.reach < span.end:
+                return self.match(sequence, span.start)
+        if match.owner is None:
             return match
-        hold: CacheHold = match.owner.hold  # its blocks are of use only up to where it will keep its state
-        return replace(match, pending=max((count for count in hold.marks if count <= match.pending), default=0))
+        return replace(match, pending=self.states.awaited(match.owner, match.pending))
 
-    def attach(self, sequence: Sequence, match: Match) -> None:
-        """Pins the matched blocks and starts the sequence's tables with them; announces what it will compute."""
+    def attach(self, sequence: Sequence, match: Match) -> bool:
+        """Pins the matched blocks and starts the sequence's tables with them; False where its encoder has no room."""
         cursor = self.tree.enter(sequence.namespace)
         if match.nodes:
             self.tree.move(cursor, match.nodes[-1])
             cursor = match.nodes[-1]
-        tables: list[list[int]] = []
-        live_from: list[int] = []
-        for g, window in enumerate(self.windows):
-            first = 0 if window is None else max(0, match.tokens - window + 1) // self.block_size
-            first = min(first, len(match.nodes))
-            table = [NULL_BLOCK] * first + [node.blocks[g] for node in match.nodes[first:]]
-            for block in table[first:]:
-                self.tree.retain(g, block)
-            tables.append(table)
-            live_from.append(first)
-        hold = sequence.hold = CacheHold(tables, live_from, cursor)
+        allocation = Allocation([group.attach(match.nodes, match.tokens) for group in self.groups], cursor)
+        sequence.allocation = allocation
+        for g, block in allocation.blocks():
+            self.tree.retain(g, block)
         for g, block in enumerate(match.tail.blocks if match.tail else ()):
             if block != NULL_BLOCK:
                 self.tree.retain(g, block)
-                hold.pins.append((g, block))
-        sequence.computed = sequence.committed = len(match.nodes) * self.block_size
-        if self.states and self.states.slots:  # another sequence may go on from where this one leaves what is known
-            last = (len(sequence.tokens) - (not sequence.public)) // self.block_size * self.block_size
-            hold.marks = [count for count in {match.forks, last} if count > match.tokens]
+                allocation.pins.append((g, block))
+        sequence.place(len(match.nodes) * self.block_size)
+        allocation.state_marks = self.states.begin(sequence, match)
+        return sequence.request.encoder is None or self._attach_encoder(sequence, allocation)
 
-    def copy_match(self, sequence: Sequence, match: Match, step: int) -> None:
-        """Copies the matched part of a partial block into the sequence's own block, and a state into its row's slot.
+    def _attach_encoder(self, sequence: Sequence, allocation: Allocation) -> bool:
+        encoder = sequence.request.encoder
+        assert encoder is not None
+        entry = self.cross.take((sequence.namespace, encoder.digest), encoder.length)
+        if entry is None:
+            return False
+        allocation.cross = entry
+        allocation.tables[self.cross_group] = BlockTable(list(entry.blocks))
+        for block in entry.blocks:
+            self.pools[self.cross_group].retain(block)
+        return True
 
-        The source, pinned since `attach`, stays so until `step`, which runs the copy, has committed. `extend` must have
-        covered the copied tokens.
+    def start(self, sequence: Sequence, match: Match) -> None:
+        """Copies the matched part of a partial block into the sequence's own, a state into its slot; starts loads.
+
+        `extend` must have covered the copied tokens.
         """
-        hold = sequence.hold
-        assert hold is not None
+        allocation = _held(sequence)
         if match.tail is not None:
-            target, count = len(match.nodes), match.tail_tokens
-            self.ops += [CacheOp(CacheOpKind.COPY, g, block, hold.tables[g][target], count) for g, block in hold.pins]
-            self._deferred.setdefault(step, []).extend(hold.pins)
-            hold.pins = []
-            sequence.computed = sequence.committed = match.tokens
-        if self.states and match.tokens:
-            slot = (match.tail or match.nodes[-1]).state
-            assert slot is not None
-            self.states.touch(slot)
-            self.ops.append(CacheOp(CacheOpKind.COPY, len(self.pools), slot, sequence.row, match.tokens))
+            index = len(match.nodes)
+            for g, block in allocation.pins:
+                self._copy(g, block, allocation.tables[g].blocks[index], match.tail_tokens)
+            allocation.pins = []
+            sequence.place(match.tokens)
+        self.ops += self.states.restore(match, sequence.slot)
+        if sequence.computed < sequence.num_prompt:
+            keys = sequence.keys[: sequence.num_prompt]
+            allocation.announced = self.tree.announce(allocation.cursor, sequence.namespace, keys, sequence)
+        if match.below:
+            self.transfers.load(sequence, allocation, match.below)
+
+    def _copy(self, group: int, source: int, target: int, count: int) -> None:
+        """Has entries copied by the next plan. The reference to the source becomes the cache's own until then."""
+        self.ops.append(CacheOp(CacheOpKind.COPY, group, source, target, count))
+        self._copied.append((group, source))
+
+    def take_ops(self, step: int) -> tuple[CacheOp, ...]:
+        """The operations of plan `step`; what they read stays until that has committed."""
+        ops = tuple(self.ops)
+        self.ops.clear()
+        if self._copied:
+            self._deferred.setdefault(step, []).extend(self._copied)
+            self._copied = []
+        return ops
+
+    # -- a running sequence -------------------------------------------------------------------------------------------
 
     def cut(self, sequence: Sequence, start: int, length: int) -> int:
-        """How many of the tokens may be computed now: spans end where a state is to be kept, and wait for that."""
-        assert sequence.hold is not None
-        return min(length, *(count - start for count in sequence.hold.marks)) if sequence.hold.marks else length
-
-    def _keep_state(self, sequence: Sequence, node: Node) -> None:
-        """Has the state of the sequence's row copied for the node where it ends, unless a step in flight goes beyond.
-
-        Not for a public node, where others would see that somebody's prompt left it there.
-        """
-        at_rest = node.depth == sequence.committed and sequence.last_step <= self.committed_step
-        if node.public and not sequence.public:
-            return
-        free = self.states if at_rest and node.filled and node.state is None else None
-        if free and (slot := free.give(node)) is not None:
-            self.ops.append(CacheOp(CacheOpKind.CHECKPOINT, len(self.pools), sequence.row, slot, node.depth))
-
-    def forget_states(self) -> None:
-        """Drops all checkpoints: a step failed, and what it copied is unknown."""
-        self.ops.clear()
-        if self.states:
-            self.states.clear()
-
-    def announce(self, sequence: Sequence) -> None:
-        """Tells the tree which prefix the sequence is about to compute, so that others can wait for it."""
-        hold = sequence.hold
-        assert hold is not None
-        if sequence.computed < sequence.num_prompt:
-            hold.announced = self.tree.announce(
-                hold.cursor, sequence.namespace, sequence.tokens[: sequence.num_prompt], sequence
-            )
+        """How many of the tokens may be computed now: up to where a state is to be kept, and no part of a medium."""
+        marks = _held(sequence).state_marks
+        end = min(start + length, *marks) if marks else start + length
+        for span in sequence.request.media:
+            if span.start < end < span.end:
+                end = max(start, span.start)
+        return end - start
 
     def extend(self, sequence: Sequence, tokens: int) -> tuple[tuple[int, ...], ...] | None:
         """Grows the tables to hold that many tokens; returns new blocks per group, or None and changes nothing."""
-        hold = sequence.hold
-        assert hold is not None
-        needs = [max(0, -(-tokens // self.block_size) - len(table)) for table in hold.tables]
-        if not any(needs):
+        tables = _held(sequence).tables
+        size = self.block_size
+        if all(tokens <= len(table.blocks) * size for table in tables):
             return self._nothing
-        if any(need > self.available(g) for g, need in enumerate(needs)):
+        needs = [
+            max(0, group.blocks_for(tokens) - len(table.blocks))
+            for group, table in zip(self.groups, tables, strict=True)
+        ]
+        if any(need > self.available(g) for g, need in enumerate(needs)) and not self.transfers.abandon_saves(needs):
             return None
-        added = tuple(tuple(self._allocate(g) for _ in range(need)) for g, need in enumerate(needs))
-        for table, blocks in zip(hold.tables, added, strict=True):
-            table.extend(blocks)
+        added = tuple(self._allocate(g, needs) for g in range(len(needs)))
+        for table, blocks in zip(tables, added, strict=True):
+            table.blocks.extend(blocks)
         return added
 
-    def _allocate(self, group: int) -> int:
+    def extend_for_loads(self, sequence: Sequence, match: Match) -> tuple[tuple[int, ...], ...] | None:
+        """As `extend`, up to what a match has below; what a query behind that does not see gets no blocks."""
+        tables = _held(sequence).tables
+        for g in self._passing:
+            first = self.groups[g].first_seen(match.reach) // self.block_size
+            self._drop_passed(g, tables[g], first)
+            tables[g].blocks += [NULL_BLOCK] * (first - len(tables[g].blocks))
+            tables[g].live_from = max(tables[g].live_from, first)
+        return self.extend(sequence, match.reach)
+
+    def _allocate(self, group: int, needs: list[int]) -> tuple[int, ...]:
         pool = self.pools[group]
-        while not pool.num_free and self.tree.evict(group):
-            pass
-        return pool.allocate()
+        while pool.num_free < needs[group]:
+            self.transfers.may_save = all(self.available(g) > need for g, need in enumerate(needs))
+            self.tree.evict(group)
+        blocks = tuple(pool.allocate() for _ in range(needs[group]))
+        needs[group] = 0
+        return blocks
 
     def commit(self, sequence: Sequence, committed: int) -> None:
         """Entries up to `committed` tokens now exist: whole blocks go into the tree, passed windows are dropped."""
-        hold = sequence.hold
-        assert hold is not None
+        allocation = _held(sequence)
         size = self.block_size
         reached_prompt_end = sequence.committed < sequence.num_prompt <= committed
-        sequence.committed = committed
-        if hold.cursor.depth + size <= committed:
-            self._drop_tail(hold)
-        while hold.cursor.depth + size <= committed:
-            start = hold.cursor.depth
-            self._fill(sequence, hold, tuple(sequence.tokens[start : start + size]), start // size)
-        if committed in hold.marks:
-            hold.marks.remove(committed)
-            self._keep_state(sequence, hold.cursor)
+        sequence.commit(committed)
+        if allocation.cursor.depth + size <= committed:
+            self._drop_tail(allocation)
+        while allocation.cursor.depth + size <= committed:
+            self._fill(sequence, allocation)
+        if committed in allocation.state_marks:
+            allocation.state_marks.remove(committed)
+            self._keep_state(sequence, allocation.cursor)
         if reached_prompt_end:
-            if committed > hold.cursor.depth:
-                self._fill_tail(sequence, committed)
-            self.tree.withdraw(hold.announced, sequence)  # whatever is not filled by now never will be
-            hold.announced = []
+            if committed > allocation.cursor.depth:
+                self._fill_tail(sequence)
+            self.tree.withdraw(allocation.announced, sequence)  # whatever is not filled by now never will be
+            allocation.announced = []
             if sequence.public:
-                self._pin(hold.cursor)
-        for g, window in enumerate(self.windows):
-            if window is not None:
-                self._drop_passed(g, hold, max(0, committed - window + 1) // size)
+                self.tree.pin(allocation.cursor)
+                self.states.pin(allocation.cursor)
+        for g in self._passing:
+            self._drop_passed(g, allocation.tables[g], self.groups[g].first_seen(committed) // size)
 
-    def _pin(self, node: Node) -> None:
-        self.tree.pin(node)
-        if self.states:
-            self.states.pin(node)
+    def _blocks_at(self, allocation: Allocation, index: int) -> list[int]:
+        """Per group, the block that holds a logical block's tokens."""
+        tables = allocation.tables
+        return [NULL_BLOCK if g == self.cross_group else table.blocks[index] for g, table in enumerate(tables)]
 
-    def _fill(self, sequence: Sequence, hold: CacheHold, key: tuple[int, ...], index: int) -> None:
-        node, taken = self.tree.fill(hold.cursor, sequence.namespace, key, [table[index] for table in hold.tables])
+    def _fill(self, sequence: Sequence, allocation: Allocation) -> None:
+        """Puts the block behind the cursor into the tree."""
+        start = allocation.cursor.depth
+        key = tuple(sequence.keys[start : start + self.block_size])
+        blocks = self._blocks_at(allocation, start // self.block_size)
+        node, taken = self.tree.fill(allocation.cursor, sequence.namespace, key, blocks)
         if not taken:  # somebody computed the same block: hold theirs too, so that the path stays pinned
             for g, block in enumerate(node.blocks):
-                if block != NULL_BLOCK and self.windows[g] is None:  # sliding blocks may go one by one
+                if block != NULL_BLOCK and self.groups[g].essential:
                     self.tree.retain(g, block)
-                    hold.pins.append((g, block))
-        self.tree.move(hold.cursor, node)
-        hold.cursor = node
+                    allocation.pins.append((g, block))
+        self.tree.move(allocation.cursor, node)
+        allocation.cursor = node
 
-    def _fill_tail(self, sequence: Sequence, committed: int) -> None:
+    def fill_loaded(self, sequence: Sequence, end: int) -> None:
+        """Entries up to `end` were loaded: they count as computed."""
+        allocation = _held(sequence)
+        while allocation.cursor.depth + self.block_size <= end:
+            self._fill(sequence, allocation)
+        sequence.place(end)
+
+    def _keep_state(self, sequence: Sequence, node: Node) -> None:
+        at_rest = node.depth == sequence.committed and sequence.last_step <= self.committed_step
+        self.ops += self.states.keep(sequence, node, at_rest)
+
+    def _fill_tail(self, sequence: Sequence) -> None:
         """Offers the entries of a partial last block: those written so far never change."""
-        hold = sequence.hold
-        assert hold is not None
-        start = hold.cursor.depth
-        key = tuple(sequence.tokens[start:committed])
-        if not key or sequence.public or self.tree.has_longer(hold.cursor, sequence.namespace, key):
+        allocation = _held(sequence)
+        start = allocation.cursor.depth
+        key = tuple(sequence.keys[start : sequence.committed])
+        if not key or sequence.public or self.tree.has_longer(allocation.cursor, sequence.namespace, key):
             return
-        index = start // self.block_size
-        self._drop_tail(hold)
-        node, taken = self.tree.fill(hold.cursor, sequence.namespace, key, [table[index] for table in hold.tables])
-        hold.tail = node if taken else None
+        blocks = self._blocks_at(allocation, start // self.block_size)
+        self._drop_tail(allocation)
+        node, taken = self.tree.fill(allocation.cursor, sequence.namespace, key, blocks)
+        allocation.tail = node if taken else None
 
-    def _drop_tail(self, hold: CacheHold) -> None:
-        if hold.tail is not None:
-            self.tree.discard(hold.tail)
-            hold.tail = None
+    def _drop_tail(self, allocation: Allocation) -> None:
+        if allocation.tail is not None:
+            self.tree.discard(allocation.tail)
+            allocation.tail = None
 
-    def _drop_passed(self, group: int, hold: CacheHold, first: int) -> None:
-        table = hold.tables[group]
-        for index in range(hold.live_from[group], min(first, len(table))):
-            self.tree.release(group, table[index])
-            table[index] = NULL_BLOCK
+    def _drop_passed(self, group: int, table: BlockTable, first: int) -> None:
+        first = min(first, len(table.blocks))
+        for index in range(table.live_from, first):
+            self.tree.release(group, table.blocks[index])
+            table.blocks[index] = NULL_BLOCK
             self.releases += 1
-        hold.live_from[group] = max(hold.live_from[group], min(first, len(table)))
+        table.live_from = max(table.live_from, first)
+
+    def offer(self, sequence: Sequence) -> None:
+        """Lets others go on from where a running sequence is: its partial block and its state."""
+        allocation = _held(sequence)
+        if sequence.committed > allocation.cursor.depth:
+            self._fill_tail(sequence)
+        self._keep_state(sequence, allocation.tail or allocation.cursor)
+
+    # -- taking back --------------------------------------------------------------------------------------------------
+
+    def rewind(self, sequence: Sequence, tokens: int) -> bool:
+        """Takes back the entries behind the first `tokens` of a sequence without steps in flight.
+
+        A block that others share is copied as far as it stays. False, and nothing is changed, where what the sequence
+        would see is gone: a window has passed, or its state has.
+        """
+        allocation = _held(sequence)
+        if tokens >= sequence.committed:
+            return True
+        index, kept = divmod(tokens, self.block_size)
+        needs = [int(kept > 0 and self._is_shared(g, table, index)) for g, table in enumerate(allocation.tables)]
+        seen = all(
+            table.live_from * self.block_size <= group.first_seen(tokens) or not table.live_from
+            for group, table in zip(self.groups, allocation.tables, strict=True)
+        )
+        room = all(need <= self.available(g) for g, need in enumerate(needs))
+        if not (seen and room and self.states.divisible):
+            return False
+        self._drop_tail(allocation)
+        self._move_up(allocation, tokens)
+        for g, table in enumerate(allocation.tables):
+            if g != self.cross_group:
+                self._shorten(g, table, index, kept, needs)
+        return True
+
+    def _is_shared(self, group: int, table: BlockTable, index: int) -> bool:
+        return index < len(table.blocks) and self.pools[group].refs[table.blocks[index]] > 1
+
+    def _move_up(self, allocation: Allocation, tokens: int) -> None:
+        """Moves the cursor to the last whole block of the first `tokens`."""
+        node = allocation.cursor
+        while node.parent is not None and (node.depth > tokens or not node.key):
+            node = node.parent
+        self.tree.move(allocation.cursor, node)
+        allocation.cursor = node
+
+    def _shorten(self, group: int, table: BlockTable, index: int, kept: int, needs: list[int]) -> None:
+        """Cuts a table behind `kept` tokens of logical block `index`, which becomes the sequence's own."""
+        if kept and needs[group]:
+            source = table.blocks[index]
+            table.blocks[index] = self._allocate(group, needs)[0]
+            self._copy(group, source, table.blocks[index], kept)
+        for block in table.blocks[index + bool(kept) :]:
+            if block != NULL_BLOCK:
+                self.tree.release(group, block)
+                self.releases += 1
+        del table.blocks[index + bool(kept) :]
+        table.live_from = min(table.live_from, len(table.blocks))
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
-        """Ends the sequence's hold; with `keep`, its partial last block stays in the tree as well."""
-        hold = sequence.hold
-        assert hold is not None
-        self.tree.withdraw(hold.announced, sequence)
-        if keep and sequence.committed > hold.cursor.depth:
-            self._fill_tail(sequence, sequence.committed)
+        """Ends what the sequence holds; with `keep`, its partial last block stays in the tree as well."""
+        allocation = _held(sequence)
+        self.tree.withdraw(allocation.announced, sequence)
         if keep:
-            self._keep_state(sequence, hold.tail or hold.cursor)
-        held = [(g, block) for g, table in enumerate(hold.tables) for block in table if block != NULL_BLOCK]
-        held += hold.pins
-        self.tree.move(hold.cursor, None)
-        sequence.hold = None
-        sequence.computed = 0
-        sequence.committed = 0
+            self.offer(sequence)
+        held = self.transfers.detach(allocation)
+        self.tree.move(allocation.cursor, None)
+        if allocation.cross is not None:
+            self.cross.release(allocation.cross)
+        self.states.return_slots(allocation)
+        sequence.allocation = None
+        sequence.loading = False
+        sequence.place(0)
         if sequence.last_step > self.committed_step:
             self._deferred.setdefault(sequence.last_step, []).extend(held)
         else:
-            self._release_all(held)
+            self.release_all(held)
 
     def step_committed(self, step: int) -> None:
         """The step is over: what waited for it is released."""
         self.committed_step = step
-        self._release_all(self._deferred.pop(step, []))
+        self.release_all(self._deferred.pop(step, []))
 
-    def _release_all(self, held: list[tuple[int, int]]) -> None:
+    def release_all(self, held: list[tuple[int, int]]) -> None:
+        """Drops references to blocks."""
         self.releases += bool(held)
         for g, block in held:
             self.tree.release(g, block)
 
+    def forget_unfinished(self, sequences: abc.Iterable[Sequence]) -> None:
+        """A step of these failed, and what it copied and encoded is unknown."""
+        self.ops.clear()
+        self.release_all(self._copied)
+        self._copied = []
+        self.states.forget()
+        for sequence in sequences:
+            if sequence.allocation is not None and sequence.allocation.cross is not None:
+                self.cross.forget(sequence.allocation.cross)
+
+    def clear(self) -> None:
+        """Forgets every prefix and encoder output that no sequence uses, in lower tiers too."""
+        self.transfers.may_save = False
+        self.tree.clear()
+        self.cross.clear()
+        self.transfers.clear()
+
     def check_integrity(self, sequences: abc.Sequence[Sequence]) -> None:
         """Raises AssertionError unless every reference is accounted for."""
         self.tree.check_integrity()
-        if self.states:
-            self.states.check_integrity()
+        self.states.check_integrity()
+        references = [[*self.tree.held(g), *self.tree.pinned[g]] for g in range(len(self.pools))]
+        if self.cross_group >= 0:
+            references[self.cross_group] += self.cross.blocks()
+        counted = [sequence.allocation.blocks() for sequence in sequences if sequence.allocation is not None]
+        for held in (*counted, *self._deferred.values(), self._copied, self.transfers.blocks()):
+            for g, block in held:
+                references[g].append(block)
         for g, pool in enumerate(self.pools):
             pool.check_integrity()
             expected = [0] * pool.num_blocks
-            references = [*self.tree.held(g), *self.tree.pinned[g]]
-            for sequence in sequences:
-                if sequence.hold is not None:
-                    references += [block for block in sequence.hold.tables[g] if block != NULL_BLOCK]
-                    references += [block for group, block in sequence.hold.pins if group == g]
-            for held in self._deferred.values():
-                references += [block for group, block in held if group == g]
-            for block in references:
+            for block in references[g]:
                 expected[block] += 1
             assert expected == pool.refs, f"group {g}: reference counts are wrong"
+
+
+def _held(sequence: Sequence) -> Allocation:
+    assert sequence.allocation is not None, "the sequence is not running"
+    return sequence.allocation

@@ -61,12 +61,14 @@ class CacheGroup:
         kind, window: as in CacheSpec, equal for all layers of the group.
         layers: indices of the model's layers, ascending.
         elements_per_token: sum over the group's layers.
+        optional: whether a prefix can be continued without its entries, as without a drafter's.
     """
 
     kind: CacheKind
     window: int | None
     layers: tuple[int, ...]
     elements_per_token: int
+    optional: bool = False
 
 
 def group_layers(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:

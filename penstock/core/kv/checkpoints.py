@@ -18,6 +18,7 @@ class Checkpoints:
         self._free = list(reversed(self.slots))
         self._holders: OrderedDict[int, Node] = OrderedDict()  # by slot, the least recently used first
         self._pinned: dict[int, Node] = {}  # by slot
+        self._borrowed: set[int] = set()
 
     def give(self, node: Node) -> int | None:
         """A slot for the state at the end of a node that has none: a free one, or that used least recently, or None."""
@@ -27,6 +28,21 @@ class Checkpoints:
             node.state = self._free.pop()
             self._holders[node.state] = node
         return node.state
+
+    def borrow(self, count: int) -> tuple[int, ...] | None:
+        """So many slots of no node, until they are given back: free ones, or those used least recently; or None."""
+        if count > len(self._free) + len(self._holders):
+            return None
+        while len(self._free) < count:
+            self.drop(next(iter(self._holders.values())))
+        slots = tuple(self._free.pop() for _ in range(count))
+        self._borrowed.update(slots)
+        return slots
+
+    def give_back(self, slots: tuple[int, ...]) -> None:
+        """Slots that were borrowed."""
+        self._borrowed.difference_update(slots)
+        self._free.extend(slots)
 
     def touch(self, slot: int) -> None:
         """The slot is used."""
@@ -53,5 +69,5 @@ class Checkpoints:
     def check_integrity(self) -> None:
         """Raises AssertionError unless every slot is free or of a node with tokens."""
         holders = {**self._holders, **self._pinned}
-        assert sorted([*self._free, *holders]) == list(self.slots), "a slot is lost or doubled"
+        assert sorted([*self._free, *holders, *self._borrowed]) == list(self.slots), "a slot is lost or doubled"
         assert all(node.state == slot and node.filled for slot, node in holders.items())

@@ -39,6 +39,8 @@ class Node:
         path: hash of the whole prefix; explains misses, proves nothing.
         order: keys of filled children, sorted.
         blocks: block id per cache group, NULL_BLOCK where evicted.
+        below: by cache group, the place of the copy that a lower tier has.
+        saving: copies to a lower tier that have not finished; it stays in the tree until they have.
         owner: the sequence that announced it and has not yet filled it, else None.
         filled: whether its entries are computed.
         state: slot with the recurrent state at its end, None if there is none.
@@ -48,8 +50,8 @@ class Node:
     """
 
     __slots__ = (
-        "blocks", "children", "depth", "filled", "key", "name", "order", "owner", "parent", "path", "public", "stamps",
-        "state", "users", "uses",
+        "below", "blocks", "children", "depth", "filled", "key", "name", "order", "owner", "parent", "path", "public",
+        "saving", "stamps", "state", "users", "uses",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, name: Hashable, key: Key, groups: int, owner: Any = None) -> None:
@@ -61,6 +63,8 @@ class Node:
         self.children: dict[Hashable, Node] = {}
         self.order: list[Key] = []
         self.blocks: list[int] = [NULL_BLOCK] * groups
+        self.below: dict[int, int] = {}
+        self.saving = 0
         self.owner = owner
         self.filled = False
         self.state: int | None = None
@@ -81,6 +85,7 @@ class Match:
         reason: why not more matched; "" if all did.
         whole: how many of the nodes can be had without the tail.
         forks: where states are kept, tokens of whole blocks the tree has, whether or not there is a state there.
+        below: nodes after `nodes`, instead of a tail, whose blocks can be loaded from a lower tier.
     """
 
     nodes: tuple[Node, ...]
@@ -91,10 +96,16 @@ class Match:
     reason: str
     whole: int = 0
     forks: int = 0
+    below: tuple[Node, ...] = ()
 
     def without_tail(self) -> Match:
-        return replace(self, nodes=self.nodes[: self.whole], tail=None, tail_tokens=0)
+        return replace(self, nodes=self.nodes[: self.whole], tail=None, tail_tokens=0, below=())
 
     @property
     def tokens(self) -> int:
         return (self.nodes[-1].depth if self.nodes else 0) + self.tail_tokens
+
+    @property
+    def reach(self) -> int:
+        """Tokens that need not be computed: those there, and those that can be loaded."""
+        return self.below[-1].depth if self.below else self.tokens

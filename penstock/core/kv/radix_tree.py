@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
-from penstock.core.kv.block_pool import BlockPool
+from penstock.core.kv.groups import GroupManager
 from penstock.core.kv.node import Key, Match, Namespace, Node
+from penstock.core.kv.states import NoStates, States
 from penstock.core.protocol import NULL_BLOCK
 
 _ATTENTION_COST_TOKENS = 4096  # depth at which attention costs about as much as the rest of a token
@@ -33,25 +34,25 @@ def _common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class RadixTree:
-    """Prefixes of all namespaces. `windows` gives each group's sliding window, None where every position is kept.
-
-    With `drop_state`, a prefix can be had only where a state of it is kept; it is called when a node loses its tokens.
-    """
+    """Prefixes of all namespaces, over the blocks of these groups and the recurrent states."""
 
     def __init__(
         self,
-        pools: Sequence[BlockPool],
-        windows: Sequence[int | None],
+        groups: Sequence[GroupManager],
         block_size: int,
-        drop_state: Callable[[Node], None] | None = None,
+        states: States | None = None,
+        leaving: Callable[[Node, int], None] | None = None,
     ) -> None:
-        self._pools = pools
-        self._drop_state = drop_state
-        self._windows = tuple(windows)
-        self._sliding = tuple(g for g, window in enumerate(windows) if window is not None)
-        self._essential = tuple(g for g, window in enumerate(windows) if window is None)
+        """`leaving` is told of a node and a group before the node's block is evicted."""
+        self._groups = tuple(groups)
+        self._pools = tuple(group.pool for group in groups)
+        self._states = states or NoStates()
+        self._leaving = leaving
+        self._single = tuple(g for g, group in enumerate(groups) if not group.essential)  # blocks that go one by one
+        self._essential = tuple(g for g, group in enumerate(groups) if group.essential)
         self._block_size = block_size
         self._roots: dict[Hashable, Node] = {}  # of each space
+        pools = self._pools
         self.pinned: list[list[int]] = [[] for _ in pools]  # per group: blocks of public prefixes that always stay
         self._holder: list[dict[int, Node]] = [{} for _ in pools]
         self._heaps: list[list[tuple[float, int, Node]]] = [[] for _ in pools]
@@ -114,7 +115,7 @@ class RadixTree:
         portal = node.children.get(namespace.portal) if node.public else None
         valid = self._servable(nodes)
         served, (tail, tail_tokens) = valid, (None, 0)
-        if valid == len(nodes) or self._drop_state:
+        if valid == len(nodes) or not self._states.divisible:
             rest = tuple(tokens[position : min(limit, position + size)])
             tails = [self._best_tail(parent, nodes, rest) for parent in (node, portal) if parent is not None]
             tail, tail_tokens = max(tails, key=lambda found: found[1])
@@ -125,31 +126,60 @@ class RadixTree:
         pending = min(pending, limit)
         at = node if portal is None else portal
         reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
-        forks = position if self._drop_state else 0
-        return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks)
+        below = self._below(nodes, namespace, tokens, limit) if valid == len(nodes) and pending <= found else ()
+        if below and below[-1].depth > total:
+            tail, tail_tokens, served = None, 0, valid
+        else:
+            below = ()
+        forks = self._states.forks(position)
+        return Match(tuple(nodes[:served]), tail, tail_tokens, pending, owner, reason, valid, forks, below)
+
+    def _below(self, nodes: list[Node], namespace: Namespace, tokens: Sequence[int], limit: int) -> tuple[Node, ...]:
+        """Nodes that go on where these end and can be loaded, as far as every group can serve the last of them."""
+        if not self._states.divisible:
+            return ()
+        node = nodes[-1] if nodes else self._roots[namespace.space]
+        chain = list(nodes)
+        best = len(nodes)
+        while node.depth + self._block_size <= limit:
+            key = tuple(tokens[node.depth : node.depth + self._block_size])
+            child = self._child(node, namespace, key)
+            if child is None or child.filled or not all(g in child.below for g in self._essential):
+                break
+            chain.append(child)
+            node = child
+            if all(self._reaches(g, nodes, chain) for g in self._single):
+                best = len(chain)
+        return tuple(chain[len(nodes) : best])
+
+    def _reaches(self, group: int, nodes: list[Node], chain: list[Node]) -> bool:
+        """Whether all that a group needs at the end of a chain is there: on the device up to `nodes`, then below."""
+        missing = (n.depth for n in reversed(chain[len(nodes) :]) if group not in n.below)
+        gap = next(missing, 0) or next((n.depth for n in reversed(nodes) if n.blocks[group] == NULL_BLOCK), 0)
+        return gap <= self._groups[group].first_needed(chain[-1].depth)
 
     def _servable(self, nodes: list[Node]) -> int:
-        """How many leading nodes form a prefix with its state and with its last window in every sliding group."""
-        if not (self._sliding or self._drop_state):
+        """How many leading nodes form a prefix with its state and with what every group needs of it."""
+        if not self._single and self._states.divisible:
             return len(nodes)
         best = 0
-        missing_until = dict.fromkeys(self._sliding, 0)  # tokens before this position have a gap
+        gaps = dict.fromkeys(self._single, 0)  # tokens before this position are not all there
         for count, node in enumerate(nodes, 1):
-            for g in self._sliding:
+            for g in self._single:
                 if node.blocks[g] == NULL_BLOCK:
-                    missing_until[g] = node.depth
-            if self._window_present(missing_until, node.depth) and not (self._drop_state and node.state is None):
+                    gaps[g] = node.depth
+            if self._serves(gaps, node.depth) and self._states.kept(node):
                 best = count
         return best
 
-    def _window_present(self, missing_until: dict[int, int], length: int) -> bool:
-        return all(until == 0 or until <= length - (self._windows[g] or 0) + 1 for g, until in missing_until.items())
+    def _serves(self, gaps: dict[int, int], length: int) -> bool:
+        return all(gap <= self._groups[g].first_needed(length) for g, gap in gaps.items())
 
     def _best_tail(self, node: Node, nodes: list[Node], rest: Key) -> tuple[Node | None, int]:
         """The child of `node` that shares most of the tokens that follow; neighbours in key order suffice."""
         if not rest or not node.order:
             return None, 0
-        if self._drop_state:
+        if not self._states.divisible:
             return self._kept_tail(node, nodes, rest)
         at = bisect_left(node.order, rest)
         best: tuple[Node | None, int] = (None, 0)
@@ -165,17 +195,17 @@ class RadixTree:
         """The longest child of `node` that `rest` begins with and whose state is kept: it cannot be had in part."""
         for count in range(len(rest), 0, -1):
             child = node.children.get(rest[:count])
-            if child and child.state is not None and self._tail_servable(nodes, child, child.depth):
+            if child and child.filled and self._states.kept(child) and self._tail_servable(nodes, child, child.depth):
                 return child, count
         return None, 0
 
     def _tail_servable(self, nodes: list[Node], child: Node, length: int) -> bool:
-        missing_until: dict[int, int] = {}
-        for g in self._sliding:
-            if child.blocks[g] == NULL_BLOCK:
+        gaps: dict[int, int] = {}
+        for g in self._single:
+            if child.blocks[g] == NULL_BLOCK and self._groups[g].first_needed(length) < length:
                 return False
-            missing_until[g] = next((n.depth for n in reversed(nodes) if n.blocks[g] == NULL_BLOCK), 0)
-        return self._window_present(missing_until, length)
+            gaps[g] = next((n.depth for n in reversed(nodes) if n.blocks[g] == NULL_BLOCK), 0)
+        return self._serves(gaps, length)
 
     def _pending(self, node: Node, namespace: Namespace, tokens: Sequence[int], position: int) -> tuple[int, Any]:
         """Where the last block that another sequence is now computing for this prefix ends, and that sequence; 0, None.
@@ -195,7 +225,7 @@ class RadixTree:
 
     def _miss_reason(self, node: Node, tokens: Sequence[int], position: int, window: bool, pending: bool) -> str:
         if window:
-            return "no_checkpoint" if self._drop_state else "window_evicted"
+            return self._states.miss_reason
         if pending:
             return "in_flight"
         key = tuple(tokens[position : position + self._block_size])
@@ -215,6 +245,9 @@ class RadixTree:
             child = node.children.get(key)
             if child is None:
                 child = node.children[key] = Node(node, key, key, len(self._pools), owner)
+                announced.append(child)
+            elif child.below and not child.filled and child.owner is None:
+                child.owner = owner
                 announced.append(child)
             node = child
         return announced
@@ -261,7 +294,7 @@ class RadixTree:
 
     def pin(self, node: Node) -> None:
         """Keeps a public prefix for good: all it needs to be had up to that node."""
-        seen_from = [0 if window is None else max(0, node.depth - window + 1) for window in self._windows]
+        seen_from = [group.first_needed(node.depth) for group in self._groups]
         up: Node | None = node
         while up is not None:
             for g, block in enumerate(up.blocks):
@@ -315,7 +348,7 @@ class RadixTree:
         block = node.blocks[group]
         if block == NULL_BLOCK or self._pools[group].refs[block] != 1:
             return False
-        return self._windows[group] is not None or not node.order
+        return not self._groups[group].essential or not node.order
 
     def evict(self, group: int) -> bool:
         """Frees an idle block of a group, and what becomes useless with it; False if there is none."""
@@ -326,13 +359,21 @@ class RadixTree:
                 continue
             self._clock[group] = max(self._clock[group], priority)
             self._remember(node)
-            if self._windows[group] is None:
+            if self._groups[group].essential:
+                self._leave(node, *(g for g, held in enumerate(node.blocks) if held != NULL_BLOCK))
                 self._remove(node)
             else:
+                self._leave(node, group)
                 self._drop_block(group, node)
                 self._unlink_if_empty(node)
             return True
         return False
+
+    def _leave(self, node: Node, *groups: int) -> None:
+        """Lets a lower tier have what is about to go."""
+        if self._leaving is not None:
+            for g in groups:
+                self._leaving(node, g)
 
     def _remember(self, node: Node) -> None:
         """Notes an eviction, to tell later that a miss was one."""
@@ -367,15 +408,16 @@ class RadixTree:
         parent = node.parent
         if node.filled and parent is not None:
             node.filled = False
-            if self._drop_state:
-                self._drop_state(node)
+            self._states.drop(node)
             del parent.order[bisect_left(parent.order, node.key)]
             for g in self._essential:
                 self._offer(g, parent)
 
     def _unlink_if_empty(self, node: Node) -> None:
         """Takes a node that holds nothing, leads to nothing and has no user out of the tree; then its parent."""
-        while not (node.children or node.users or node.owner is not None or any(node.blocks)):
+        while not (
+            node.children or node.users or node.owner is not None or any(node.blocks) or node.below or node.saving
+        ):
             parent = node.parent
             if parent is None:
                 if self._roots.get(node.name) is node:
@@ -385,6 +427,24 @@ class RadixTree:
             del parent.children[node.name]
             node.parent = None
             node = parent
+
+    def forget_below(self, node: Node, group: int) -> None:
+        """The lower tier has no copy of a node's block any more."""
+        node.below.pop(group, None)
+        self._unlink_if_empty(node)
+
+    def saved(self, node: Node, group: int, place: int | None) -> None:
+        """A copy to the lower tier has ended; `place` is where it lies, None if it failed."""
+        node.saving -= 1
+        if place is not None:
+            node.below[group] = place
+        self._unlink_if_empty(node)
+
+    def copies_below(self) -> Iterator[tuple[Node, int, int]]:
+        """(node, group, place) of every copy in a lower tier."""
+        for root in self._roots.values():
+            for node in self._walk(root):
+                yield from ((node, group, place) for group, place in node.below.items())
 
     def drop_space(self, space: Hashable) -> None:
         """Forgets a space that no sequence uses any more."""
@@ -404,7 +464,10 @@ class RadixTree:
             assert root.name == space and root.public
             for node in self._walk(root):
                 assert node.order == sorted(child.key for child in node.children.values() if child.filled)
-                assert node is root or node.filled or node.owner is not None or node.children or node.users
+                assert (
+                    node is root or node.filled or node.owner is not None or node.children or node.users
+                    or node.below or node.saving
+                )  # fmt: skip
                 assert not (self._essential and node.filled) or all(node.blocks[g] for g in self._essential)
                 for name, child in node.children.items():
                     assert (child.parent, child.name, child.depth) == (node, name, node.depth + len(child.key))

@@ -23,7 +23,7 @@ def test_a_request_has_the_same_bits_in_any_company_and_chunks(device: str, tmp_
         engine, info = make_engine(tmp_path, chunk, 0, **settings)
         assert info.determinism == STRICT
         for mates in company:
-            engine.scheduler.cache.tree.clear()
+            engine.scheduler.cache.clear()
             for number, prompt in enumerate(prompts[: 1 + mates]):
                 engine.add(ask(str(number), prompt, 3))
             answers.append(finish(engine)["0"])

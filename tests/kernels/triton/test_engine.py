@@ -23,7 +23,7 @@ NEW_TOKENS = 4
 
 def answers(engine: Engine, prompts: list[tuple[int, ...]]) -> tuple[list[list[int]], int]:
     """Greedy tokens of all prompts together, and how often one was preempted."""
-    engine.scheduler.cache.tree.clear()
+    engine.scheduler.cache.clear()
     before = engine.stats().preemptions
     for number, prompt in enumerate(prompts):
         engine.add(ask(str(number), prompt, NEW_TOKENS))

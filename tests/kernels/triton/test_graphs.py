@@ -115,7 +115,7 @@ def test_what_a_recording_cannot_do_runs_layer_by_layer(
     scored = replace(GREEDY, prompt_logprobs=1)
     answers = []
     for engine in (plain, recorded):
-        engine.scheduler.cache.tree.clear()
+        engine.scheduler.cache.clear()
         engine.add(ask("scored", prompt, 3, scored))
         answers.append(finish(engine))
     assert answers[0] == answers[1] and answers[0]["scored"].prompt_logprobs
@@ -182,7 +182,7 @@ def test_recordings_are_made_after_the_first_answer_and_between_steps(
     assert not again.runner.prepare() and set(graphs_of(again)._graphs) == {1}  # one answer is enough
     again.close()
     assert graphs.failed == {2} and sum("cannot be recorded" in line for line in caplog.messages) == 1
-    engine.scheduler.cache.tree.clear()
+    engine.scheduler.cache.clear()
     engine.add(ask("again", prompt, 2))
     assert finish(engine)["again"].tokens == answer["first"].tokens[:2]
     engine.close()

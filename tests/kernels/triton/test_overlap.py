@@ -46,7 +46,7 @@ def engines(device: str, model: Path) -> Iterator[dict[str, Engine]]:
 
 def run(engine: Engine, *requests: EngineRequest, preempt: str = "") -> Answers:
     """All answers; request `preempt` is sent back to the queue once it has said two tokens."""
-    engine.scheduler.cache.tree.clear()
+    engine.scheduler.cache.clear()
     for request in requests:
         engine.add(request)
     answers: Answers = {}

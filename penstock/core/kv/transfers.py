@@ -1,0 +1,175 @@
+"""Blocks on their way between the device and the tier below: who holds them meanwhile, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from penstock.core.kv.allocation import Allocation
+from penstock.core.kv.node import Node
+from penstock.core.kv.tier import NoTier, Tier
+from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
+
+if TYPE_CHECKING:
+    from penstock.core.kv.cache import KVCache
+    from penstock.core.sequence import Sequence as TokenSequence
+
+
+@dataclass(slots=True)
+class _Save:
+    node: Node
+    group: int
+    block: int
+    place: int
+    held: bool = True  # whether the block is still kept for it
+
+
+@dataclass(slots=True)
+class _Load:
+    node: Node
+    group: int
+    block: int
+    place: int
+    sequence: TokenSequence | None  # None once it has been released
+    end: int
+
+
+class Transfers:
+    """What is being saved and loaded. A transfer may finish late, fail, or never finish.
+
+    A block that is being saved is kept until it is needed: a save that is then abandoned frees the block at once, while
+    its place stays taken until the worker has said that it writes there no more. A block that is being loaded is kept
+    until the load has finished, whoever has given it up meanwhile.
+
+    Attributes:
+        tier: where evicted blocks go.
+        may_save: whether evicting may save: not while each block is needed at once.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self.tier: Tier = NoTier()
+        self.may_save = True
+        self._cache = cache
+        self._numbers = count(1)
+        self._saves: dict[int, _Save] = {}
+        self._loads: dict[int, _Load] = {}
+        self._saving: set[tuple[Node, int]] = set()
+
+    @property
+    def loading(self) -> bool:
+        """Whether loads are on their way."""
+        return bool(self._loads)
+
+    def offer(self, node: Node, group: int) -> None:
+        """A node's block is about to be evicted: the tier may have it."""
+        if not self.may_save or len(node.key) < self._cache.block_size or group in node.below:
+            return
+        if (node, group) in self._saving:
+            return
+        place = self.tier.offer(node, group)
+        if place is None:
+            return
+        transfer = next(self._numbers)
+        block = node.blocks[group]
+        self._cache.pools[group].retain(block)
+        node.saving += 1
+        self._saving.add((node, group))
+        self._saves[transfer] = _Save(node, group, block, place)
+        size = self._cache.block_size
+        self._cache.ops.append(CacheOp(CacheOpKind.SAVE, group, block, NULL_BLOCK, size, transfer, place))
+
+    def abandon_saves(self, needs: Sequence[int]) -> bool:
+        """Frees blocks that are being saved, if so many per group can be had then."""
+        kept = [save for save in self._saves.values() if save.held]
+        for g, need in enumerate(needs):
+            if need > self._cache.available(g) + sum(save.group == g for save in kept):
+                return False
+        for save in kept:
+            save.held = False
+            self._cache.pools[save.group].release(save.block)
+        return bool(kept)
+
+    def load(self, sequence: TokenSequence, allocation: Allocation, nodes: Sequence[Node]) -> None:
+        """Has the nodes' blocks loaded into the sequence's, which `extend` has given it."""
+        cache = self._cache
+        sequence.loading = True
+        allocation.loaded = list(nodes)
+        end = nodes[-1].depth
+        for node in nodes:
+            index = node.depth // cache.block_size - 1
+            for g, table in enumerate(allocation.tables):
+                block = table.blocks[index] if index < len(table.blocks) else NULL_BLOCK
+                if block != NULL_BLOCK and (place := node.below.get(g)) is not None:
+                    self._load(_Load(node, g, block, place, sequence, end), allocation)
+
+    def _load(self, load: _Load, allocation: Allocation) -> None:
+        transfer = next(self._numbers)
+        cache = self._cache
+        self.tier.open(load.place)
+        self._loads[transfer] = load
+        allocation.transfers.add(transfer)
+        cache.ops.append(
+            CacheOp(CacheOpKind.LOAD, load.group, NULL_BLOCK, load.block, cache.block_size, transfer, load.place)
+        )
+
+    def detach(self, allocation: Allocation) -> list[tuple[int, int]]:
+        """References a sequence gives up that no load keeps: the others go when their loads have finished."""
+        held = list(allocation.blocks())
+        for transfer in allocation.transfers:
+            load = self._loads[transfer]
+            load.sequence = None
+            held.remove((load.group, load.block))
+        allocation.transfers.clear()
+        return held
+
+    def finish(self, transfer: int, *, failed: bool) -> TokenSequence | None:
+        """A transfer is over. Returns a sequence that must start anew, since what it was to go on from is not there."""
+        save = self._saves.pop(transfer, None)
+        if save is not None:
+            self._finish_save(save, failed)
+            return None
+        load = self._loads.pop(transfer, None)
+        return None if load is None else self._finish_load(transfer, load, failed)
+
+    def _finish_save(self, save: _Save, failed: bool) -> None:
+        self._saving.remove((save.node, save.group))
+        whole = save.held and not failed
+        if save.held:
+            self._cache.release_all([(save.group, save.block)])
+        if whole:
+            self.tier.stored(save.place, save.node, save.group)
+        else:
+            self.tier.free(save.place)
+        self._cache.tree.saved(save.node, save.group, save.place if whole else None)
+
+    def _finish_load(self, transfer: int, load: _Load, failed: bool) -> TokenSequence | None:
+        self.tier.close(load.place)
+        if failed and load.node.below.get(load.group) == load.place:
+            self.tier.free(load.place)
+            self._cache.tree.forget_below(load.node, load.group)
+        sequence = load.sequence
+        if sequence is None or sequence.allocation is None:
+            self._cache.release_all([(load.group, load.block)])
+            return None
+        sequence.allocation.transfers.remove(transfer)
+        if failed:
+            return sequence
+        if not sequence.allocation.transfers:
+            sequence.loading = False
+            self._cache.fill_loaded(sequence, load.end)
+        return None
+
+    def clear(self) -> None:
+        """Forgets the copies below that nobody is reading."""
+        busy = {load.place for load in self._loads.values()}
+        for node, group, place in list(self._cache.tree.copies_below()):
+            if place not in busy:
+                self.tier.free(place)
+                self._cache.tree.forget_below(node, group)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """(group, block) of every reference that transfers alone keep."""
+        yield from ((save.group, save.block) for save in self._saves.values() if save.held)
+        yield from ((load.group, load.block) for load in self._loads.values() if load.sequence is None)

@@ -1,0 +1,36 @@
+"""What a request has besides text, as the scheduler sees it: places, lengths and digests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Placeholders of one medium in a prompt. They are computed in one step and shared as a whole or not at all.
+
+    Attributes:
+        digest: of the medium's content; the prefix tree knows the placeholders by it.
+        start, length: absolute positions of the placeholders.
+    """
+
+    digest: str
+    start: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What an encoder apart from the decoder reads, whose output the decoder attends to.
+
+    Attributes:
+        digest: of its content.
+        length: entries of the encoder's output.
+    """
+
+    digest: str
+    length: int

@@ -1,0 +1,103 @@
+"""What a step gave: tokens, cache entries, scores, drafts for the next step, finished transfers, or an end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.core.kv.cache import KVCache
+from penstock.core.ledger import Ledger
+from penstock.core.plan_builder import InFlight
+from penstock.core.protocol import Proposal, SlotResult, StepResult
+from penstock.core.request import FinishReason
+from penstock.core.sequence import Sequence, SequenceState
+
+
+class Settlement:
+    """Takes results for the sequences they belong to."""
+
+    def __init__(self, cache: KVCache, ledger: Ledger) -> None:
+        self._cache = cache
+        self._ledger = ledger
+
+    def settle(self, entry: InFlight, result: SlotResult, forced: tuple[int, ...]) -> None:
+        """Takes what a step gave a sequence: tokens, entries, scores, or its end."""
+        sequence = entry.sequence
+        sequence.in_flight -= entry.sample
+        if forced and sequence.in_flight:
+            raise ValueError(f"slot {entry.slot} has forced tokens and a step in flight; plan it without lookahead")
+        error = _fault(entry, result)
+        if error is not None:
+            self._ledger.finish(sequence, FinishReason.ERROR, error=error)
+            return
+        accepted = max(0, len(result.tokens) - 1) if entry.drafts else 0
+        result = self._unscored(sequence, entry, result)
+        if forced:
+            result = replace(result, tokens=result.tokens + forced)
+        count, reason = self._ledger.accept(sequence, result.tokens)
+        if result.pooled is not None:
+            reason = FinishReason.STOP
+        if sequence.allocation is not None:
+            self._commit_entries(sequence, entry, accepted)
+        if reason is not None:
+            self._ledger.finish(sequence, reason, result, count)
+        elif count or result.prompt_logprobs:
+            self._ledger.tell(sequence, result, count)
+        if result.again and sequence.state is SequenceState.RUNNING:
+            self._ledger.send_back(sequence)
+
+    def _commit_entries(self, sequence: Sequence, entry: InFlight, accepted: int) -> None:
+        """The entries of the known tokens and of the accepted drafts exist; those of the others do not count."""
+        committed = min(entry.end + accepted, len(sequence.tokens))
+        if entry.drafts:
+            counters = self._ledger.counters
+            counters.drafted_tokens += len(entry.drafts)
+            counters.accepted_tokens += accepted
+            sequence.rewind(committed)
+            assert sequence.allocation is not None
+            self._cache.ops += self._cache.states.settle(sequence.allocation, entry.slot, committed - entry.end)
+        self._cache.commit(sequence, committed)
+
+    def _unscored(self, sequence: Sequence, entry: InFlight, result: SlotResult) -> SlotResult:
+        """The result without the prompt's log-probabilities that were told before a preemption."""
+        if not result.prompt_logprobs:
+            return result
+        first = sequence.request.sampling.first_scored(entry.start)
+        fresh = result.prompt_logprobs[max(0, sequence.scored - first) :]
+        sequence.scored += len(fresh)
+        return replace(result, prompt_logprobs=fresh)
+
+    def take_proposals(self, proposals: tuple[Proposal, ...], in_flight: list[InFlight]) -> None:
+        """Keeps drafts for the next step of those that were in this one, as far as they form a chain."""
+        if not proposals:
+            return
+        slots = {entry.slot: entry.sequence for entry in in_flight}
+        for proposal in proposals:
+            sequence = slots.get(proposal.row)
+            if sequence is None or sequence.slot != proposal.row or not sequence.request.speculate:
+                continue
+            chain = next(
+                (i for i, parent in enumerate(proposal.parents) if parent != i - 1),
+                len(proposal.tokens),
+            )
+            if not sequence.request.constrained and sequence.computed == sequence.known - 1:
+                sequence.drafts = proposal.tokens[:chain]
+
+    def finish_transfers(self, result: StepResult) -> None:
+        """Takes what came from a lower tier, or went there."""
+        failed = set(result.failed_transfers)
+        for transfer in result.finished_transfers:
+            sequence = self._cache.transfers.finish(transfer, failed=transfer in failed)
+            if sequence is not None:  # it was to go on from what could not be loaded
+                self._ledger.counters.failed_loads += 1
+                self._ledger.restart(sequence)
+
+
+def _fault(entry: InFlight, result: SlotResult) -> str | None:
+    """Why a result cannot be taken, if so."""
+    if result.error is not None:
+        return result.error
+    if entry.sample and not (result.tokens or result.again) and result.pooled is None:
+        return "the runner returned no token for this request."
+    if entry.drafts and result.tokens[:-1] != entry.drafts[: max(0, len(result.tokens) - 1)]:
+        return "the runner accepted other drafts than it was given."
+    return None
