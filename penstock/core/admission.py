@@ -56,6 +56,8 @@ class AdmissionControl:
                 f"context holds {self._options.max_model_len}. Shorten the prompt or lower max_tokens.",
                 param="max_tokens",
             )
+        if request.encoder is not None and self._cache.cross_group < 0:
+            raise RequestError("the model has no encoder whose output a prompt could attend to.", param="messages")
         encoder = 0 if request.encoder is None else request.encoder.length
         if not self._cache.can_hold(prompt + most - 1, self._chunk) or not self._cache.cross.can_hold(encoder):
             raise RequestError(
@@ -64,13 +66,24 @@ class AdmissionControl:
                 param="max_tokens",
                 code="kv_cache_too_small",
             )
-        longest = max((span.length for span in request.media), default=0)
-        if longest > self._chunk:
-            raise RequestError(
-                f"a medium of the prompt takes {longest} tokens, but a step computes at most {self._chunk} of a "
-                "prompt, and a medium is computed in one. Send it smaller, or raise --max-num-batched-tokens.",
-                param="messages",
-            )
+        self._check_media(request)
+
+    def _check_media(self, request: EngineRequest) -> None:
+        end = 0
+        for span in request.media:
+            if span.length < 1 or not end <= span.start < span.end <= len(request.prompt_ids):
+                raise RequestError(
+                    f"a medium is said to lie at tokens {span.start} to {span.end} of a prompt of "
+                    f"{len(request.prompt_ids)}, behind another that ends at {end}; media lie in order and apart.",
+                    param="messages",
+                )
+            if span.length > self._chunk:
+                raise RequestError(
+                    f"a medium of the prompt takes {span.length} tokens, but a step computes at most {self._chunk} of "
+                    "a prompt, and a medium is computed in one. Send it smaller, or raise --max-num-batched-tokens.",
+                    param="messages",
+                )
+            end = span.end
 
     def admit(self, builder: PlanBuilder) -> None:
         """Admits waiting sequences in order as long as slots, tokens and gates allow."""

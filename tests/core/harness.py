@@ -116,7 +116,7 @@ def null_engine(
     planner = Scheduler(options, groups, **scheduler)
     if places:
         cache = planner.cache
-        cache.transfers.tier = BoundedTier(places, 4, cache.tree.forget_below)
+        cache.transfers.tier = BoundedTier(places, 16, cache.tree.forget_below)
     return Engine(planner, runner, Constraints(vocab_size))
 
 

@@ -63,7 +63,7 @@ class KVCache:
         self.states: States = StateGroup(checkpoints, len(self.pools), block_size) if checkpoints else NoStates()
         self.ops: list[CacheOp] = []
         self.transfers = Transfers(self)
-        self.tree = RadixTree(self.groups, block_size, self.states, self.transfers.offer)
+        self.tree = RadixTree(self.groups, block_size, self.states)
         self._copied: list[tuple[int, int]] = []  # blocks that operations of the next plan read
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(groups)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
@@ -199,6 +199,7 @@ class KVCache:
 
     def take_ops(self, step: int) -> tuple[CacheOp, ...]:
         """The operations of plan `step`; what they read stays until that has committed."""
+        self.transfers.save_ahead()
         ops = tuple(self.ops)
         self.ops.clear()
         if self._copied:
@@ -247,8 +248,8 @@ class KVCache:
     def _allocate(self, group: int, needs: list[int]) -> tuple[int, ...]:
         pool = self.pools[group]
         while pool.num_free < needs[group]:
-            self.transfers.may_save = all(self.available(g) > need for g, need in enumerate(needs))
-            self.tree.evict(group)
+            if not self.tree.evict(group):
+                raise RuntimeError(f"group {group} has fewer blocks to evict than it counts")
         blocks = tuple(pool.allocate() for _ in range(needs[group]))
         needs[group] = 0
         return blocks
@@ -432,7 +433,6 @@ class KVCache:
 
     def clear(self) -> None:
         """Forgets every prefix and encoder output that no sequence uses, in lower tiers too."""
-        self.transfers.may_save = False
         self.tree.clear()
         self.cross.clear()
         self.transfers.clear()

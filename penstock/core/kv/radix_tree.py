@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from penstock.core.kv.groups import GroupManager
@@ -41,13 +41,10 @@ class RadixTree:
         groups: Sequence[GroupManager],
         block_size: int,
         states: States | None = None,
-        leaving: Callable[[Node, int], None] | None = None,
     ) -> None:
-        """`leaving` is told of a node and a group before the node's block is evicted."""
         self._groups = tuple(groups)
         self._pools = tuple(group.pool for group in groups)
         self._states = states or NoStates()
-        self._leaving = leaving
         self._single = tuple(g for g, group in enumerate(groups) if not group.essential)  # blocks that go one by one
         self._essential = tuple(g for g, group in enumerate(groups) if group.essential)
         self._block_size = block_size
@@ -360,20 +357,32 @@ class RadixTree:
             self._clock[group] = max(self._clock[group], priority)
             self._remember(node)
             if self._groups[group].essential:
-                self._leave(node, *(g for g, held in enumerate(node.blocks) if held != NULL_BLOCK))
                 self._remove(node)
             else:
-                self._leave(node, group)
                 self._drop_block(group, node)
                 self._unlink_if_empty(node)
             return True
         return False
 
-    def _leave(self, node: Node, *groups: int) -> None:
-        """Lets a lower tier have what is about to go."""
-        if self._leaving is not None:
-            for g in groups:
-                self._leaving(node, g)
+    def next_victims(self, group: int, most: int) -> list[Node]:
+        """Nodes whose blocks of a group would be evicted next, in that order, the prefixes of each after it."""
+        heap = self._heaps[group]
+        popped: list[tuple[float, int, Node]] = []
+        found: list[Node] = []
+        while heap and len(found) < most:
+            entry = heapq.heappop(heap)
+            node = entry[2]
+            if entry[1] != node.stamps[group] or not self._evictable(group, node):
+                continue
+            popped.append(entry)
+            found.append(node)
+            up = node.parent
+            while self._groups[group].essential and up is not None and len(up.order) == 1 and len(found) < most:
+                found.append(up)
+                up = up.parent
+        for entry in popped:
+            heapq.heappush(heap, entry)
+        return found
 
     def _remember(self, node: Node) -> None:
         """Notes an eviction, to tell later that a miss was one."""

@@ -13,10 +13,16 @@ from penstock.core.kv.node import Node
 
 
 class Tier(Protocol):
-    """What the cache asks of the tier below the device."""
+    """What the cache asks of the tier below the device.
+
+    Attributes:
+        accepts: whether it takes anything.
+    """
+
+    accepts: bool
 
     def offer(self, node: Node, group: int) -> int | None:
-        """A place for the copy of a node's block that is about to be evicted; None if it is not wanted.
+        """A place for the copy of a node's block that will be evicted soon; None if it is not wanted.
 
         The copy counts once `stored` says so. Places of other nodes may be given up for it.
         """
@@ -37,6 +43,8 @@ class Tier(Protocol):
 class NoTier:
     """The null form: what is evicted is gone."""
 
+    accepts = False
+
     def offer(self, node: Node, group: int) -> int | None:
         return None
 
@@ -55,6 +63,8 @@ class NoTier:
 
 class BoundedTier:
     """A tier of so many places, of which at most `most_saving` are written at a time."""
+
+    accepts = True
 
     def __init__(self, places: int, most_saving: int, dropped: Callable[[Node, int], None]) -> None:
         """`dropped` is told which node's block, of which group, has no copy here any more."""

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from penstock.core.sequence import Sequence as TokenSequence
 
 
+_SAVED_AHEAD = 8  # blocks of a group, the next to be evicted, that are kept saved once so few are free
+
+
 @dataclass(slots=True)
 class _Save:
     node: Node
@@ -44,13 +47,11 @@ class Transfers:
     until the load has finished, whoever has given it up meanwhile.
 
     Attributes:
-        tier: where evicted blocks go.
-        may_save: whether evicting may save: not while each block is needed at once.
+        tier: where blocks go.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self.tier: Tier = NoTier()
-        self.may_save = True
         self._cache = cache
         self._numbers = count(1)
         self._saves: dict[int, _Save] = {}
@@ -62,23 +63,35 @@ class Transfers:
         """Whether loads are on their way."""
         return bool(self._loads)
 
-    def offer(self, node: Node, group: int) -> None:
-        """A node's block is about to be evicted: the tier may have it."""
-        if not self.may_save or len(node.key) < self._cache.block_size or group in node.below:
+    def save_ahead(self) -> None:
+        """Where eviction is near, has what would go next copied below, so that it need not be lost when it goes.
+
+        Blocks that are being saved stay in the tree. What is evicted before it was saved is gone.
+        """
+        if not self.tier.accepts:
             return
-        if (node, group) in self._saving:
-            return
-        place = self.tier.offer(node, group)
-        if place is None:
-            return
-        transfer = next(self._numbers)
-        block = node.blocks[group]
-        self._cache.pools[group].retain(block)
-        node.saving += 1
-        self._saving.add((node, group))
-        self._saves[transfer] = _Save(node, group, block, place)
+        for g, pool in enumerate(self._cache.pools):
+            if pool.num_free < _SAVED_AHEAD:
+                for node in self._cache.tree.next_victims(g, _SAVED_AHEAD):
+                    self._save(node)
+
+    def _save(self, node: Node) -> None:
         size = self._cache.block_size
-        self._cache.ops.append(CacheOp(CacheOpKind.SAVE, group, block, NULL_BLOCK, size, transfer, place))
+        if len(node.key) < size:
+            return
+        for g, block in enumerate(node.blocks):
+            idle = block != NULL_BLOCK and self._cache.pools[g].refs[block] == 1
+            if not idle or g in node.below or (node, g) in self._saving:
+                continue
+            place = self.tier.offer(node, g)
+            if place is None:
+                return
+            transfer = next(self._numbers)
+            self._cache.tree.retain(g, block)
+            node.saving += 1
+            self._saving.add((node, g))
+            self._saves[transfer] = _Save(node, g, block, place)
+            self._cache.ops.append(CacheOp(CacheOpKind.SAVE, g, block, NULL_BLOCK, size, transfer, place))
 
     def abandon_saves(self, needs: Sequence[int]) -> bool:
         """Frees blocks that are being saved, if so many per group can be had then."""
@@ -88,7 +101,7 @@ class Transfers:
                 return False
         for save in kept:
             save.held = False
-            self._cache.pools[save.group].release(save.block)
+            self._cache.tree.release(save.group, save.block)
         return bool(kept)
 
     def load(self, sequence: TokenSequence, allocation: Allocation, nodes: Sequence[Node]) -> None:
