@@ -92,6 +92,8 @@ class NewSequence:
         encoder: what it attends to besides, whose entries the table of the cross group holds.
         media: placeholders in the prompt.
         speculate: whether drafts may be proposed for it.
+        valid_from: per cache group, the first position before `computed` whose entries are there; more than what is
+            needed is missing in optional groups alone.
     """
 
     row: int
@@ -109,6 +111,7 @@ class NewSequence:
     encoder: EncoderInput | None = None
     media: tuple[MediaSpan, ...] = ()
     speculate: bool = False
+    valid_from: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,10 @@ class Runner(Protocol):
         """Does a bounded piece of what makes later steps faster; whether there is more. Called while nothing runs."""
 
     def abort(self) -> None:
-        """Forgets outstanding plans after one of them failed; rows they introduced may be released or overwritten."""
+        """Forgets outstanding plans after one of them failed; rows they introduced may be released or overwritten.
+
+        Transfers in flight are ended as well, and none of them is reported afterwards.
+        """
 
     def close(self) -> None:
         """Frees what the runner holds."""

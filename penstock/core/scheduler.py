@@ -155,12 +155,13 @@ class Scheduler:
             raise ValueError(
                 f"{tokens} of {len(sequence.tokens)} tokens are to stay, but the prompt has {sequence.num_prompt}"
             )
-        if sequence.state is SequenceState.RUNNING:
-            if sequence.last_step > self.cache.committed_step:
-                return False
-            # the last token is computed anew where all that stay were: its logits are wanted
-            if sequence.loading or not self.cache.rewind(sequence, min(tokens - 1, sequence.committed)):
-                self.ledger.restart(sequence)
+        if sequence.last_step > self.cache.committed_step:
+            return False
+        # the last token is computed anew where all that stay were: its logits are wanted
+        if sequence.state is SequenceState.RUNNING and (
+            sequence.loading or not self.cache.rewind(sequence, min(tokens - 1, sequence.committed))
+        ):
+            self.ledger.restart(sequence)
         sequence.truncate(tokens)
         sequence.rewind(tokens - 1)
         if sequence.introduced:
@@ -309,6 +310,8 @@ class Scheduler:
         """Ends every sequence that has a step in flight with an error: what those steps did is unknown."""
         entries = [entry for in_flight in self._outstanding.values() for entry in in_flight]
         self.cache.forget_unfinished(entry.sequence for entry in entries)
+        for sequence in self.cache.transfers.fail_all():
+            self.ledger.restart(sequence)
         while self._outstanding:
             step, in_flight = self._outstanding.popitem(last=False)
             self._step_over(step)
@@ -352,4 +355,5 @@ def _new_sequence(sequence: Sequence, tokens: ScheduledTokens) -> NewSequence:
         encoder=request.encoder,
         media=request.media,
         speculate=request.speculate,
+        valid_from=tuple(table.valid_from for table in allocation.tables),
     )

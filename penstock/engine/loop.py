@@ -14,6 +14,7 @@ from penstock.core.pace import Pace, PaceMeter
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
+from penstock.core.step_cost import StepCost, UnknownStepCost
 from penstock.runtime.constraints import Constraints
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
@@ -25,6 +26,7 @@ class Engine:
     """Runs requests step by step. Up to `depth` plans are made ahead of the oldest unanswered one.
 
     Attributes:
+        step_cost: what steps cost in the runner.
         dead: why no step can be computed any more, once the runner said so; whoever steps the engine ends it.
     """
 
@@ -34,8 +36,9 @@ class Engine:
         runner: Runner,
         constraints: Constraints | None = None,
         closed: Callable[[], None] | None = None,
+        step_cost: StepCost | None = None,
     ) -> None:
-        """`closed` is called when the engine is."""
+        """`closed` is called when the engine is; `step_cost` learns from every step, None for nobody who asks."""
         self._closed = closed
         self.scheduler = scheduler
         self.runner = runner
@@ -43,6 +46,7 @@ class Engine:
         self._depth = scheduler.options.depth
         self._submitted: deque[StepPlan] = deque()
         self._steps = 0
+        self.step_cost = step_cost or UnknownStepCost()
         self._meter = PaceMeter(scheduler.options.max_num_seqs, scheduler.options.max_num_batched_tokens)
         self._working_since: float | None = None  # or since the last commit
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -85,7 +89,9 @@ class Engine:
             if not self._guarded(self.runner.submit, plan, self.constraints.begin(plan)):
                 return self._outputs()
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
-            self._measure(self._submitted.popleft())
+            plan = self._submitted.popleft()
+            self._measure(plan)
+            self.step_cost.learn(plan, result.timings)
             self._commit(result)
         elif not self.scheduler.has_work or self.constraints.renewing:
             self.constraints.wait(_WAIT_S)

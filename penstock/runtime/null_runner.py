@@ -84,6 +84,9 @@ class Mover(Protocol):
     def finished(self) -> Iterator[tuple[CacheOp, list[int] | None]]:
         """Transfers that have ended since the last call, with the entries they moved; None for one that failed."""
 
+    def abort(self) -> None:
+        """Ends all transfers, none of which is told of any more."""
+
 
 @dataclass(slots=True)
 class _Row:
@@ -213,6 +216,8 @@ class NullRunner:
     def abort(self) -> None:
         self._queue.clear()
         self._aborted = True
+        if self._mover is not None:
+            self._mover.abort()
 
     def close(self) -> None:
         self._rows.clear()
@@ -299,7 +304,7 @@ class NullRunner:
             window = self._windows[g]
             first = 0 if window is None else max(0, span.start - window + 1)
             if self._optional[g]:
-                first = row.tables[g].count(NULL_BLOCK) * self._block_size
+                first = row.new.valid_from[g]
             for position in range(first, len(truth)):
                 if self._slots[g][self._slot(row, g, position)] != truth[position]:
                     raise ValueError(f"row {row.new.row}, group {g}: position {position} holds another prefix")

@@ -79,6 +79,9 @@ class SlowMover:
                 self._below[op.place] = read() if not fails else [7] * op.num_tokens
             yield op, None if fails else self._below[op.place]
 
+    def abort(self) -> None:
+        self._moving.clear()
+
     def hurry(self) -> None:
         """Nothing is late any more."""
         self._hurry = True

@@ -29,7 +29,7 @@ class Ownership:
         self.overlapped += bool(self._touched)
         self._touched[plan.step] = {block for span in plan.spans for block in self._seen(span)} | fresh
         groups = len(self._scheduler.cache.pools)
-        self._touched[plan.step] |= {(op.group, op.source) for op in plan.cache_ops if op.group < groups}
+        self._touched[plan.step] |= {(op.group, op.source) for op in plan.cache_ops if op.group < groups and op.source}
 
     def check(self) -> None:
         """No block that a plan in flight uses is free."""
@@ -49,12 +49,14 @@ class Ownership:
         for new in plan.new_rows:
             self._tables[new.row] = [list(table) for table in new.blocks]
             for g, table in enumerate(new.blocks):
+                if not self._scheduler.cache.groups[g].blocks_for(1):
+                    continue  # an encoder's entries, which all who attend to them share
                 yield from ((g, block) for block in table[-(-new.computed // size) :])
         for span in plan.spans:
             for g, blocks in enumerate(span.new_blocks):
                 self._tables[span.row][g] += blocks
                 yield from ((g, block) for block in blocks)
-        yield from ((op.group, op.target) for op in plan.cache_ops if op.group < groups)
+        yield from ((op.group, op.target) for op in plan.cache_ops if op.group < groups and op.target)
 
     def _seen(self, span: ScheduledTokens) -> Iterator[Block]:
         """Blocks with positions that a span's queries see, its own among them."""
@@ -63,5 +65,5 @@ class Ownership:
         for g, (table, group) in enumerate(zip(self._tables[span.row], cache.groups, strict=True)):
             first = group.first_seen(span.start)
             blocks = table[first // cache.block_size : -(-end // cache.block_size)]
-            assert NULL_BLOCK not in blocks
-            yield from ((g, block) for block in blocks)
+            assert group.first_needed(end) == end or NULL_BLOCK not in blocks, "only optional groups have gaps"
+            yield from ((g, block) for block in blocks if block != NULL_BLOCK)

@@ -19,14 +19,28 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from penstock.core.constraint import Thinking
+from penstock.core.kv.cache_spec import CacheGroup
+from penstock.core.kv.tier import BoundedTier
+from penstock.core.media import EncoderInput, MediaSpan
 from penstock.core.protocol import StepPlan, StepResult
 from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason
-from tests.core.harness import Collector, expected_tokens, null_engine, request, run
+from penstock.core.sequence import Sequence
+from tests.core.harness import (
+    CROSS,
+    OPTIONAL,
+    Collector,
+    Guesser,
+    SlowMover,
+    expected_tokens,
+    null_engine,
+    request,
+    run,
+)
 from tests.core.ownership import Ownership
 
 LIVES, RULES = 450, 50
-STEMS = tuple(tuple((stem * 7 + i * i) % 3 for i in range(40)) for stem in range(3))
-KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear")
+STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
+KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 2 + ("rewind",) * 5
 
 
 @dataclass(frozen=True)
@@ -52,10 +66,14 @@ ADDED = st.tuples(
     st.sampled_from([None, None, 0, 1, 5]),  # budget of reasoning
     st.sampled_from([(2,), (0, 1), (1, 1, 0)]),  # what ends it
     st.sampled_from([None, None, 0]),  # logprobs
+    st.booleans(),  # whether drafts may be proposed
+    st.sampled_from(["", "x", "y", "z"]),  # what its encoder read, if the model has one
+    st.sampled_from([(), (), ((2, 5),), ((0, 1), (4, 3))]),  # media: start, length
 )
 CHOSEN = st.tuples(st.integers(0, 63))
 FAILURES = st.tuples(st.sampled_from(["submit", "before", "after"]))
-VALUES = {"add": ADDED, "cancel": CHOSEN, "preempt": CHOSEN, "fail": FAILURES}
+REWOUND = st.tuples(st.integers(0, 63), st.integers(0, 12))
+VALUES = {"add": ADDED, "cancel": CHOSEN, "preempt": CHOSEN, "fail": FAILURES, "fork": CHOSEN, "rewind": REWOUND}
 
 
 @st.composite
@@ -105,21 +123,32 @@ class EngineLife(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 8]),
         rows=st.integers(1, 8),
         budget=st.sampled_from([1, 3, 16, 64]),
-        spare=st.integers(0, 6),
-        caching=st.booleans(),
+        spare=st.sampled_from([0, 1, 2, 4, 6, 12, 30]),
+        caching=st.sampled_from([True, True, False]),
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(0, 1),
-        checkpoints=st.sampled_from([None, None, 0, 1, 3, 12]),
+        checkpoints=st.sampled_from([None, None, None, None, 0, 1, 3, 12]),
         pinned=st.sampled_from([0, 0, 0, 8, 24]),
+        more_groups=st.sampled_from([(), (), (), (CROSS,), (OPTIONAL,), (CROSS, OPTIONAL)]),
+        guesses=st.sampled_from([None, (1, 8), (3, 5), (4, 0), (5, 7)]),
+        places=st.sampled_from([0, 5, 60, 200]),
+        moves=st.tuples(st.sampled_from([0, 1, 4]), st.sampled_from([0, 0, 2]), st.sampled_from([0, 1, 5])),
     )
     def start(
         self, windows: tuple[int | None, ...], block_size: int, rows: int, budget: int, spare: int, caching: bool,
-        policy: str, depth: int, checkpoints: int | None, pinned: int,
+        policy: str, depth: int, checkpoints: int | None, pinned: int, more_groups: tuple[CacheGroup, ...],
+        guesses: tuple[int, int] | None, places: int, moves: tuple[int, int, int],
     ) -> None:  # fmt: skip
         pinned *= caching
+        self.mover = SlowMover(*moves)
+        self.crosses = CROSS in more_groups
+        self.chunk = budget
+        self.forks: dict[str, list[list[int]]] = {}
         self.engine = null_engine(
             windows, blocks=-(-(76 + pinned) // block_size) + 2 + spare, block_size=block_size, rows=rows,
             budget=budget, vocab_size=3, caching=caching, policy=policy, depth=depth, checkpoints=checkpoints,
+            more_groups=more_groups, drafter=Guesser(*guesses) if guesses else None, mover=self.mover,
+            places=places * caching,
         )  # fmt: skip
         self.recurrent = checkpoints is not None
         if pinned:
@@ -143,7 +172,7 @@ class EngineLife(RuleBasedStateMachine):
     def _add(
         self, stem: tuple[int, ...], cut: int, suffix: list[int], n: int, max_tokens: int, greedy: bool,
         scored: int | None, stop: bool, priority: int, salt: str, owner: str, budget: int | None, end: tuple[int, ...],
-        logprobs: int | None,
+        logprobs: int | None, speculate: bool, heard: str, media: tuple[tuple[int, int], ...],
     ) -> bool:  # fmt: skip
         name = f"r{len(self.requests)}"
         asked = request(
@@ -151,9 +180,17 @@ class EngineLife(RuleBasedStateMachine):
             prompt_logprobs=scored, stop_ids=(1,) if stop else (), seed=len(self.requests), priority=priority,
             cache_salt=salt, thinking=None if budget is None else Thinking(end, budget=budget), logprobs=logprobs,
         )  # fmt: skip
-        asked = replace(asked, owner=owner)
+        spans = [MediaSpan("m", a, b) for a, b in media if a + b <= len(asked.prompt_ids) and b <= self.chunk]
+        prompt = list(asked.prompt_ids)
+        for span in spans:
+            prompt[span.start : span.end] = (index % 3 for index in range(span.length))
+        asked = replace(
+            asked, prompt_ids=tuple(prompt), owner=owner, speculate=speculate, media=tuple(spans),
+            encoder=EncoderInput(heard, 4) if heard and self.crosses else None,
+        )  # fmt: skip
         self.engine.add(asked)
         self.requests[name] = asked
+        self.forks[name] = [[] for _ in range(n)]
         return True
 
     def _unfinished(self, choice: int) -> str:
@@ -172,6 +209,40 @@ class EngineLife(RuleBasedStateMachine):
         sequences = self.engine.scheduler.preempt(self._unfinished(choice))
         self.counts["preemptions for memory"] -= sequences
         return sequences > 0
+
+    def _live(self, choice: int) -> Sequence | None:
+        """A queued or running sequence of a request under no constraints, whose grammar state would have to follow."""
+        every = (*self.engine.scheduler.running, *self.engine.scheduler.waiting)
+        live = [sequence for sequence in every if not sequence.request.constrained]
+        live.sort(key=lambda sequence: (sequence.request.request_id, sequence.index))
+        return live[choice % len(live)] if live else None
+
+    def _fork(self, choice: int) -> bool:
+        self._take(self.engine.scheduler.take_outputs(), failed=False)
+        parent = self._live(choice)
+        if parent is None or parent.generated < 1 or len(self.forks[parent.request.request_id]) > 4:
+            return False
+        name = parent.request.request_id
+        child = self.engine.scheduler.fork(name, parent.index)
+        assert child == len(self.forks[name])
+        self.forks[name].append(list(parent.tokens[parent.num_prompt :]))
+        self.collector.tokens[name, child] = list(self.forks[name][child])
+        return True
+
+    def _rewind(self, choice: int, back: int) -> bool:
+        self._take(self.engine.scheduler.take_outputs(), failed=False)
+        sequence = self._live(choice)
+        if sequence is None:
+            return False
+        name = sequence.request.request_id
+        begun = len(self.forks[name][sequence.index])
+        tokens = max(sequence.num_prompt + begun, len(sequence.tokens) - back)
+        running = sequence.allocation is not None
+        if tokens == len(sequence.tokens) or not self.engine.scheduler.rewind(name, sequence.index, tokens):
+            return False
+        self.counts["rewinds in place"] += running and sequence.allocation is not None
+        del self.collector.tokens[name, sequence.index][tokens - sequence.num_prompt :]
+        return True
 
     def _clear(self) -> bool:
         cache = self.engine.scheduler.cache
@@ -201,6 +272,7 @@ class EngineLife(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        self.mover.hurry()
         for _ in range(5_000):
             if not self.engine.has_work:
                 break
@@ -208,20 +280,33 @@ class EngineLife(RuleBasedStateMachine):
             self.engine.scheduler.check_integrity()
         assert not self.engine.has_work, "requests are stuck"
         for name, asked in self.requests.items():
-            for sequence in range(asked.sampling.n):
+            for sequence in range(len(self.forks[name])):
                 self._compare(name, asked, sequence)
         self.counts["plans beside one in flight"] += self.ownership.overlapped
         stats = self.engine.stats()
         self.counts["preemptions for memory"] += stats.preemptions
         self.counts["hits after checkpoints" if self.recurrent else "hits"] += stats.prefix_hits
+        self._finish_saves()
+        for kind, number in self.mover.ended.items():
+            self.counts[kind] += number
+        self.counts["accepted drafts"] += stats.accepted_tokens
+        self.counts["refused drafts"] += stats.drafted_tokens - stats.accepted_tokens
         self.engine.scheduler.cache.clear()
         self.engine.scheduler.check_integrity()
         assert self.engine.stats().blocks_used == self.pinned, "blocks leaked"
         assert self.engine.stats().blocks_cached == 0, "blocks cannot be evicted"
 
+    def _finish_saves(self) -> None:
+        """Has saves that are still on their way end: a last request's steps tell of them."""
+        run(self.engine, request("last", (0,), max_tokens=3))
+        tier = self.engine.scheduler.cache.transfers.tier
+        if isinstance(tier, BoundedTier):
+            tier.check_integrity()
+
     def _compare(self, name: str, asked: EngineRequest, sequence: int) -> None:
         """A whole answer is the true one; what came before a cancellation or a failure is its beginning."""
-        got, truth = self.collector.tokens[name, sequence], expected_tokens(asked, sequence, 3)
+        got = self.collector.tokens[name, sequence]
+        truth = expected_tokens(asked, sequence, 3, self.forks[name][sequence])
         reason = self.collector.finished[name, sequence]
         if reason is FinishReason.CANCELLED:
             assert name in self.cancelled
@@ -246,6 +331,9 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     counts = EngineLife.counts
     assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
     assert all(counts[kind] >= 500 for kind in KINDS), counts
+    assert counts["accepted drafts"] >= 2_000 and counts["refused drafts"] >= 2_000, counts
+    assert counts["rewinds in place"] >= 150, counts
+    assert all(counts[f"{kind} {end}"] >= 50 for kind in ("save", "load") for end in ("whole", "failed")), counts
     assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
     assert counts["hits after checkpoints"] >= 2_000 and counts["pinned prompts"] >= 50, counts

@@ -17,7 +17,7 @@ SECOND = [2, 2, 0, 0, 1, 0, 1, 0, 2, 1, 2, 0, 1]
 
 
 def tiered(mover: SlowMover, windows: tuple[int | None, ...] = (None,), blocks: int = 16, **more: Any) -> Engine:
-    return null_engine(windows, blocks=blocks, vocab_size=3, mover=mover, places=more.pop("places", 64), **more)
+    return null_engine(windows, blocks=blocks, vocab_size=3, mover=mover, places=more.pop("places", 160), **more)
 
 
 def answered(engine: Engine, *prompts: list[int]) -> Collector:

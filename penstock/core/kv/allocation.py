@@ -17,10 +17,12 @@ class BlockTable:
     Attributes:
         blocks: ids by logical block; NULL_BLOCK where there is none (any more).
         live_from: first logical block that was not given up.
+        valid_from: first position whose entries are there; later than needed in optional groups alone.
     """
 
     blocks: list[int]
     live_from: int = 0
+    valid_from: int = 0
 
     @property
     def held(self) -> int:

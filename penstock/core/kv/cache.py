@@ -158,7 +158,11 @@ class KVCache:
                 self.tree.retain(g, block)
                 allocation.pins.append((g, block))
         sequence.place(len(match.nodes) * self.block_size)
-        allocation.state_marks = self.states.begin(sequence, match)
+        allocation.state_marks = [
+            count
+            for count in self.states.begin(sequence, match)
+            if not any(span.start < count < span.end for span in sequence.request.media)
+        ]
         return sequence.request.encoder is None or self._attach_encoder(sequence, allocation)
 
     def _attach_encoder(self, sequence: Sequence, allocation: Allocation) -> bool:
@@ -183,6 +187,9 @@ class KVCache:
             index = len(match.nodes)
             for g, block in allocation.pins:
                 self._copy(g, block, allocation.tables[g].blocks[index], match.tail_tokens)
+            for g, block in enumerate(match.tail.blocks):
+                if block == NULL_BLOCK and g != self.cross_group:  # an optional group's
+                    allocation.tables[g].valid_from = match.tokens
             allocation.pins = []
             sequence.place(match.tokens)
         self.ops += self.states.restore(match, sequence.slot)
@@ -199,7 +206,7 @@ class KVCache:
 
     def take_ops(self, step: int) -> tuple[CacheOp, ...]:
         """The operations of plan `step`; what they read stays until that has committed."""
-        self.transfers.save_ahead()
+        self.transfers.save_ahead(step)
         ops = tuple(self.ops)
         self.ops.clear()
         if self._copied:
@@ -228,9 +235,9 @@ class KVCache:
             max(0, group.blocks_for(tokens) - len(table.blocks))
             for group, table in zip(self.groups, tables, strict=True)
         ]
-        if any(need > self.available(g) for g, need in enumerate(needs)) and not self.transfers.abandon_saves(needs):
+        if not self._make_room(needs):
             return None
-        added = tuple(self._allocate(g, needs) for g in range(len(needs)))
+        added = tuple(tuple(pool.allocate() for _ in range(need)) for pool, need in zip(self.pools, needs, strict=True))
         for table, blocks in zip(tables, added, strict=True):
             table.blocks.extend(blocks)
         return added
@@ -245,14 +252,16 @@ class KVCache:
             tables[g].live_from = max(tables[g].live_from, first)
         return self.extend(sequence, match.reach)
 
-    def _allocate(self, group: int, needs: list[int]) -> tuple[int, ...]:
-        pool = self.pools[group]
-        while pool.num_free < needs[group]:
-            if not self.tree.evict(group):
-                raise RuntimeError(f"group {group} has fewer blocks to evict than it counts")
-        blocks = tuple(pool.allocate() for _ in range(needs[group]))
-        needs[group] = 0
-        return blocks
+    def _make_room(self, needs: abc.Sequence[int]) -> bool:
+        """Evicts until so many blocks per group are free; False where they cannot be had now."""
+        saving = self.transfers.saving
+        if any(need > self.available(g) + saving(g) for g, need in enumerate(needs) if need):
+            return False
+        for g, need in enumerate(needs):
+            while self.pools[g].num_free < need:
+                if not self.tree.evict(g) and not self.transfers.abandon_saves():
+                    return False
+        return True
 
     def commit(self, sequence: Sequence, committed: int) -> None:
         """Entries up to `committed` tokens now exist: whole blocks go into the tree, passed windows are dropped."""
@@ -279,9 +288,12 @@ class KVCache:
             self._drop_passed(g, allocation.tables[g], self.groups[g].first_seen(committed) // size)
 
     def _blocks_at(self, allocation: Allocation, index: int) -> list[int]:
-        """Per group, the block that holds a logical block's tokens."""
-        tables = allocation.tables
-        return [NULL_BLOCK if g == self.cross_group else table.blocks[index] for g, table in enumerate(tables)]
+        """Per group, the block that holds a logical block's tokens, all of them."""
+        start = index * self.block_size
+        return [
+            NULL_BLOCK if g == self.cross_group or table.valid_from > start else table.blocks[index]
+            for g, table in enumerate(allocation.tables)
+        ]
 
     def _fill(self, sequence: Sequence, allocation: Allocation) -> None:
         """Puts the block behind the cursor into the tree."""
@@ -357,14 +369,13 @@ class KVCache:
             table.live_from * self.block_size <= group.first_seen(tokens) or not table.live_from
             for group, table in zip(self.groups, allocation.tables, strict=True)
         )
-        room = all(need <= self.available(g) for g, need in enumerate(needs))
-        if not (seen and room and self.states.divisible):
+        if not (seen and self.states.divisible and self._make_room(needs)):
             return False
         self._drop_tail(allocation)
         self._move_up(allocation, tokens)
         for g, table in enumerate(allocation.tables):
             if g != self.cross_group:
-                self._shorten(g, table, index, kept, needs)
+                self._shorten(g, table, index, kept, copied=needs[g] > 0)
         return True
 
     def _is_shared(self, group: int, table: BlockTable, index: int) -> bool:
@@ -378,11 +389,11 @@ class KVCache:
         self.tree.move(allocation.cursor, node)
         allocation.cursor = node
 
-    def _shorten(self, group: int, table: BlockTable, index: int, kept: int, needs: list[int]) -> None:
-        """Cuts a table behind `kept` tokens of logical block `index`, which becomes the sequence's own."""
-        if kept and needs[group]:
+    def _shorten(self, group: int, table: BlockTable, index: int, kept: int, *, copied: bool) -> None:
+        """Cuts a table behind `kept` tokens of logical block `index`; `copied`, that block becomes its own."""
+        if copied:
             source = table.blocks[index]
-            table.blocks[index] = self._allocate(group, needs)[0]
+            table.blocks[index] = self.pools[group].allocate()
             self._copy(group, source, table.blocks[index], kept)
         for block in table.blocks[index + bool(kept) :]:
             if block != NULL_BLOCK:

@@ -116,7 +116,7 @@ class OptionalGroup(FullGroup):
     def attach(self, nodes: Sequence[Node], tokens: int) -> BlockTable:
         blocks = [node.blocks[self._index] for node in nodes]
         gap = max((index + 1 for index, block in enumerate(blocks) if block == NULL_BLOCK), default=0)
-        return BlockTable([NULL_BLOCK] * gap + blocks[gap:], gap)
+        return BlockTable([NULL_BLOCK] * gap + blocks[gap:], gap, gap * self._size)
 
 
 class CrossGroup:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.core.kv.node import Node
+from penstock.core.protocol import NULL_BLOCK
 
 
 class Tier(Protocol):
@@ -81,7 +82,7 @@ class BoundedTier:
         if len(self._saving) >= self._most_saving:
             return None
         if not self._free:
-            place = next((place for place in self._stored if not self._readers[place]), None)
+            place = next((place for place in self._stored if self._may_go(place)), None)
             if place is None:
                 return None
             self._dropped(*self._stored.pop(place))
@@ -89,6 +90,11 @@ class BoundedTier:
         place = self._free.pop()
         self._saving.add(place)
         return place
+
+    def _may_go(self, place: int) -> bool:
+        """Whether nobody reads the copy and its block has left the device: else it would be copied again and again."""
+        node, group = self._stored[place]
+        return not self._readers[place] and node.blocks[group] == NULL_BLOCK
 
     def stored(self, place: int, node: Node, group: int) -> None:
         self._saving.remove(place)

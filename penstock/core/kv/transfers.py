@@ -26,6 +26,7 @@ class _Save:
     group: int
     block: int
     place: int
+    step: int
     held: bool = True  # whether the block is still kept for it
 
 
@@ -63,8 +64,8 @@ class Transfers:
         """Whether loads are on their way."""
         return bool(self._loads)
 
-    def save_ahead(self) -> None:
-        """Where eviction is near, has what would go next copied below, so that it need not be lost when it goes.
+    def save_ahead(self, step: int) -> None:
+        """Where eviction is near, plan `step` has what would go next copied below, so that it is not lost by it.
 
         Blocks that are being saved stay in the tree. What is evicted before it was saved is gone.
         """
@@ -73,9 +74,9 @@ class Transfers:
         for g, pool in enumerate(self._cache.pools):
             if pool.num_free < _SAVED_AHEAD:
                 for node in self._cache.tree.next_victims(g, _SAVED_AHEAD):
-                    self._save(node)
+                    self._save(node, step)
 
-    def _save(self, node: Node) -> None:
+    def _save(self, node: Node, step: int) -> None:
         size = self._cache.block_size
         if len(node.key) < size:
             return
@@ -90,19 +91,23 @@ class Transfers:
             self._cache.tree.retain(g, block)
             node.saving += 1
             self._saving.add((node, g))
-            self._saves[transfer] = _Save(node, g, block, place)
+            self._saves[transfer] = _Save(node, g, block, place, step)
             self._cache.ops.append(CacheOp(CacheOpKind.SAVE, g, block, NULL_BLOCK, size, transfer, place))
 
-    def abandon_saves(self, needs: Sequence[int]) -> bool:
-        """Frees blocks that are being saved, if so many per group can be had then."""
-        kept = [save for save in self._saves.values() if save.held]
-        for g, need in enumerate(needs):
-            if need > self._cache.available(g) + sum(save.group == g for save in kept):
-                return False
-        for save in kept:
+    def saving(self, group: int) -> int:
+        """Blocks of a group that can be had by giving up their saves."""
+        return sum(save.group == group for save in self._abandonable()) if self._saves else 0
+
+    def abandon_saves(self) -> bool:
+        """Gives up saves that no plan in flight names, so that their blocks can be evicted; whether there were any."""
+        saves = list(self._abandonable())
+        for save in saves:
             save.held = False
             self._cache.tree.release(save.group, save.block)
-        return bool(kept)
+        return bool(saves)
+
+    def _abandonable(self) -> Iterator[_Save]:
+        return (save for save in self._saves.values() if save.held and save.step <= self._cache.committed_step)
 
     def load(self, sequence: TokenSequence, allocation: Allocation, nodes: Sequence[Node]) -> None:
         """Has the nodes' blocks loaded into the sequence's, which `extend` has given it."""
@@ -114,8 +119,11 @@ class Transfers:
             index = node.depth // cache.block_size - 1
             for g, table in enumerate(allocation.tables):
                 block = table.blocks[index] if index < len(table.blocks) else NULL_BLOCK
-                if block != NULL_BLOCK and (place := node.below.get(g)) is not None:
+                place = node.below.get(g)
+                if block != NULL_BLOCK and place is not None:
                     self._load(_Load(node, g, block, place, sequence, end), allocation)
+                elif block != NULL_BLOCK:
+                    table.valid_from = node.depth  # an optional group's, which has no copy
 
     def _load(self, load: _Load, allocation: Allocation) -> None:
         transfer = next(self._numbers)
@@ -145,6 +153,13 @@ class Transfers:
             return None
         load = self._loads.pop(transfer, None)
         return None if load is None else self._finish_load(transfer, load, failed)
+
+    def fail_all(self) -> Iterator[TokenSequence]:
+        """Nothing is on its way any more, since a step failed. Gives the sequences that must start anew."""
+        for transfer in [*self._saves, *self._loads]:
+            sequence = self.finish(transfer, failed=True)
+            if sequence is not None:
+                yield sequence
 
     def _finish_save(self, save: _Save, failed: bool) -> None:
         self._saving.remove((save.node, save.group))
