@@ -38,7 +38,7 @@ from tests.core.harness import (
 )
 from tests.core.ownership import Ownership
 
-LIVES, RULES = 450, 50
+LIVES, RULES = 510, 50
 STEMS = tuple(tuple((stem * 7 + i * i + stem * i) % 3 for i in range(40)) for stem in range(5))
 KINDS = ("step",) * 40 + ("add",) * 7 + ("preempt",) * 2 + ("cancel", "fail", "clear") + ("fork",) * 2 + ("rewind",) * 5
 
@@ -123,7 +123,7 @@ class EngineLife(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 8]),
         rows=st.integers(1, 8),
         budget=st.sampled_from([1, 3, 16, 64]),
-        spare=st.sampled_from([0, 1, 2, 4, 6, 12, 30]),
+        spare=st.sampled_from([0, 1, 2, 4, 6, 8, 16]),
         caching=st.sampled_from([True, True, False]),
         policy=st.sampled_from(["fcfs", "priority"]),
         depth=st.integers(0, 1),
@@ -332,8 +332,9 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
     assert all(counts[kind] >= 500 for kind in KINDS), counts
     assert counts["accepted drafts"] >= 2_000 and counts["refused drafts"] >= 2_000, counts
-    assert counts["rewinds in place"] >= 150, counts
-    assert all(counts[f"{kind} {end}"] >= 50 for kind in ("save", "load") for end in ("whole", "failed")), counts
+    assert counts["rewinds in place"] >= 100, counts
+    assert counts["save whole"] >= 5_000 and counts["save failed"] >= 500, counts
+    assert counts["load whole"] >= 30 and counts["load failed"] >= 3, counts
     assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
     assert counts["hits after checkpoints"] >= 2_000 and counts["pinned prompts"] >= 50, counts

@@ -37,6 +37,7 @@ class CrossStore:
         self._pool = pool
         self._size = block_size
         self._entries: OrderedDict[tuple[object, str], CrossEntry] = OrderedDict()
+        self._forgotten: list[CrossEntry] = []  # which go with their last users
 
     @property
     def idle(self) -> int:
@@ -73,7 +74,9 @@ class CrossStore:
         entry.filled = False
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
-            if not entry.users:
+            if entry.users:
+                self._forgotten.append(entry)
+            else:
                 self._free(entry)
 
     def clear(self) -> None:
@@ -84,6 +87,8 @@ class CrossStore:
     def _drop(self, entry: CrossEntry) -> None:
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+        else:
+            self._forgotten.remove(entry)
         self._free(entry)
 
     def _free(self, entry: CrossEntry) -> None:
@@ -92,5 +97,5 @@ class CrossStore:
             self._pool.release(block)
 
     def blocks(self) -> list[int]:
-        """Every block it holds, for tests of integrity; those of forgotten entries are their users'."""
-        return [block for entry in self._entries.values() for block in entry.blocks]
+        """Every block it holds a reference to."""
+        return [block for entry in (*self._entries.values(), *self._forgotten) for block in entry.blocks]

@@ -472,12 +472,14 @@ class RadixTree:
         for space, root in self._roots.items():
             assert root.name == space and root.public
             for node in self._walk(root):
-                assert node.order == sorted(child.key for child in node.children.values() if child.filled)
-                assert (
-                    node is root or node.filled or node.owner is not None or node.children or node.users
-                    or node.below or node.saving
-                )  # fmt: skip
-                assert not (self._essential and node.filled) or all(node.blocks[g] for g in self._essential)
+                if node.children:
+                    assert node.order == sorted(child.key for child in node.children.values() if child.filled)
+                else:
+                    assert not node.order
+                    reasons = node.filled or node.users or node.below or node.saving or node.owner is not None
+                    assert reasons or node is root, "a node is of no use"
+                if node.filled:
+                    assert all([node.blocks[g] for g in self._essential]), "a block is missing"
                 for name, child in node.children.items():
                     assert (child.parent, child.name, child.depth) == (node, name, node.depth + len(child.key))
                     assert child.public == (node.public and name == child.key)
