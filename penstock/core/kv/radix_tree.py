@@ -479,7 +479,7 @@ class RadixTree:
                     reasons = node.filled or node.users or node.below or node.saving or node.owner is not None
                     assert reasons or node is root, "a node is of no use"
                 if node.filled:
-                    assert all([node.blocks[g] for g in self._essential]), "a block is missing"
+                    assert all(node.blocks[g] for g in self._essential), "a block is missing"
                 for name, child in node.children.items():
                     assert (child.parent, child.name, child.depth) == (node, name, node.depth + len(child.key))
                     assert child.public == (node.public and name == child.key)
