@@ -5,7 +5,7 @@ PYTHON ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CLIENTS := .venv-clients
-NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.h)
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*/*.cpp csrc/*/*.h)
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1

@@ -9,9 +9,9 @@
 #include <random>
 #include <vector>
 
-#include "attention_plan.h"
-#include "dispatch.h"
-#include "team.h"
+#include "ops/attention_plan.h"
+#include "program/team.h"
+#include "vec/dispatch.h"
 
 using namespace penstock;
 

@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "dispatch.h"
-#include "model_ops.h"
+#include "ops/model_ops.h"
+#include "vec/dispatch.h"
 
 using namespace penstock;
 

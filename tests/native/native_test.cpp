@@ -7,11 +7,11 @@
 #include <stdexcept>
 #include <vector>
 
-#include "dispatch.h"
-#include "encode.h"
-#include "philox.h"
-#include "sampler_row.h"
-#include "team.h"
+#include "ops/philox.h"
+#include "ops/sampler_row.h"
+#include "packing/encode.h"
+#include "program/team.h"
+#include "vec/dispatch.h"
 
 using namespace penstock;
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "dispatch.h"
-#include "packed.h"
-#include "team.h"
+#include "packing/packed.h"
+#include "program/team.h"
+#include "vec/dispatch.h"
 
 using namespace penstock;
 

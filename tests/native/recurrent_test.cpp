@@ -5,10 +5,10 @@
 #include <random>
 #include <vector>
 
-#include "adapter_table.h"
-#include "dispatch.h"
-#include "model_ops.h"
-#include "team.h"
+#include "ops/adapter_table.h"
+#include "ops/model_ops.h"
+#include "program/team.h"
+#include "vec/dispatch.h"
 
 using namespace penstock;
 

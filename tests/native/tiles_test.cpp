@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "dispatch.h"
-#include "tile_check.h"
+#include "vec/dispatch.h"
+#include "vec/tile_check.h"
 
 using namespace penstock;
 

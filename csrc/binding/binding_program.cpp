@@ -1,0 +1,461 @@
+// Programs for Python: values are small integers, memory is given by address and checked by the caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "binding/bindings.h"
+#include "ops/kv_layout.h"
+#include "packing/packed.h"
+#include "program/program.h"
+#include "vec/dispatch.h"
+
+namespace nb = nanobind;
+
+namespace penstock {
+namespace {
+
+using Value = Program::Value;
+using Parts = std::vector<const PackedMatrix*>;
+
+template <class T>
+T* pointer(std::uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+std::int64_t length(std::size_t size) { return static_cast<std::int64_t>(size); }
+
+Extent extent_of(const std::string& name) {
+    if (name == "tokens") return Extent::tokens;
+    if (name == "logit_rows") return Extent::logit_rows;
+    throw nb::value_error(("extent \"" + name + "\" is not one of tokens, logit_rows.").c_str());
+}
+
+// Steps are filled in from Python between runs; addresses are of arrays that live until the run is over.
+struct BoundStep : Step {
+    void set(std::int64_t new_tokens, std::int64_t new_rows, std::uintptr_t ids, std::uintptr_t places,
+             std::uintptr_t starts, std::uintptr_t lengths) {
+        tokens = new_tokens;
+        rows = new_rows;
+        token_ids = pointer<const std::int64_t>(ids);
+        positions = pointer<const std::int64_t>(places);
+        query_start = pointer<const std::int32_t>(starts);
+        context_len = pointer<const std::int32_t>(lengths);
+    }
+    void set_group(std::size_t group, std::uintptr_t table, std::int64_t width, std::uintptr_t slot) {
+        if (groups.size() <= group) groups.resize(group + 1);
+        groups[group] = {pointer<const std::int32_t>(table), width, pointer<const std::int64_t>(slot)};
+    }
+    void set_slots(std::uintptr_t states, std::uintptr_t adapters) {
+        state_slot = pointer<const std::int64_t>(states);
+        adapter_slot = pointer<const std::int64_t>(adapters);
+    }
+    void set_masks(std::uintptr_t kinds, std::uintptr_t ranges) {
+        masks = pointer<const MaskKind>(kinds);
+        spans = pointer<const std::int32_t>(ranges);
+    }
+    void set_types(std::uintptr_t types) { token_types = pointer<const std::int64_t>(types); }
+    // Level fast: the first prompt_tokens[r] tokens of row r are of kind prompt; logit rows never are.
+    void set_kinds(std::uintptr_t prompt_tokens) {
+        const auto* const prompts = pointer<const std::int32_t>(prompt_tokens);
+        kind_rows.clear();
+        for (const bool generated : {false, true}) {
+            for (std::int64_t r = 0; r < rows; ++r) {
+                const std::int32_t middle = query_start[r] + prompts[r];
+                for (std::int32_t t = generated ? middle : query_start[r], end = generated ? query_start[r + 1] : middle; t < end; ++t)
+                    kind_rows.push_back(t);
+            }
+            if (!generated) token_kinds.prompt = length(kind_rows.size());
+        }
+        if (length(kind_rows.size()) != tokens) throw nb::value_error("prompt tokens and rows do not make up the step.");
+        token_kinds.rows = kind_rows.data();
+        kinds = &token_kinds;
+        logit_kinds = &none_of_prompt;
+    }
+    void set_all_generated() { kinds = logit_kinds = &none_of_prompt; }
+    void set_logits(std::int64_t count, std::uintptr_t index) {
+        logit_rows = count;
+        logit_index = pointer<const std::int64_t>(index);
+    }
+
+private:
+    static constexpr RowKinds none_of_prompt{nullptr, 0};
+    std::vector<std::int32_t> kind_rows;
+    RowKinds token_kinds{};
+};
+
+// Which of a step's numbers an embedding looks up.
+const std::int64_t* Step::* lookup_of(const std::string& name) {
+    if (name == "token_ids") return &Step::token_ids;
+    if (name == "positions") return &Step::positions;
+    if (name == "token_types") return &Step::token_types;
+    throw nb::value_error(("lookup \"" + name + "\" is not one of token_ids, positions, token_types.").c_str());
+}
+
+void embedding(Program& p, const PackedMatrix& table, float scale, Value out, const std::string& lookup) {
+    p.add({"embedding", [=, &table, rows = lookup_of(lookup)](const Frame& f, Worker& w) {
+               ops().embedding({&table, f.step.*rows, f.step.tokens, scale, f.at<float>(out)}, w);
+           },
+           {},
+           {out},
+           nullptr});
+}
+
+void rms_norm(Program& p, Value x, Value residual, Value weight, std::int64_t size, float eps, Value out, Value sum,
+              const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"rms_norm", [=](const Frame& f, Worker& w) {
+               ops().rms_norm({f.at<float>(x), f.at<float>(residual), f.at<float>(weight), f.count(e), size, eps,
+                               f.at<float>(out), f.at<float>(sum)},
+                              w);
+           },
+           {x, residual, weight},
+           {out, sum},
+           nullptr});
+}
+
+void layer_norm(Program& p, Value x, Value weight, Value bias, std::int64_t size, float eps, Value out,
+                const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"layer_norm", [=](const Frame& f, Worker& w) {
+               ops().layer_norm({f.at<float>(x), f.at<float>(weight), f.at<float>(bias), f.count(e), size, eps,
+                                 f.at<float>(out)},
+                                w);
+           },
+           {x, weight, bias},
+           {out},
+           nullptr});
+}
+
+void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int activation, float alpha, float limit,
+            Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    const auto act = static_cast<Activation>(activation);
+    auto scratch = [parts](std::int64_t rows) {
+        return linear_scratch(parts.data(), static_cast<int>(parts.size()), rows);
+    };
+    p.add({"linear", [=, parts = std::move(parts)](const Frame& f, Worker& w) {
+               ops().linear({parts.data(), static_cast<int>(parts.size()), f.at<float>(x), f.count(e), f.at<float>(bias),
+                             f.at<float>(residual), act, alpha, limit, f.at<float>(out), f.scratch(), f.kinds(e)},
+                            w);
+           },
+           {x, bias, residual},
+           {out},
+           std::move(scratch),
+           e});
+}
+
+void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, const PackedMatrix& gate,
+             const PackedMatrix& up, const PackedMatrix& down, Value gate_up_bias, Value down_bias, Value residual,
+             int activation, float alpha, float limit, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    const auto act = static_cast<Activation>(activation);
+    p.add({"experts", [=, &gate, &up, &down](const Frame& f, Worker& w) {
+               ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.count(e), top_k, &gate,
+                              &up, &down, f.at<float>(gate_up_bias), f.at<float>(down_bias), f.at<float>(residual), act,
+                              alpha, limit, f.at<float>(out), f.scratch(), f.step.kinds},
+                             w);
+           },
+           {x, weights, ids, gate_up_bias, down_bias, residual},
+           {out},
+           [=, &gate, &up, &down](std::int64_t rows) { return experts_scratch(gate, up, down, rows, top_k); },
+           e});
+}
+
+void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
+           Value weights, Value ids, Value bias, std::int64_t groups, std::int64_t top_groups, float scale,
+           float jitter, Value factors, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    const auto how = static_cast<Routing>(routing);
+    p.add({"route", [=](const Frame& f, Worker& w) {
+               ops().route_experts({f.at<float>(logits), f.count(e), num_experts, top_k, how, renormalize,
+                                    f.at<float>(weights), f.at<std::int64_t>(ids), f.at<float>(bias), groups, top_groups,
+                                    scale, jitter, f.at<float>(factors)},
+                                   w);
+           },
+           {logits, bias, factors},
+           {weights, ids},
+           nullptr});
+}
+
+void activate(Program& p, Value x, std::int64_t size, int activation, float limit, Value out,
+              const std::string& extent) {
+    const Extent e = extent_of(extent);
+    const auto act = static_cast<Activation>(activation);
+    p.add({"activate", [=](const Frame& f, Worker& w) {
+               ops().activate({f.at<float>(x), f.count(e), size, act, limit, f.at<float>(out)}, w);
+           },
+           {x},
+           {out},
+           nullptr});
+}
+
+void add(Program& p, Value a, Value b, std::int64_t size, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"add", [=](const Frame& f, Worker& w) {
+               ops().add({f.at<float>(a), f.at<float>(b), f.count(e), size, f.at<float>(out)}, w);
+           },
+           {a, b},
+           {out},
+           nullptr});
+}
+
+void sigmoid_gate(Program& p, Value x, Value gate, std::int64_t size, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"sigmoid_gate", [=](const Frame& f, Worker& w) {
+               ops().sigmoid_gate({f.at<float>(x), f.at<float>(gate), f.count(e), size, f.at<float>(out)}, w);
+           },
+           {x, gate},
+           {out},
+           nullptr});
+}
+
+void soft_cap(Program& p, Value x, std::int64_t size, float cap, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"soft_cap", [=](const Frame& f, Worker& w) {
+               ops().soft_cap({f.at<float>(x), f.count(e), size, cap, f.at<float>(out)}, w);
+           },
+           {x},
+           {out},
+           nullptr});
+}
+
+void scale_rows(Program& p, Value x, Value factors, std::int64_t size, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"scale_rows", [=](const Frame& f, Worker& w) {
+               ops().scale_rows({f.at<float>(x), f.at<float>(factors), f.count(e), size, f.at<float>(out)}, w);
+           },
+           {x, factors},
+           {out},
+           nullptr});
+}
+
+void position_scales(Program& p, float length, float weight, std::int64_t offset, Value out) {
+    p.add({"position_scales", [=](const Frame& f, Worker& w) {
+               ops().position_scales({f.step.positions, f.step.tokens, offset, length, weight, f.at<float>(out)}, w);
+           },
+           {},
+           {out},
+           nullptr});
+}
+
+void take_rows(Program& p, Value x, std::int64_t size, Value out) {
+    p.add({"take_rows", [=](const Frame& f, Worker& w) {
+               ops().take_rows({f.at<float>(x), f.step.logit_index, f.step.logit_rows, size, f.at<float>(out)}, w);
+           },
+           {x},
+           {out},
+           nullptr});
+}
+
+void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor, Value cos, Value sin) {
+    p.add({"rope_tables", [=](const Frame& f, Worker& w) {
+               ops().rope_tables({f.step.positions, f.at<float>(frequencies), f.step.tokens, half, factor,
+                                  f.at<float>(cos), f.at<float>(sin)},
+                                 w);
+           },
+           {frequencies},
+           {cos, sin},
+           nullptr});
+}
+
+void rotate(Program& p, Value x, Value cos, Value sin, std::int64_t rotary_dim, std::int64_t heads, std::int64_t dim,
+            Value out) {
+    p.add({"rotate", [=](const Frame& f, Worker& w) {
+               ops().rotate({f.at<float>(x), f.at<float>(cos), f.at<float>(sin), f.step.tokens, heads, dim, rotary_dim,
+                             f.at<float>(out)},
+                            w);
+           },
+           {x, cos, sin},
+           {out},
+           nullptr});
+}
+
+void match_rms(Program& p, Value x, Value like, std::int64_t size, float least, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    p.add({"match_rms", [=](const Frame& f, Worker& w) {
+               ops().match_rms({f.at<float>(x), f.at<float>(like), f.count(e), size, least, f.at<float>(out)}, w);
+           },
+           {x, like},
+           {out},
+           nullptr});
+}
+
+// A layer's KV memory, as ops take it.
+struct KvBuffers {
+    KvLayout layout;
+    Value keys, values;
+};
+
+void rope_write(Program& p, Value qkv, Value cos, Value sin, std::int64_t rotary_dim, std::size_t group,
+                std::int64_t heads, Value qk_norm, float eps, int norm, const KvBuffers& kv, Value query) {
+    const auto how = static_cast<HeadNorm>(norm);
+    p.add({"rope_write", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+               ops().rope_write({f.at<float>(qkv), f.at<float>(cos), f.at<float>(sin), rotary_dim,
+                                 f.step.groups[group].slot, f.step.tokens, heads, f.at<float>(qk_norm), eps, layout,
+                                 f.at<std::byte>(keys), f.at<std::byte>(values), f.at<float>(query), how,
+                                 reinterpret_cast<float*>(f.scratch())},
+                                w);
+           },
+           {qkv, cos, sin, qk_norm},
+           {query},
+           [](std::int64_t rows) { return rows * std::int64_t{2 * sizeof(float)}; }});
+}
+
+// The rotary tables of an op; none where `rotary_dim` is 0.
+struct BoundRotation {
+    Value cos, sin;
+    std::int64_t size;
+    bool interleaved;
+    Rotation at(const Frame& f) const { return {f.at<float>(cos), f.at<float>(sin), size, interleaved}; }
+};
+
+void latent_write(Program& p, Value x, Value norm, float eps, Value cos, Value sin, std::int64_t rotary_dim,
+                  bool interleaved, std::size_t group, const KvBuffers& kv) {
+    const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
+    p.add({"latent_write", [=, layout = kv.layout, keys = kv.keys](const Frame& f, Worker& w) {
+               ops().latent_write({f.at<float>(x), f.at<float>(norm), eps, rotation.at(f), f.step.groups[group].slot,
+                                   f.step.tokens, layout, f.at<std::byte>(keys)},
+                                  w);
+           },
+           {x, norm, cos, sin},
+           {},
+           nullptr});
+}
+
+void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Value sin, std::int64_t rotary_dim,
+                 bool interleaved, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
+    const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
+    p.add({"head_linear", [=, &weight](const Frame& f, Worker& w) {
+               ops().head_linear({f.at<float>(x), &weight, f.count(e), rotation.at(f), f.at<float>(out), f.scratch()},
+                                 w);
+           },
+           {x, cos, sin},
+           {out},
+           [=, &weight](std::int64_t rows) { return head_linear_scratch(weight, rotary_dim > 0, rows); },
+           e});
+}
+
+AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window, bool chunked) {
+    const Step::Group& tables = f.step.groups[group];
+    return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows,
+            window, f.step.masks, f.step.spans, chunked};
+}
+
+int plan_attention(Program& p, std::size_t group, std::int64_t window, bool chunked, const KvLayout& layout,
+                   std::int64_t heads) {
+    const int plan = p.add_plan();
+    p.add({"plan_attention", [=](const Frame& f, Worker& w) {
+               ops().attention_plan(rows_of(f, group, window, chunked), layout, heads, f.plan(plan), w);
+           },
+           {},
+           {},
+           nullptr});
+    return plan;
+}
+
+void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, bool chunked, const KvBuffers& kv,
+               std::int64_t heads, float scale, Value sinks, float cap, Value slopes, Value out) {
+    p.add({"attention", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+               ops().attention({f.at<float>(query), &f.plan(plan), rows_of(f, group, window, chunked), layout,
+                                f.at<std::byte>(keys), f.at<std::byte>(values), heads, scale, f.at<float>(sinks), cap,
+                                f.at<float>(out), f.at<float>(slopes)},
+                               w);
+           },
+           {query, sinks, slopes},
+           {out},
+           nullptr});
+}
+
+KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
+                     std::int64_t value_dim, bool latent) {
+    static constexpr const char* names[] = {"float32", "bfloat16", "float16", "fp8", "int8", "int4"};
+    for (int i = 0; i < 6; ++i)
+        if (type == names[i]) return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim, latent);
+    throw nb::value_error(("KV type \"" + type + "\" is not one of float32, bfloat16, float16, fp8, int8, int4.").c_str());
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<KvLayout>(m, "KvLayout", "How keys and values lie in a block.")
+        .def(nb::new_(&make_layout), "type"_a, "block_size"_a, "heads"_a, "key_dim"_a, "value_dim"_a,
+             "latent"_a = false)
+        .def_ro("block_size", &KvLayout::block_size)
+        .def_ro("heads", &KvLayout::heads)
+        .def_ro("key_dim", &KvLayout::key_dim)
+        .def_ro("value_dim", &KvLayout::value_dim)
+        .def_ro("latent", &KvLayout::latent)
+        .def_ro("key_block_bytes", &KvLayout::key_block_bytes)
+        .def_ro("value_block_bytes", &KvLayout::value_block_bytes);
+    nb::class_<KvBuffers>(m, "KvBuffers").def("__init__", [](KvBuffers* self, const KvLayout& layout, Value keys, Value values) {
+        new (self) KvBuffers{layout, keys, values};
+    });
+    nb::class_<BoundStep>(m, "Step", "What a run works on.")
+        .def(nb::init<>())
+        .def("set", &BoundStep::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
+        .def("set_group", &BoundStep::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
+        .def("set_slots", &BoundStep::set_slots, "state_slot"_a, "adapter_slot"_a)
+        .def("set_masks", &BoundStep::set_masks, "masks"_a, "spans"_a)
+        .def("set_types", &BoundStep::set_types, "token_types"_a)
+        .def("set_kinds", &BoundStep::set_kinds, "prompt_tokens"_a)
+        .def("set_all_generated", &BoundStep::set_all_generated)
+        .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);
+    nb::class_<Program> program(m, "Program", "A recorded list of ops over an arena.");
+    bind_recurrent(m, program);
+    program.def(nb::init<>())
+        .def("activation", [](Program& p, std::int64_t row_bytes, const std::string& extent) {
+            return p.activation(row_bytes, extent_of(extent));
+        })
+        .def("constant", [](Program& p, std::uintptr_t memory) { return p.constant(pointer<const void>(memory)); })
+        .def("keep", &Program::keep)
+        .def("embedding", &embedding)
+        .def("rms_norm", &rms_norm)
+        .def("layer_norm", &layer_norm)
+        .def("linear", &linear)
+        .def("experts", &experts)
+        .def("route_experts", &route)
+        .def("activate", &activate)
+        .def("add", &add)
+        .def("sigmoid_gate", &sigmoid_gate)
+        .def("soft_cap", &soft_cap)
+        .def("scale_rows", &scale_rows)
+        .def("position_scales", &position_scales)
+        .def("take_rows", &take_rows)
+        .def("rope_tables", &rope_tables)
+        .def("rope_write", &rope_write)
+        .def("rotate", &rotate)
+        .def("match_rms", &match_rms)
+        .def("latent_write", &latent_write)
+        .def("head_linear", &head_linear)
+        .def("plan_attention", &plan_attention)
+        .def("attention", &attention)
+        .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)
+        .def("run", [](Program& p, const BoundStep& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
+        .def("measure", &Program::measure, "From now on every run adds to `seconds`.")
+        .def_prop_ro("seconds",
+                     [](const Program& p) {
+                         std::vector<std::pair<std::string, double>> out;
+                         for (std::size_t i = 0; i < p.seconds().size(); ++i)
+                             out.emplace_back(p.ops()[i].name, p.seconds()[i]);
+                         return out;
+                     })
+        .def_prop_ro("num_ops", &Program::num_ops)
+        .def_prop_ro("arena_bytes", &Program::arena_bytes)
+        .def("address", [](const Program& p, Value value) { return reinterpret_cast<std::uintptr_t>(p.address(value)); })
+        .def("floats", [](nb::handle self, Value value, std::size_t rows, std::size_t width) {
+            auto& p = nb::cast<Program&>(self);
+            return nb::ndarray<nb::numpy, float>(p.address(value), {rows, width}, self);
+        });
+}
+
+}  // namespace penstock

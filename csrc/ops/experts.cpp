@@ -1,0 +1,202 @@
+// One gated MLP an expert: tokens are grouped by expert, so that each expert's weights are read once.
+#include <algorithm>
+#include <utility>
+
+#include "ops/activation.h"
+#include "ops/expert_scratch.h"
+#include "ops/multiply.h"
+#include "vec/wide.h"
+
+namespace penstock::PENSTOCK_ISA {
+namespace {
+
+// Rows of one expert and one set that one task takes: places first … first + rows - 1 of the grouped slots.
+struct Block {
+    std::int32_t expert, first, rows, set;
+};
+
+// Slot t · top_k + k is token t at its k-th expert. Lists are in order of expert, of set, then of slot.
+struct Groups {
+    std::int32_t* slots;   // [T · top_k]
+    std::int32_t* tokens;  // [T · top_k] of the slots
+    Block* blocks;
+    std::int32_t* num_blocks;
+};
+
+struct Buffers {
+    std::byte *gate_inputs, *up_inputs, *down_inputs;
+    float* hidden;   // [slots, I]
+    float* outputs;  // [slots, N]
+    Groups groups;
+    std::int32_t* starts;  // [2 · E + 1], of the slots of each expert and set
+};
+
+Buffers take_buffers(const ExpertsArgs& args) {
+    const ExpertScratch sizes = expert_scratch(*args.gate, *args.up, *args.down, args.tokens, args.top_k);
+    std::byte* at = args.scratch;
+    const auto take = [&](std::int64_t bytes) { return std::exchange(at, at + bytes); };
+    Buffers out;
+    out.gate_inputs = take(sizes.inputs);
+    out.up_inputs = sizes.second_inputs ? take(sizes.second_inputs) : out.gate_inputs;
+    out.down_inputs = take(sizes.hidden_inputs);
+    out.hidden = reinterpret_cast<float*>(take(sizes.hidden));
+    out.outputs = reinterpret_cast<float*>(take(sizes.outputs));
+    out.groups.slots = reinterpret_cast<std::int32_t*>(take(sizes.list));
+    out.groups.tokens = reinterpret_cast<std::int32_t*>(take(sizes.list));
+    out.starts = reinterpret_cast<std::int32_t*>(take(sizes.starts));
+    out.groups.num_blocks = reinterpret_cast<std::int32_t*>(take(64));
+    out.groups.blocks = reinterpret_cast<Block*>(take(sizes.blocks));
+    return out;
+}
+
+// The rows of a step that are multiplied alike.
+struct Sets {
+    RowSet set[2];
+    int count;
+};
+
+void group_tokens(const ExpertsArgs& args, const Sets& sets, std::int32_t* starts, Groups& out) {
+    const std::int64_t experts = args.gate->experts();
+    const auto each_slot = [&](auto&& use) {
+        for (int i = 0; i < sets.count; ++i) {
+            const RowSet slots = sets.set[i].repeated(args.top_k);
+            for (std::int64_t s = 0; s < slots.count; ++s) use(slots.row(s), args.ids[slots.row(s)] * sets.count + i);
+        }
+    };
+    const std::int64_t buckets = experts * sets.count;
+    std::fill_n(starts, buckets + 1, 0);
+    each_slot([&](std::int64_t, std::int64_t bucket) { ++starts[bucket + 1]; });
+    for (std::int64_t b = 0; b < buckets; ++b) starts[b + 1] += starts[b];
+    std::int32_t count = 0;
+    for (std::int64_t b = 0; b < buckets; ++b)
+        for (std::int32_t first = starts[b]; first < starts[b + 1]; first += static_cast<std::int32_t>(task_rows))
+            out.blocks[count++] = {static_cast<std::int32_t>(b / sets.count), first,
+                                   std::min(static_cast<std::int32_t>(task_rows), starts[b + 1] - first),
+                                   static_cast<std::int32_t>(b % sets.count)};
+    *out.num_blocks = count;
+    each_slot([&](std::int64_t slot, std::int64_t bucket) {
+        const std::int32_t at = starts[bucket]++;
+        out.slots[at] = static_cast<std::int32_t>(slot);
+        out.tokens[at] = static_cast<std::int32_t>(slot / args.top_k);
+    });
+}
+
+void add_bias(float* sums, std::int64_t rows, std::int64_t columns, const float* bias) {
+    if (!bias) return;
+    for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t i = 0; i < columns; ++i) sums[r * task_columns + i] += bias[i];
+}
+
+struct Columns {
+    std::int64_t first, count;
+    int panels;
+};
+
+Columns columns_of(std::int64_t task, std::int64_t width) {
+    const std::int64_t first = task * task_columns, count = std::min(task_columns, width - first);
+    return {first, count, static_cast<int>((count + panel_rows - 1) / panel_rows)};
+}
+
+// hidden[slot] = activation(gate · x + bias) · (up · x + bias), or without the second factor
+void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, const Inputs& up, const Block& block,
+                 std::int64_t task) {
+    const std::int64_t width = args.gate->rows(), floats = block.rows * task_columns;
+    const Columns c = columns_of(task, width);
+    auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(floats) * 8));
+    const std::int32_t* const rows = b.groups.tokens + block.first;
+    multiply(*args.gate, block.expert, c.first / panel_rows, c.panels, gate, {rows, 0}, block.rows, sums);
+    if (args.up == args.gate) {
+        add_bias(sums, block.rows, c.count, args.gate_up_bias ? args.gate_up_bias + block.expert * width + c.first : nullptr);
+        for (std::int64_t r = 0; r < block.rows; ++r)
+            activated_row(args.activation, sums + r * task_columns, c.count, args.limit,
+                          b.hidden + b.groups.slots[block.first + r] * width + c.first);
+        return;
+    }
+    multiply(*args.up, block.expert, c.first / panel_rows, c.panels, up, {rows, 0}, block.rows, sums + floats);
+    if (args.gate_up_bias) {
+        const float* const bias = args.gate_up_bias + block.expert * 2 * width + c.first;
+        add_bias(sums, block.rows, c.count, bias);
+        add_bias(sums + floats, block.rows, c.count, bias + width);
+    }
+    for (std::int64_t r = 0; r < block.rows; ++r)
+        gated_row(args.activation, sums + r * task_columns, sums + floats + r * task_columns, c.count, args.alpha,
+                  args.limit, b.hidden + b.groups.slots[block.first + r] * width + c.first);
+}
+
+void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, const Block& block, std::int64_t task) {
+    const std::int64_t width = args.down->rows();
+    const Columns c = columns_of(task, width);
+    auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(block.rows * task_columns) * 4));
+    const std::int32_t* const rows = b.groups.slots + block.first;
+    multiply(*args.down, block.expert, c.first / panel_rows, c.panels, inputs, {rows, 0}, block.rows, sums);
+    add_bias(sums, block.rows, c.count, args.down_bias ? args.down_bias + block.expert * width + c.first : nullptr);
+    for (std::int64_t r = 0; r < block.rows; ++r)
+        std::copy_n(sums + r * task_columns, c.count, b.outputs + rows[r] * width + c.first);
+}
+
+// out[t] = sum over k ascending of weight · output of slot (t, k), then the residual.
+void combine(const ExpertsArgs& args, const float* outputs, std::int64_t t) {
+    const std::int64_t width = args.down->rows();
+    for (std::int64_t i = 0; i < width; i += 16) {
+        const std::int64_t n = std::min<std::int64_t>(16, width - i);
+        const auto load = [&](const float* at) { return n == 16 ? vec::load16(at) : vec::load16(at, n); };
+        vec::F32x16 sum = vec::splat16(0.0f);
+        for (std::int64_t k = 0; k < args.top_k; ++k) {
+            const std::int64_t slot = t * args.top_k + k;
+            sum = vec::fma(vec::splat16(args.weights[slot]), load(outputs + slot * width + i), sum);
+        }
+        if (args.residual) sum = sum + load(args.residual + t * width + i);
+        n == 16 ? vec::store(args.out + t * width + i, sum) : vec::store(args.out + t * width + i, sum, n);
+    }
+}
+
+// The inputs of each set in the form the matrix takes; items: rows of a set, or their slots.
+struct SetInputs {
+    Inputs of[2];
+};
+
+SetInputs inputs_of(const PackedMatrix& matrix, const float* x, std::int64_t rows, const Sets& sets, std::int64_t repeat,
+                    std::byte* scratch, Worker& worker) {
+    SetInputs out;
+    for (int i = 0; i < sets.count; ++i) {
+        const RowSet set = repeat > 1 ? sets.set[i].repeated(repeat) : sets.set[i];
+        const InputForm form = input_form(matrix, set.generated);
+        out.of[i] = prepare_inputs(form, x, rows, matrix.cols(), set, matrix.order(), scratch, worker);
+    }
+    return out;
+}
+
+}  // namespace
+
+void experts(const ExpertsArgs& args, Worker& worker) {
+    if (args.tokens == 0) return;
+    Buffers b = take_buffers(args);
+    Sets sets;
+    sets.count = row_sets(args.kinds, args.tokens, sets.set);
+    worker.share(1, 1, [&](std::int64_t, std::int64_t) { group_tokens(args, sets, b.starts, b.groups); });
+    const SetInputs gate = inputs_of(*args.gate, args.x, args.tokens, sets, 1, b.gate_inputs, worker);
+    const bool alike = b.up_inputs == b.gate_inputs;
+    const SetInputs up = alike ? gate : inputs_of(*args.up, args.x, args.tokens, sets, 1, b.up_inputs, worker);
+    // Not *num_blocks: a member that comes late would read it after later ops have written over it.
+    const std::int64_t slots = args.tokens * args.top_k;
+    const std::int64_t most_blocks = slots / task_rows + std::min(slots, args.gate->experts() * sets.count);
+    const auto each_task = [&](std::int64_t width, auto&& run) {
+        const std::int64_t tasks = (width + task_columns - 1) / task_columns;
+        worker.share(most_blocks * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+            end = std::min(end, *b.groups.num_blocks * tasks);
+            for (std::int64_t i = begin; i < end; ++i) run(b.groups.blocks[i / tasks], i % tasks);
+        });
+    };
+    each_task(args.gate->rows(), [&](const Block& block, std::int64_t task) {
+        run_gate_up(args, b, gate.of[block.set], up.of[block.set], block, task);
+    });
+    const SetInputs hidden = inputs_of(*args.down, b.hidden, slots, sets, args.top_k, b.down_inputs, worker);
+    each_task(args.down->rows(), [&](const Block& block, std::int64_t task) {
+        run_down(args, b, hidden.of[block.set], block, task);
+    });
+    worker.share(args.tokens, 4, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) combine(args, b.outputs, t);
+    });
+}
+
+}  // namespace penstock::PENSTOCK_ISA

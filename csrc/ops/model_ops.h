@@ -1,0 +1,392 @@
+// The ops of a model's forward pass: what each takes. Every member of a team calls an op with the same arguments; when
+// it returns, its results are there for all. T tokens of R rows; activations are float32, contiguous, [T, width].
+//
+// Determinism: an output row is computed from its own input row alone, in an order fixed by absolute positions, never by T,
+// R, the number of threads or the chunk a thread took.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "program/team.h"
+
+namespace penstock {
+
+class PackedMatrix;  // packed.h
+
+// relu2 is relu squared; clip bounds to ±limit.
+enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai, relu, relu2, clip };
+// Norms of queries and keys: RMS of each head, RMS over all query heads and over all key heads, mean and variance of each
+// head, or RMS of each head after the rotation.
+enum class HeadNorm : int { each, all, layer, rotated };
+enum class Routing : int { softmax_topk, topk_softmax, sigmoid_topk, sparsemixer };
+// Which tokens of its context a row's queries see: those up to their own; all; all of another sequence's; or those up to
+// their own and all of the span they lie in.
+enum class MaskKind : std::int32_t { causal, bidirectional, cross, spans };
+enum class KvType : int { f32, bf16, f16, f8_e4m3, i8, i4 };
+
+struct EmbeddingArgs {
+    const PackedMatrix* table;  // [V, N]
+    const std::int64_t* token_ids;
+    std::int64_t tokens;
+    float scale;
+    float* out;  // [T, N]
+};
+
+// Which rows of a step are tokens of kind prompt. Given at level fast alone: instruction sets with matrix units then multiply
+// the other rows by integers, the rest ignore it.
+struct RowKinds {
+    const std::int32_t* rows;  // [T] those of kind prompt, then the others, both ascending; null: 0, 1, …
+    std::int64_t prompt;       // how many are of kind prompt
+};
+
+// out = x · Wᵀ (+ bias) (+ residual), W's rows being those of all parts one after the other.
+// With an activation, parts are gates and ups of equal shapes and out = activation(gate) · up, half as wide.
+struct LinearArgs {
+    const PackedMatrix* const* parts;
+    int num_parts;
+    const float* x;
+    std::int64_t tokens;
+    const float* bias;      // [width], before the activation; or null
+    const float* residual;  // [T, width of out], may be out itself; or null
+    Activation activation;
+    float alpha, limit;
+    float* out;
+    std::byte* scratch;  // linear_scratch() bytes, 64-byte aligned
+    const RowKinds* kinds = nullptr;  // null: all rows are multiplied alike
+};
+
+// One MLP an expert; every token runs through its top_k.
+struct ExpertsArgs {
+    const float* x;            // [T, N]
+    const float* weights;      // [T, top_k]
+    const std::int64_t* ids;   // [T, top_k]
+    std::int64_t tokens, top_k;
+    const PackedMatrix* gate;  // of E experts, [E · I, N]
+    const PackedMatrix* up;    // the same; `gate` itself where experts have none: activation(gate · x) goes down
+    const PackedMatrix* down;  // of E experts, [E · N, I]
+    const float* gate_up_bias;  // [E, 2 · I] or null
+    const float* down_bias;     // [E, N] or null
+    const float* residual;      // [T, N] or null
+    Activation activation;
+    float alpha, limit;
+    float* out;          // [T, N]
+    std::byte* scratch;  // experts_scratch() bytes
+    const RowKinds* kinds = nullptr;
+};
+
+struct RouteArgs {
+    const float* logits;  // [T, E]
+    std::int64_t tokens, experts, top_k;
+    Routing routing;
+    bool renormalize;
+    float* weights;     // [T, top_k]
+    std::int64_t* ids;  // [T, top_k]
+    const float* bias = nullptr;  // [E] added to softmax or sigmoid for the choice alone; or null
+    std::int64_t groups = 1, top_groups = 1;  // only experts of the best groups are chosen; a group is consecutive ones
+    float scale = 1.0f;                       // of the weights
+    float jitter = 0.0f;                      // of sparsemixer
+    const float* factors = nullptr;           // [E] of the weights, at last; or null
+};
+
+struct RmsNormArgs {
+    const float* x;         // [T, N]
+    const float* residual;  // or null
+    const float* weight;    // [N]
+    std::int64_t tokens, size;
+    float eps;
+    float* out;  // norm(x + residual) · weight
+    float* sum;  // x + residual, may be residual itself; null if not wanted
+};
+
+struct LayerNormArgs {
+    const float* x;
+    const float* weight;
+    const float* bias;  // or null
+    std::int64_t tokens, size;
+    float eps;
+    float* out;
+};
+
+// out = activation(gate) · up, gate_up [T, 2 · N] with gates first
+struct GateUpArgs {
+    const float* gate_up;
+    std::int64_t tokens, size;
+    Activation activation;
+    float alpha, limit;
+    float* out;  // [T, N]
+};
+
+struct ActivateArgs {
+    const float* x;
+    std::int64_t tokens, size;
+    Activation activation;  // not swigluoai
+    float limit;
+    float* out;  // may be x
+};
+
+struct AddArgs {
+    const float* a;
+    const float* b;
+    std::int64_t tokens, size;
+    float* out;  // a + b, may be either
+};
+
+struct SigmoidGateArgs {
+    const float* x;
+    const float* gate;
+    std::int64_t tokens, size;
+    float* out;  // x · sigmoid(gate), may be either
+};
+
+struct SoftCapArgs {
+    const float* x;
+    std::int64_t tokens, size;
+    float cap;
+    float* out;  // cap · tanh(x / cap), may be x
+};
+
+struct ScaleRowsArgs {
+    const float* x;        // [T, N]
+    const float* factors;  // [T]
+    std::int64_t tokens, size;
+    float* out;
+};
+
+// Some columns of an activation: [T, width] inside rows of `stride` elements; no data where an op's input is absent.
+struct Columns {
+    const float* data = nullptr;
+    std::int64_t stride = 0;
+    const float* at(std::int64_t token) const { return data + token * stride; }
+};
+
+// x · y, where y may be one row for all (a stride of 0).
+struct MultiplyArgs {
+    const float* x;  // [T, N]
+    Columns y;       // [T, N]
+    std::int64_t tokens, size;
+    float* out;  // may be x
+};
+
+// base + the sum over i of weight[t, i] · x[i][t], i upwards
+struct WeightedSumArgs {
+    static constexpr int most = 8;
+    const float* base;     // [T, N]
+    const float* x[most];  // [T, N] each
+    int count;
+    Columns weights;  // [T, count]
+    std::int64_t tokens, size;
+    float* out;  // may be base
+};
+
+// x times the root mean square of `like` over its own, whose square is taken for `least` where it is less.
+struct MatchRmsArgs {
+    const float* x;     // [T, N]
+    const float* like;  // [T, N]
+    std::int64_t tokens, size;
+    float least;
+    float* out;
+};
+
+// max(0, x - mean - deviations · standard deviation), both of x's row
+struct StatisticalTopkArgs {
+    Columns x;  // [T, N]
+    std::int64_t tokens, size;
+    float deviations;
+    float* out;
+};
+
+// 1 + weight · log(1 + floor((position + offset) / length))
+struct PositionScalesArgs {
+    const std::int64_t* positions;
+    std::int64_t tokens, offset;
+    float length, weight;
+    float* out;  // [T]
+};
+
+struct TakeRowsArgs {
+    const float* x;             // [T, N]
+    const std::int64_t* index;  // [rows], below T
+    std::int64_t rows, size;
+    float* out;  // [rows, N]
+};
+
+// cos | cos and -sin | sin of position · frequency, times factor
+struct RopeTablesArgs {
+    const std::int64_t* positions;
+    const float* frequencies;  // [rot / 2] radians a position
+    std::int64_t tokens, half;
+    float factor;
+    float* cos;  // [T, rot]
+    float* sin;  // [T, rot]
+};
+
+// Heads rotated by the tables of their token, in the half-split layout.
+struct RotateArgs {
+    const float* x;    // [T, H, D]
+    const float* cos;  // [T, rot]
+    const float* sin;  // [T, rot], the first half negated
+    std::int64_t tokens, heads, dim, rotary_dim;
+    float* out;
+};
+
+// How one layer's keys and values lie in a block. A block of keys or values is `heads` runs, one a KV head.
+struct KvLayout {
+    KvType type;
+    std::int64_t block_size, heads, key_dim, value_dim;
+    std::int64_t key_block_bytes, value_block_bytes;  // multiples of 64, filled in by kv_layout()
+    bool latent = false;  // a value is the first value_dim elements of its key; there are no others
+};
+
+struct RopeWriteArgs {
+    const float* qkv;  // [T, (H + K) · D + K · Dv]
+    const float* cos;  // [T, rot]
+    const float* sin;
+    std::int64_t rotary_dim;
+    const std::int64_t* slot;  // [T]: block · block_size + offset
+    std::int64_t tokens, heads;
+    const float* qk_norm;  // [H + K, D] or null
+    float eps;
+    KvLayout layout;
+    std::byte* keys;
+    std::byte* values;
+    float* query;  // [T, H, D]
+    HeadNorm norm = HeadNorm::each;
+    float* factors = nullptr;  // [T, 2] of scratch, for HeadNorm::all
+};
+
+// The rotation of consecutive elements of a vector by the tables of its token.
+struct Rotation {
+    const float* cos;  // [T, size]
+    const float* sin;
+    std::int64_t size;
+    bool interleaved;  // pairs lie side by side; the rotated vector has their first elements, then their second ones
+};
+
+// A token's entry of a latent cache is norm(x's first value_dim elements) and its others, rotated.
+struct LatentWriteArgs {
+    const float* x;      // [T, key_dim]
+    const float* norm;   // [value_dim]
+    float eps;
+    Rotation rotation;   // of size key_dim - value_dim
+    const std::int64_t* slot;
+    std::int64_t tokens;
+    KvLayout layout;
+    std::byte* keys;
+};
+
+// One product a head: out[t, h] = W[h] · x[t, h], then the rotated rest of x[t, h].
+struct HeadLinearArgs {
+    const float* x;  // [T, H, K + rotated]
+    const PackedMatrix* weight;  // of H experts, [H · N, K]
+    std::int64_t tokens;
+    Rotation rotation;  // of size 0 for none
+    float* out;          // [T, H, N + rotated]
+    std::byte* scratch;  // head_linear_scratch() bytes
+};
+
+// The rows of a step, as attention cuts them into tasks: made once a step and cache group, by attention_plan().
+struct AttentionPlan;
+
+struct AttentionRows {
+    const std::int32_t* query_start;  // [R + 1]
+    const std::int32_t* context_len;  // [R]
+    const std::int32_t* block_table;  // [R, table_width]
+    std::int64_t table_width, rows;
+    std::int64_t window;  // 0 for none; a bidirectional row's queries see window / 2 positions on either side
+    const MaskKind* masks = nullptr;       // [R], or null: all are causal
+    const std::int32_t* spans = nullptr;  // [T, 2] first position and end of a token's span, for rows of that kind
+    bool chunked = false;  // causal queries see positions from the last multiple of the window on
+};
+
+struct AttentionArgs {
+    const float* query;  // [T, H, D]
+    const AttentionPlan* plan;
+    AttentionRows rows;
+    KvLayout layout;
+    const std::byte* keys;
+    const std::byte* values;
+    std::int64_t heads;
+    float scale;
+    const float* sinks;  // [H] or null
+    float soft_cap;      // 0 for none
+    float* out;          // [T, H · Dv]
+    const float* slopes = nullptr;  // [H] added to a score for each position its key lies behind; or null
+};
+
+// The rows of a step over a pool of states, a slot a row. A row whose first position is 0 finds zeros in its slot.
+struct StateRows {
+    const std::int32_t* query_start;  // [R + 1]
+    const std::int32_t* context_len;  // [R]
+    const std::int64_t* slot;         // [R], all different
+    std::int64_t rows;
+    bool fresh(std::int64_t row) const { return context_len[row] == query_start[row + 1] - query_start[row]; }
+};
+
+// out[t] = after[t] · f(bias + sum over j < W of weight[j] · in[t - W + 1 + j]), in = before · x, f SiLU or nothing.
+struct ShortConvArgs {
+    Columns x, before, after;  // [T, C], the last two may be absent
+    const float* weight;       // [W, C], oldest first
+    const float* bias;         // [C] or null
+    std::int64_t taps, channels;
+    bool silu;
+    StateRows rows;
+    float* state;  // [slots, W - 1, C], oldest first
+    float* out;    // [T, C]
+};
+
+// h = exp(dt · a) · h + dt · b ⊗ x, out = c · h + skip · x, times silu(gate); dt = clamp(softplus(dt + bias)). Steps and
+// decays belong to heads (Mamba-2) or to channels (Mamba-1).
+struct SelectiveScanArgs {
+    Columns x, dt, b, c, gate;  // [T, H · P]; [T, H] or [T, H · P]; [T, G · N] twice; [T, H · P] or absent
+    const float* a;             // [H], or [N, H · P] where every channel has its own; negative
+    const float* dt_bias;       // as wide as dt, or null
+    const float* skip;          // [H], or [H · P], or null
+    bool per_channel;
+    float least, most;  // of dt
+    std::int64_t heads, groups, size, states;  // H, G, P, N
+    StateRows rows;
+    float* state;  // [slots, H, N, P]
+    float* out;    // [T, H · P]
+};
+
+// s = exp(g) · s; s = s + k ⊗ beta · (v - k · s); out = q · s, with q and k divided by their lengths, q by sqrt(D) too,
+// g = a · softplus(step + bias), beta = sigmoid(beta).
+struct DeltaRuleArgs {
+    Columns q, k, v, step, beta;  // [T, K · D] twice, [T, H · Dv], [T, H] twice
+    const float* a;               // [H], negative
+    const float* bias;            // [H] or null
+    float eps;
+    std::int64_t heads, key_heads, key_dim, value_dim;
+    StateRows rows;
+    float* state;  // [slots, H, D, Dv]
+    float* out;    // [T, H · Dv]
+    bool tiled = false;  // value head h reads key head h % K, not h / (H / K)
+};
+
+// norm(x) · weight · silu(gate), or norm(x · silu(gate)) · weight; every group of elements has its own norm.
+struct GatedNormArgs {
+    Columns x, gate;  // [T, N], the second may be absent
+    const float* weight;  // [N]
+    std::int64_t tokens, size, group;
+    float eps;
+    bool gate_first;
+    float* out;  // [T, N]
+};
+
+class AdapterTable;  // adapter_table.h
+
+// out[t, offset + i] += (B_s · A_s · x[t])_i · scale_s for the tokens of every row with an adapter s > 0.
+struct AdapterArgs {
+    const float* x;  // [T, K]
+    const AdapterTable* table;
+    const std::int32_t* query_start;  // [R + 1]
+    const std::int64_t* slot;         // [R]; null where no row has one
+    const std::int64_t* index;        // [T], which of the step's tokens x has; null for all
+    std::int64_t rows, tokens, width, offset;
+    float* out;      // [T, width]
+    float* scratch;  // [T, most_rank]
+};
+
+}  // namespace penstock

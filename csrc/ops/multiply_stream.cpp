@@ -1,0 +1,45 @@
+// Products of integer kinds for few rows: panel after panel, so that memory is read in one sweep.
+#include <algorithm>
+#include <bit>
+
+#include "ops/code_stream.h"
+#include "ops/multiply_rows.h"
+
+namespace penstock::PENSTOCK_ISA {
+
+bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
+                     RowList rows, std::int64_t count, float* sums) {
+    const PackedHeader& header = matrix.header();
+    const StreamCodes stream = choose_stream(header, 0, count);
+    if (!stream) return false;
+    SpanScales scales;
+    const std::int64_t unit = header.group == 16 ? 16 : 32, spans = spans_of(header.cols);
+    SpanShape shape{0, 0, header.zero, std::countr_zero(static_cast<std::uint64_t>(header.group / unit)),
+                    header.minimum != MinKind::none};
+    for (int p = 0; p < panels; ++p)
+        for (std::int64_t s = 0; s < spans; ++s) {
+            const SpanPlace place = matrix.place(s);
+            const SpanLayout& layout = place.layout;
+            const std::byte* const span = panel[p] + place.offset;
+            for (std::int64_t at = layout.scales; at < layout.bytes; at += 64) vec::prefetch(span + code_bytes_ahead + at);
+            const ActivationSpan* row[stream_code_rows];
+            for (int r = 0; r < count; ++r) row[r] = opaque(inputs.spans + s * inputs.tokens + rows[r]);
+            group_scales(matrix, layout, span, (place.units * unit_inputs + header.group - 1) / header.group, 0, scales);
+            const auto* codes = reinterpret_cast<const std::uint8_t*>(span);
+            shape.first = 0, shape.units = place.units;
+            if (!place.widths) {
+                stream(header, codes, scales.scale[0], shape, row, sums + 16 * p);
+                continue;
+            }
+            for (; shape.first < place.units; shape.first += shape.units) {  // runs of one width, about its own zero
+                const std::uint8_t* const width = place.widths + shape.first;
+                shape.units = std::find_if(width, place.widths + place.units, [&](int w) { return w != *width; }) - width;
+                shape.zero = 1 << (*width - 1);
+                choose_stream(header, *width, count)(header, codes, scales.scale[0], shape, row, sums + 16 * p);
+                codes += 64 * *width * shape.units;
+            }
+        }
+    return true;
+}
+
+}  // namespace penstock::PENSTOCK_ISA

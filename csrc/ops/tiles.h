@@ -1,0 +1,129 @@
+// The innermost loops: a few rows of activations times 64 columns (four panels), over one span of inputs.
+//
+// The order of a sum is the same whatever the tile: units of inputs ascending, in each one fused multiply-add of the
+// products and, with minimums, one of the activations' sum.
+#pragma once
+
+#include "ops/activations.h"
+#include "packing/codes.h"
+
+namespace penstock::PENSTOCK_ISA {
+
+inline constexpr std::int64_t group_columns = 64;  // columns of a task
+
+// A span of four panels, unpacked: 4 inputs of 64 columns after the other.
+struct alignas(64) CodeTile {
+    std::uint8_t bytes[64][4][64];
+    SpanScales scales;
+};
+
+inline constexpr std::int64_t minimum_offset = 16 * 64;  // from a scale to its minimum in SpanScales
+
+struct TileShape {
+    std::int64_t units;        // of 32 inputs, 1 to 8
+    std::int32_t zero;
+    int group_shift;           // log2 of the units (of 16 or 32) of a scale
+};
+
+// Hides where a pointer comes from: the compiler addresses what lies around it by constant offsets instead of keeping a
+// pointer to each, and does not gather pointers with vector instructions (slow in gcc's code).
+template <class T>
+static inline T* opaque(T* at) {
+    asm("" : "+r"(at));
+    return at;
+}
+
+// sums[row][64] += of R rows at rows[r]; unit 16 or 32, P panels from `panel` on.
+template <int R, int P, int unit, bool has_min, bool wide>
+static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows, int panel,
+                                  float* sums) {
+    constexpr int steps = unit / 4;
+    vec::F32x16 kept[R][P];
+    sums += 16 * panel;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) kept[r][p] = vec::load16(sums + r * group_columns + 16 * p);
+    const std::uint8_t* weights_at = tile.bytes[0][panel];
+    const std::int64_t units = shape.units * (32 / unit);
+    for (std::int64_t u = 0; u < units; ++u) {
+        vec::I32x16 acc[R][P];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const std::int32_t sum = unit == 32 ? rows[r]->sum32[u] : rows[r]->sum16[u];
+            const vec::I32x16 start = vec::splat_i32(-shape.zero * sum);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) acc[r][p] = start;
+        }
+#pragma GCC unroll 1
+        for (int s = 0; s < steps; ++s) {
+            vec::Bytes64 weights[P];
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) weights[p] = vec::load64(weights_at + 64 * p);
+            weights_at += 4 * 64;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                for (int p = 0; p < P; ++p)
+                    acc[r][p] = vec::dot4<wide>(acc[r][p], weights[p], rows[r]->value + u * unit + 4 * s);
+        }
+        const float* const scale = opaque(tile.scales.scale[u >> shape.group_shift] + 16 * panel);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const vec::F32x16 by = vec::splat16(rows[r]->scale[u * unit / 32]);
+            const vec::F32x16 total = vec::splat16(unit == 32 ? rows[r]->total32[u] : rows[r]->total16[u]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+                kept[r][p] = vec::fma(vec::to_float(acc[r][p]), vec::load16(scale + 16 * p) * by, kept[r][p]);
+                if constexpr (has_min)
+                    kept[r][p] = vec::fma(vec::load16(scale + minimum_offset + 16 * p), total, kept[r][p]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) vec::store(sums + r * group_columns + 16 * p, kept[r][p]);
+}
+
+// 64 inputs of four panels as floats.
+struct alignas(64) FloatTile {
+    float value[64][64];
+};
+
+// sums[row][64] += of R rows of `count` inputs each, inputs ascending.
+template <int R, int P>
+static inline void multiply_floats(const FloatTile& tile, std::int64_t count, const float* const* rows, int panel,
+                                   float* sums) {
+    vec::F32x16 acc[R][P];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) acc[r][p] = vec::load16(sums + r * group_columns + 16 * (panel + p));
+#pragma GCC unroll 1
+    for (std::int64_t k = 0; k < count; ++k) {
+        vec::F32x16 weights[P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) weights[p] = vec::load16(tile.value[k] + 16 * (panel + p));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const vec::F32x16 x = vec::splat16(rows[r][k]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) acc[r][p] = vec::fma(x, weights[p], acc[r][p]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) vec::store(sums + r * group_columns + 16 * (panel + p), acc[r][p]);
+}
+
+// Calls use.template operator()<R>() with R the compile-time value of `rows`, 1 to tile_rows.
+template <class F>
+static inline void with_rows(int rows, F&& use) {
+    [&]<int... r>(std::integer_sequence<int, r...>) {
+        ((rows == r + 1 ? use(std::integral_constant<int, r + 1>{}) : void()), ...);
+    }(std::make_integer_sequence<int, vec::tile_rows>{});
+}
+
+}  // namespace penstock::PENSTOCK_ISA

@@ -1,0 +1,77 @@
+// Threads that share work in chunks taken from counters, so that a busy core delays only its own chunk.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "ops/ops.h"
+
+namespace penstock {
+
+// One loop shared by a team: the next item nobody took, and how many are finished.
+struct alignas(64) Phase {
+    std::atomic<std::int64_t> next{0}, done{0};
+};
+
+// A member of a team that runs one function together. Every member calls share() with the same arguments in the same
+// order; a member that comes late finds the earlier loops finished and skips them.
+class Worker {
+public:
+    Worker(Phase* phases, std::int64_t room, int index, int count)
+        : phases_(phases), room_(room), index_(index), count_(count) {}
+
+    int index() const { return index_; }              // below count(); 0 is the caller
+    int count() const { return count_; }              // most members the team may have
+    std::int64_t phases_used() const { return used_; }
+
+    // Calls work(begin, end) on disjoint ranges of at most `chunk` items that cover [0, count), here or in another
+    // member, and returns when all are finished. work must not throw.
+    template <class F>
+    void share(std::int64_t count, std::int64_t chunk, F&& work) {
+        if (count <= 0) return;
+        if (count_ == 1) {
+            for (std::int64_t at = 0; at < count; at += chunk) work(at, at + chunk < count ? at + chunk : count);
+            return;
+        }
+        Phase& phase = take_phase();
+        for (std::int64_t at; (at = phase.next.fetch_add(chunk, std::memory_order_relaxed)) < count;) {
+            const std::int64_t end = at + chunk < count ? at + chunk : count;
+            work(at, end);
+            phase.done.fetch_add(end - at, std::memory_order_release);
+        }
+        if (phase.done.load(std::memory_order_acquire) < count) wait(phase, count);
+    }
+
+private:
+    Phase& take_phase();
+    static void wait(const Phase& phase, std::int64_t count);
+
+    Phase* phases_;
+    std::int64_t room_;
+    std::int64_t used_ = 0;
+    int index_, count_;
+};
+
+// Threads a team has at most, the caller included; at first, the processors this process may run on.
+int num_threads();
+void set_num_threads(int threads);
+
+// Runs `body` in the calling thread and in as many helpers as are free, num_threads() in all at most, and returns when
+// all that began are through. An exception of the caller's body is thrown here; helpers must not throw. Runs in the
+// calling thread alone while another call is using the team.
+void run_team(const std::function<void(Worker&)>& body);
+
+// Calls work(begin, end) on disjoint ranges of at most `chunk` items that cover [0, count); returns when all are done.
+// An exception of work() ends the loop and is thrown here.
+void parallel_for(std::int64_t count, std::int64_t chunk, const std::function<void(std::int64_t, std::int64_t)>& work);
+
+// Memory of the calling thread, 64-byte aligned, at least `bytes` long; valid until its next call with this `slot`
+// (0 to 3) from the same thread. Not initialised.
+std::byte* thread_memory(int slot, std::size_t bytes);
+
+// The calling thread's work space for a vocabulary of this size, in slot 0.
+Scratch thread_scratch(std::int64_t vocab);
+
+}  // namespace penstock
