@@ -229,7 +229,8 @@ NB_MODULE(_native, m) {
     m.def("encode_rows", &encode_rows, "format"_a, "values"_a.noconvert(), "out"_a.noconvert(),
           "importance"_a.noconvert() = nb::none(), "Encodes float32 rows to blocks, searching for the scales.");
     m.def("philox4x32", &philox4x32, "counter"_a, "key"_a, "Philox4x32-10.");
-    m.def("uniform", &uniform, "seed"_a, "sequence"_a, "position"_a, "A double in [0, 1).");
+    m.def("token_noise", &token_noise, "seed"_a, "sequence"_a, "position"_a, "token"_a,
+          "The noise of one token's draw, in units of 2^-40.");
     m.def("isa", [] { return std::string(ops().isa); }, "The instruction set in use.");
     m.def("two_ways", [] { return ops().two_ways; }, "Whether level fast differs from strict on the set in use.");
     m.def("known_isas", [] { return names(known_isas()); }, "Every instruction set with a name, worst first.");

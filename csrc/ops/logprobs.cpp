@@ -24,7 +24,7 @@ RowError logprobs_row(const float* logits, std::int64_t vocab, std::int64_t targ
     const MaxScan found = scan_max(logits, vocab);
     if (found.invalid || found.max == neg_inf) return RowError::not_finite;
     const double max = found.max;
-    const double log_total = std::log(total_weight(logits, vocab, found.max, 1.0, nullptr));
+    const double log_total = std::log(total_weight(logits, vocab, found.max, 1.0));
     out.logprob = (static_cast<double>(logits[target]) - max) - log_total;
     out.rank = rank_of(logits, vocab, target);
     const TopHeap heap = top_heap(logits, vocab, top, scratch.ids, scratch.values);

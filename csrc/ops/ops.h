@@ -33,14 +33,15 @@ struct RowView {
     double repetition_penalty, presence_penalty, frequency_penalty;
     double temperature, typical_p, top_p, min_p;
     std::int64_t top_k;
-    double uniform;  // in [0, 1)
+    std::uint64_t seed, position;  // whose noise, with the sequence's number
+    std::uint32_t sequence;
 };
 
 // Work space of one thread for a vocabulary of V tokens.
 struct Scratch {
     float* logits;         // [V]
     float* values;         // [V]
-    double* weights;       // [V], and room for the sums of all blocks
+    double* weights;       // [V]
     std::uint64_t* keys;   // [V]
     std::uint32_t* ids;    // [V]
     std::uint32_t* index;  // [V]

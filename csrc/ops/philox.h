@@ -19,13 +19,4 @@ inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> coun
     return counter;
 }
 
-// A double in [0, 1) with 53 random bits, for one position of one sequence of a stream.
-inline double uniform(std::uint64_t seed, std::uint32_t sequence, std::uint64_t position) {
-    const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
-    const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
-    const auto out = philox4x32({low(position), high(position), sequence, 0}, {low(seed), high(seed)});
-    const std::uint64_t bits = (std::uint64_t{out[1]} << 32 | out[0]) >> 11;
-    return static_cast<double>(bits) * 0x1p-53;
-}
-
 }  // namespace penstock

@@ -1,5 +1,6 @@
 // The sampling chain of one row: masks and penalties on the logits, then filters on a list of candidates, then a draw
-// by inverse CDF in order of token id. kernels/reference/sampling.py states the same in numpy.
+// by noise. kernels/reference/sampling.py states the same in numpy.
+#include "ops/draw.h"
 #include "ops/ops.h"
 #include "ops/top_k.h"
 
@@ -13,12 +14,7 @@ bool unchanged(const RowView& row) {
     return !row.num_biases && !row.allowed && !row.grammar && !row.num_banned && !row.num_stop_ids && !row.num_seen;
 }
 
-// Rounds to float; what overflows stays finite.
-float to_logit(double value) {
-    if (value == static_cast<double>(neg_inf)) return neg_inf;
-    if (value > -static_cast<double>(least_finite)) return -least_finite;
-    return value < static_cast<double>(least_finite) ? least_finite : static_cast<float>(value);
-}
+NoiseKey key_of(const RowView& row) { return {row.seed, row.position, row.sequence}; }
 
 void keep_only(float* logits, std::int64_t vocab, const std::uint32_t* allowed) {
     for (std::int64_t at = 0; at < vocab; at += 32) {
@@ -62,6 +58,12 @@ struct Candidates {
         double sum = 0.0;
         for (std::int64_t i = 0; i < count; ++i) sum += weights[i];
         return sum;
+    }
+
+    float largest() const {
+        float most = neg_inf;
+        for (std::int64_t i = 0; i < count; ++i) most = values[i] > most ? values[i] : most;
+        return most;
     }
 
     template <class Keep>
@@ -164,60 +166,8 @@ void keep_typical(Candidates& list, double mass, double max, double scale, const
 
 // Tokens below min_p times the largest probability of those left go.
 void keep_min_p(Candidates& list, double min_p, double max, double scale) {
-    float most = neg_inf;
-    for (std::int64_t i = 0; i < list.count; ++i) most = list.values[i] > most ? list.values[i] : most;
-    const double top = (static_cast<double>(most) - max) * scale, least = std::log(min_p);
+    const double top = (static_cast<double>(list.largest()) - max) * scale, least = std::log(min_p);
     list.filter([&](std::int64_t i) { return (static_cast<double>(list.values[i]) - max) * scale - top >= least; });
-}
-
-// A logit surely below every x with (x - max) * scale >= exponent.
-float below_exponent(double exponent, double max, double scale) {
-    const double distance = exponent / scale;
-    const double margin = 1e-6 * (__builtin_fabs(max) + __builtin_fabs(distance)) + 1e-30;
-    return to_logit(max + distance - margin);
-}
-
-std::int64_t draw(const Candidates& list, double uniform) {
-    const double target = uniform * list.total();
-    double reached = 0.0;
-    std::int64_t last = 0;
-    for (std::int64_t i = 0; i < list.count; ++i) {
-        if (list.weights[i] == 0.0) continue;
-        last = i;
-        reached += list.weights[i];
-        if (reached > target) break;
-    }
-    return list.ids[last];
-}
-
-// Draws from the whole vocabulary: only one block's weights are ever stored.
-std::int64_t draw_unfiltered(const float* logits, std::int64_t vocab, float max, double scale, double uniform,
-                             const Scratch& scratch) {
-    double* sums = scratch.weights;
-    const double target = uniform * total_weight(logits, vocab, max, scale, sums);
-    const std::int64_t blocks = (vocab + mass_block - 1) / mass_block;
-    double before = 0.0, reached = 0.0;
-    std::int64_t chosen = 0;
-    for (std::int64_t block = 0; block < blocks; ++block) {
-        if (sums[block] == 0.0) continue;
-        chosen = block;
-        before = reached;
-        reached += sums[block];
-        if (reached > target) break;
-    }
-    reached = before;
-    const std::int64_t begin = chosen * mass_block;
-    const std::int64_t size = begin + mass_block < vocab ? mass_block : vocab - begin;
-    double weights[mass_block];
-    store_weights(logits + begin, size, max, scale, weights);
-    std::int64_t last = 0;
-    for (std::int64_t i = 0; i < size; ++i) {
-        if (weights[i] == 0.0) continue;
-        last = i;
-        reached += weights[i];
-        if (reached > target) break;
-    }
-    return begin + last;
 }
 
 std::int64_t draw_filtered(const RowView& row, const float* logits, std::int64_t vocab, float max, double scale,
@@ -231,7 +181,7 @@ std::int64_t draw_filtered(const RowView& row, const float* logits, std::int64_t
         float threshold = least_finite;
         if (row.typical_p >= 1.0 && row.top_p < 1.0) {
             // Tokens lighter than this weigh less than 1 - top_p together: the nucleus never needs them.
-            total = total_weight(logits, vocab, max, scale, nullptr);
+            total = total_weight(logits, vocab, max, scale);
             threshold = below_exponent(std::log((1.0 - row.top_p) * total / static_cast<double>(vocab)), top, scale);
         } else if (row.typical_p >= 1.0) {
             threshold = below_exponent(std::log(row.min_p), top, scale);
@@ -245,7 +195,9 @@ std::int64_t draw_filtered(const RowView& row, const float* logits, std::int64_t
         keep_by_mass(list, 32, (row.top_p - mass_slack) * (total > 0.0 ? total : list.total()), scratch);
     }
     if (row.min_p > 0.0) keep_min_p(list, row.min_p, top, scale);
-    return draw(list, row.uniform);
+    Draw drawn(key_of(row), max, scale, list.largest());
+    drawn.take_list(list.ids, list.values, list.count);
+    return drawn.token();
 }
 
 }  // namespace
@@ -264,9 +216,10 @@ SampledRow sample_row(const RowView& row, std::int64_t vocab, const Scratch& scr
     const double scale = 1.0 / (row.temperature > 1e-30 ? row.temperature : 1e-30);
     const bool filtered =
         (row.top_k > 0 && row.top_k < vocab) || row.typical_p < 1.0 || row.top_p < 1.0 || row.min_p > 0.0;
-    const std::int64_t token = filtered ? draw_filtered(row, logits, vocab, found.max, scale, scratch)
-                                        : draw_unfiltered(logits, vocab, found.max, scale, row.uniform, scratch);
-    return {token, RowError::none};
+    if (filtered) return {draw_filtered(row, logits, vocab, found.max, scale, scratch), RowError::none};
+    Draw drawn(key_of(row), found.max, scale, found.max);
+    drawn.take_all(logits, vocab);
+    return {drawn.token(), RowError::none};
 }
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/noise.h"
 #include "ops/philox.h"
 
 namespace penstock {
@@ -19,6 +20,13 @@ void check_range(const char* name, double value, double low, double high) {
 }
 
 }  // namespace
+
+std::int64_t token_noise(std::uint64_t seed, std::uint32_t sequence, std::uint64_t position, std::uint32_t token) {
+    const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
+    const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
+    const auto words = philox4x32({low(position), high(position), sequence, token >> 2}, {low(seed), high(seed)});
+    return gumbel(words[token & 3]);
+}
 
 SamplerRow::SamplerRow(const RowSettings& s)
     : vocab_(s.vocab_size), seed_(s.seed), sequence_(s.sequence), min_tokens_(s.min_tokens) {
@@ -112,7 +120,9 @@ RowView SamplerRow::view(const float* logits, const std::uint32_t* grammar, std:
     out.seen_ids = seen_ids_.data();
     out.seen_counts = seen_counts_.data();
     out.num_seen = static_cast<std::int64_t>(seen_ids_.size());
-    out.uniform = uniform(seed_, sequence_, position);
+    out.seed = seed_;
+    out.sequence = sequence_;
+    out.position = position;
     return out;
 }
 

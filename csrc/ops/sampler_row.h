@@ -24,6 +24,9 @@ struct RowSettings {
     std::vector<std::int64_t> stop_ids, prompt_ids, generated_ids;
 };
 
+// The noise of one token's draw.
+std::int64_t token_noise(std::uint64_t seed, std::uint32_t sequence, std::uint64_t position, std::uint32_t token);
+
 class SamplerRow {
 public:
     // Throws std::invalid_argument for a token id outside the vocabulary or a parameter outside its range.

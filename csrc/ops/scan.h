@@ -22,6 +22,20 @@ static inline vec::F32 load_padded(const float* logits, std::int64_t at, std::in
     return vec::load(tail);
 }
 
+// Rounds to float; what overflows stays finite.
+static inline float to_logit(double value) {
+    if (value == static_cast<double>(neg_inf)) return neg_inf;
+    if (value > -static_cast<double>(least_finite)) return -least_finite;
+    return value < static_cast<double>(least_finite) ? least_finite : static_cast<float>(value);
+}
+
+// A logit surely below every x with (x - max) * scale >= exponent.
+static inline float below_exponent(double exponent, double max, double scale) {
+    const double distance = exponent / scale;
+    const double margin = 1e-6 * (__builtin_fabs(max) + __builtin_fabs(distance)) + 1e-30;
+    return to_logit(max + distance - margin);
+}
+
 struct MaxScan {
     float max;
     bool invalid;  // a NaN or +infinity was met
@@ -91,16 +105,14 @@ static inline double sum_lanes(vec::F64 sum) {
     return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
 }
 
-// Sum of all weights; sums of blocks of mass_block tokens go to block_sums if not null.
-static inline double total_weight(const float* logits, std::int64_t size, float max, double scale, double* block_sums) {
+// Sum of all weights, block by block.
+static inline double total_weight(const float* logits, std::int64_t size, float max, double scale) {
     double total = 0.0;
-    for (std::int64_t begin = 0, block = 0; begin < size; begin += mass_block, ++block) {
+    for (std::int64_t begin = 0; begin < size; begin += mass_block) {
         const std::int64_t end = begin + mass_block < size ? begin + mass_block : size;
         vec::F64 sum = vec::splat(0.0);
         for (std::int64_t at = begin; at < end; at += 8) sum = sum + weight_at(logits, at, end, max, scale);
-        const double part = sum_lanes(sum);
-        if (block_sums) block_sums[block] = part;
-        total += part;
+        total += sum_lanes(sum);
     }
     return total;
 }

@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace penstock::PENSTOCK_ISA::vec {
 
 struct F32 {
@@ -10,6 +12,9 @@ struct F32 {
 };
 struct F64 {
     __m256d low, high;
+};
+struct U64 {
+    __m256i low, high;
 };
 
 static inline F32 load(const float* from) { return {_mm256_loadu_ps(from)}; }
@@ -46,5 +51,26 @@ static inline void store(double* to, F64 a) {
     _mm256_storeu_pd(to + 4, a.high);
 }
 static inline void store(float* to, F32 a) { _mm256_storeu_ps(to, a.v); }
+
+// Words of 32 bits in the low halves; the high halves may hold anything.
+static inline U64 load_words(const std::uint32_t* from) {
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return {_mm256_cvtepu32_epi64(_mm256_castsi256_si128(words)),
+            _mm256_cvtepu32_epi64(_mm256_extracti128_si256(words, 1))};
+}
+static inline U64 splat_words(std::uint32_t word) { return {_mm256_set1_epi64x(word), _mm256_set1_epi64x(word)}; }
+static inline U64 operator^(U64 a, U64 b) {
+    return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)};
+}
+// The products of the low halves, whole; and what is in the high halves.
+static inline U64 multiply_words(U64 a, U64 b) {
+    return {_mm256_mul_epu32(a.low, b.low), _mm256_mul_epu32(a.high, b.high)};
+}
+static inline U64 high_words(U64 a) { return {_mm256_srli_epi64(a.low, 32), _mm256_srli_epi64(a.high, 32)}; }
+static inline void store_words(std::uint32_t* to, U64 a) {
+    const __m256 both = _mm256_shuffle_ps(_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(a.high), 0x88);
+    const __m256d ordered = _mm256_permute4x64_pd(_mm256_castps_pd(both), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_castpd_si256(ordered));
+}
 
 }  // namespace penstock::PENSTOCK_ISA::vec

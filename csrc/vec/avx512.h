@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace penstock::PENSTOCK_ISA::vec {
 
 struct F32 {
@@ -10,6 +12,9 @@ struct F32 {
 };
 struct F64 {
     __m512d v;
+};
+struct U64 {
+    __m512i v;
 };
 
 static inline F32 load(const float* from) { return {_mm256_loadu_ps(from)}; }
@@ -34,5 +39,18 @@ static inline F64 exp2_of_shifted(F64 shifted) {
 }
 static inline void store(double* to, F64 a) { _mm512_storeu_pd(to, a.v); }
 static inline void store(float* to, F32 a) { _mm256_storeu_ps(to, a.v); }
+
+// Words of 32 bits in the low halves; the high halves may hold anything.
+static inline U64 load_words(const std::uint32_t* from) {
+    return {_mm512_cvtepu32_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
+}
+static inline U64 splat_words(std::uint32_t word) { return {_mm512_set1_epi64(word)}; }
+static inline U64 operator^(U64 a, U64 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+// The products of the low halves, whole; and what is in the high halves.
+static inline U64 multiply_words(U64 a, U64 b) { return {_mm512_mul_epu32(a.v, b.v)}; }
+static inline U64 high_words(U64 a) { return {_mm512_srli_epi64(a.v, 32)}; }
+static inline void store_words(std::uint32_t* to, U64 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi64_epi32(a.v));
+}
 
 }  // namespace penstock::PENSTOCK_ISA::vec

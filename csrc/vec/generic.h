@@ -13,6 +13,9 @@ struct F32 {
 struct F64 {
     double lane[8];
 };
+struct U64 {
+    std::uint64_t lane[8];
+};
 
 template <class V, class F>
 static inline V map(F function) {
@@ -81,6 +84,27 @@ static inline void store(double* to, F64 a) {
 }
 static inline void store(float* to, F32 a) {
     for (int i = 0; i < 8; ++i) to[i] = a.lane[i];
+}
+
+// Words of 32 bits in the low halves; the high halves may hold anything.
+static inline U64 load_words(const std::uint32_t* from) {
+    return map<U64>([=](int i) { return std::uint64_t{from[i]}; });
+}
+static inline U64 splat_words(std::uint32_t word) {
+    return map<U64>([=](int) { return std::uint64_t{word}; });
+}
+static inline U64 operator^(U64 a, U64 b) {
+    return map<U64>([&](int i) { return a.lane[i] ^ b.lane[i]; });
+}
+// The products of the low halves, whole; and what is in the high halves.
+static inline U64 multiply_words(U64 a, U64 b) {
+    return map<U64>([&](int i) { return (a.lane[i] & 0xffffffffu) * (b.lane[i] & 0xffffffffu); });
+}
+static inline U64 high_words(U64 a) {
+    return map<U64>([&](int i) { return a.lane[i] >> 32; });
+}
+static inline void store_words(std::uint32_t* to, U64 a) {
+    for (int i = 0; i < 8; ++i) to[i] = static_cast<std::uint32_t>(a.lane[i]);
 }
 
 }  // namespace penstock::PENSTOCK_ISA::vec

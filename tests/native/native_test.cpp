@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "ops/philox.h"
+#include "ops/noise.h"
 #include "ops/sampler_row.h"
 #include "packing/encode.h"
 #include "program/team.h"
@@ -130,6 +130,21 @@ void sample_every_size(std::mt19937_64& random) {
     }
 }
 
+void noise_within_its_range() {
+    const double unit = static_cast<double>(std::int64_t{1} << noise_bits);
+    std::int64_t before = std::numeric_limits<std::int64_t>::min();
+    for (std::uint64_t bits = 0; bits <= 0xffffffffu; bits += bits < 4096 || bits > 0xfffff000u ? 1 : 65521) {
+        const std::int64_t noise = gumbel(static_cast<std::uint32_t>(bits));
+        const double uniform = (2.0 * static_cast<double>(bits) + 1.0) * 0x1p-33;
+        const double exact = -std::log(-std::log1p(uniform - 1.0));
+        require(std::fabs(static_cast<double>(noise) / unit - exact) < 0x1p-28, "noise as its formula says");
+        require(noise >= before, "noise rises with its bits");
+        require(least_noise * unit < static_cast<double>(noise) && static_cast<double>(noise) < most_noise * unit,
+                "noise within its range");
+        before = noise;
+    }
+}
+
 void share_work() {
     for (const int threads : {1, 2, 7}) {
         set_num_threads(threads);
@@ -162,7 +177,7 @@ int main() {
         std::printf("%s passed\n", ops().isa);
     }
     share_work();
-    require(uniform(1, 2, 3) < 1.0, "uniform below one");
+    noise_within_its_range();
     bool thrown = false;
     try {
         RowSettings s;

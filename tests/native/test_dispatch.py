@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock.config.errors import ConfigError
 from penstock.kernels import cpu
 from penstock.kernels import reference as torch_reference
 from penstock.kernels.cpu import native
+from penstock.kernels.reference import noise
 from penstock.kernels.reference import sampling as reference
 from penstock.kernels.registry import KernelContext, choose
 from penstock.kernels.sampling import RowSettings
@@ -120,23 +122,21 @@ KNOWN = (
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
 def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
     assert tuple(native.library().philox4x32(counter, key)) == expected
-    assert reference.philox4x32(counter, key) == expected
+    assert noise.philox4x32(counter, key) == expected
 
 
-def test_uniform_is_the_same_everywhere_and_uniform() -> None:
+def test_noise_is_the_reference_s() -> None:
     rng = np.random.default_rng(1)
-    drawn = []
-    for _ in range(2000):
+    drawn = set()
+    for _ in range(500):
         seed, sequence, position = int(rng.integers(2**63)) * 2 + 1, int(rng.integers(2**32)), int(rng.integers(2**62))
-        value = native.library().uniform(seed, sequence, position)
-        assert value == reference.uniform(seed, sequence, position)
-        drawn.append(value)
-    assert 0.0 <= min(drawn) < 0.01
-    assert 0.99 < max(drawn) < 1.0
-    assert abs(np.mean(drawn) - 0.5) < 0.03
-    assert len(set(drawn)) == 2000
-    streams = {native.library().uniform(s, b, p) for s in range(10) for b in range(10) for p in range(10)}
-    assert len(streams) == 1000
+        token = int(rng.integers(2**18))
+        value = native.library().token_noise(seed, sequence, position, token)
+        assert value == noise.noise(seed, sequence, position, np.array([token]))[0]
+        drawn.add(value)
+    assert len(drawn) == 500
+    near = (range(4), range(4), range(4), range(16))
+    assert len({native.library().token_noise(*key) for key in itertools.product(*near)}) == 1024
 
 
 def test_sample_refuses_what_does_not_fit() -> None:

@@ -61,18 +61,11 @@ def random_settings(rng: np.random.Generator, vocab: int) -> RowSettings:
     return RowSettings(vocab, seed=int(rng.integers(2**63)), sequence=int(rng.integers(2**32)), **options)  # type: ignore[arg-type]
 
 
-def boundary_distance(logits: npt.NDArray[np.float32], row: reference.ReferenceRow, position: int) -> float:
-    """How near the reference's draw is to the border between two tokens, as probability."""
-    _, p = reference.distribution(reference.masked_logits(logits, row, None), row.settings)
-    target = reference.uniform(row.settings.seed, row.settings.sequence, position)
-    return float(np.abs(np.cumsum(p) - target).min())
-
-
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_tokens_equal_the_reference(isa: str, vocab: int) -> None:
     rng = np.random.default_rng(vocab)
     kernels = (native.NativeSampling(), reference.ReferenceSampling())
-    steps, near = 3, 0
+    steps = 3
     compared = errors = 0
     for _ in range(4 if vocab > 100_000 else 40):
         count = int(rng.integers(1, 9))
@@ -84,19 +77,12 @@ def test_tokens_equal_the_reference(isa: str, vocab: int) -> None:
             masks = None
             if step == 2:
                 masks = rng.integers(0, 2**32, (count, (vocab + 31) // 32), dtype=np.uint32)
-            before = [len(row.generated) for row in plain]
             got, got_errors = kernels[0].sample(logits, fast, positions, masks)
             expected, expected_errors = kernels[1].sample(logits, plain, positions, masks)
             np.testing.assert_array_equal(got_errors, expected_errors)
-            for i in np.flatnonzero(got != expected):
-                del plain[i].generated[before[i] :]
-                assert masks is None
-                assert boundary_distance(logits[i], plain[i], int(positions[i])) < 1e-12, settings[i]
-                plain[i].extend(int(got[i]))
-                near += 1
+            np.testing.assert_array_equal(got, expected)
             compared += count
             errors += int((expected_errors != 0).sum())
-    assert near <= compared // 100
     assert compared - errors > compared // 4
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from penstock.kernels.reference.noise import noise, scores
 from penstock.kernels.sampling import (
     MASS_SLACK,
     NOT_FINITE,
@@ -24,28 +25,6 @@ Ids = npt.NDArray[np.int64]
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LEAST_TEMPERATURE = 1e-30
-
-
-def philox4x32(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0 = (b >> 32) ^ c1 ^ k0
-        c1 = b & 0xFFFFFFFF
-        c2 = (a >> 32) ^ c3 ^ k1
-        c3 = a & 0xFFFFFFFF
-        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return c0, c1, c2, c3
-
-
-def uniform(seed: int, sequence: int, position: int) -> float:
-    """A double in [0, 1) with 53 random bits: a pure function of (seed, sequence, position)."""
-    low = 0xFFFFFFFF
-    seed &= 2**64 - 1
-    out = philox4x32((position & low, position >> 32, sequence, 0), (seed & low, seed >> 32))
-    return ((out[1] << 32 | out[0]) >> 11) * 2.0**-53
 
 
 @dataclass(slots=True, eq=False)
@@ -182,15 +161,15 @@ def masked_logits(logits: Floats, row: ReferenceRow, mask: npt.NDArray[np.uint32
     return out
 
 
-def distribution(logits: Floats, settings: RowSettings) -> tuple[Ids, Doubles]:
-    """Ids (ascending) and probabilities of the tokens left by the filters; temperature is not 0."""
+def candidates(logits: Floats, settings: RowSettings) -> Candidates:
+    """The tokens left by the filters; temperature is not 0."""
     ids = np.flatnonzero(logits > -np.inf)
     left = logits[ids]
     scale = 1.0 / max(settings.temperature, _LEAST_TEMPERATURE)
     tokens = Candidates(ids, left, (left.astype(np.float64) - float(left.max())) * scale)
     for keep in FILTERS:
         keep(tokens, settings)
-    return tokens.ids, tokens.probabilities()
+    return tokens
 
 
 def sample_row(
@@ -204,11 +183,9 @@ def sample_row(
         return -1, NOTHING_ALLOWED
     if row.settings.temperature == 0.0:
         return int(np.argmax(logits)), 0
-    ids, p = distribution(logits, row.settings)
-    cumulated = np.cumsum(p)
-    target = uniform(row.settings.seed, row.settings.sequence, position) * cumulated[-1]
-    at = int(np.searchsorted(cumulated, target, side="right"))
-    return int(ids[min(at, int(np.flatnonzero(p)[-1]))]), 0
+    left = candidates(logits, row.settings)
+    drawn = noise(row.settings.seed, row.settings.sequence, position, left.ids)
+    return int(left.ids[np.argmax(scores(left.x, drawn))]), 0
 
 
 class ReferenceSampling:

@@ -303,15 +303,16 @@ def _sample(
         logits, ints, floats, allowed, changed, largest, places, wrong, vocab, logits.stride(0), allowed.shape[1],
         chunks, words is not None,
     )  # fmt: skip
-    sums, keys = floats, ints
+    sums, winners, keys = floats, ints, ints
     if (table.view(np.float64)[:, kernels.SCALE.value] > 0).any():
         sums, cuts = (torch.empty(size, dtype=torch.float64, device=device) for size in ((count, chunks), (count,)))
-        kernels.weigh[count, chunks](changed, ints, floats, largest, sums, numbers, cuts, vocab, chunks, space)
+        winners = torch.empty_like(sums, dtype=torch.int64)
+        kernels.weigh[count, chunks](changed, ints, floats, largest, sums, numbers, winners, cuts, vocab, chunks, space)
         if table[:, kernels.FILTERED.value].any():
             keys = torch.empty(count, vocab, dtype=torch.int64, device=device)
             kernels.gather[count, chunks](changed, ints, floats, largest, numbers, cuts, keys, vocab, chunks, space)
     kernels.choose[count,](
-        changed, ints, floats, largest, places, wrong, sums, numbers, keys, tokens, errors, vocab, chunks, space,
+        ints, floats, largest, places, wrong, sums, numbers, winners, keys, tokens, errors, vocab, chunks, space,
         _BLOCK,
     )  # fmt: skip
 

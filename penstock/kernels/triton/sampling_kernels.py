@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from penstock.kernels.triton.noise import noise, score
 from penstock.kernels.triton.numbers import wide
 
 CHUNK = tl.constexpr(1024)
@@ -92,8 +93,11 @@ def _chunk_values(values, row, chunks, other, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def weigh(logits, ints, floats, largest, sums, numbers, cuts, vocab, chunks, CHUNKS: tl.constexpr):
-    """Of each chunk the sum of weights, exp of scaled distances from the largest logit, and the count of candidates."""
+def weigh(logits, ints, floats, largest, sums, numbers, winners, cuts, vocab, chunks, CHUNKS: tl.constexpr):
+    """Of each chunk the sum of weights, exp of scaled distances from the largest logit, and the count of candidates.
+
+    Where there is no filter, the largest score of each chunk instead, and as the number the token that has it.
+    """
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     best = _chunk_values(largest, row, chunks, float("-inf"), CHUNKS)
     most = tl.max(best, axis=0)
@@ -108,6 +112,11 @@ def weigh(logits, ints, floats, largest, sums, numbers, cuts, vocab, chunks, CHU
     value = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
     distance = (value.to(tl.float64) - most.to(tl.float64)) * scale
     possible = value > float("-inf")
+    if tl.load(ints + row * FIELDS + FILTERED) == 0:
+        best_score, drawn = _drawn(ints + row * FIELDS, token, distance, possible)
+        tl.store(winners + row * chunks + chunk, best_score)
+        tl.store(numbers + row * chunks + chunk, drawn.to(tl.int32))
+        return
     tl.store(sums + row * chunks + chunk, tl.sum(tl.where(possible, tl.exp(distance), 0.0), axis=0))
     tl.store(numbers + row * chunks + chunk, tl.sum((possible & (distance >= cut)).to(tl.int32), axis=0))
     if chunk == 0:
@@ -273,58 +282,26 @@ def _probable(keys, count, low, most, scale, limit, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _uniform(ints):
-    """A double in [0, 1) of Philox4x32-10 (Salmon et al. 2011), a function of seed, sequence and position."""
-    seed, position = tl.load(ints + SEED), tl.load(ints + POSITION)
-    c0, c1 = position.to(tl.uint32), (position >> 32).to(tl.uint32)
-    c2, c3 = tl.load(ints + SEQUENCE).to(tl.uint32), tl.zeros((), tl.uint32)
-    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    first, second = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
-    for _ in tl.static_range(10):
-        a, b = c0, c2
-        c0 = tl.umulhi(second, b) ^ c1 ^ k0
-        c2 = tl.umulhi(first, a) ^ c3 ^ k1
-        c1, c3 = second * b, first * a
-        k0 += tl.full((), 0x9E3779B9, tl.uint32)
-        k1 += tl.full((), 0xBB67AE85, tl.uint32)
-    bits = (c1.to(tl.uint64) << 32) | c0.to(tl.uint64)
-    return (bits >> 11).to(tl.int64).to(tl.float64) * 1.1102230246251565e-16
+def _drawn(ints, token, distance, possible):
+    """The largest score among possible tokens, and the token that has it; of equal ones the lower id."""
+    drawn = noise(tl.load(ints + SEED), tl.load(ints + SEQUENCE), tl.load(ints + POSITION), token)
+    scores = tl.where(possible, score(distance, drawn), _NEVER)
+    best = tl.max(scores, axis=0)
+    return best, tl.min(tl.where(scores == best, token, 0x7FFFFFFF).to(tl.int64), axis=0)
 
 
 @triton.jit
-def _from_all(logits, sums, share, most, scale, vocab, chunks, CHUNKS: tl.constexpr):
-    """The token at a share of the weight of all."""
-    number = tl.arange(0, CHUNKS)
-    weight = tl.load(sums + number, mask=number < chunks, other=0.0)
-    until = tl.cumsum(weight, axis=0)
-    target = share * tl.sum(weight, axis=0)
-    last = tl.max(tl.where(weight > 0, number, 0), axis=0)
-    chunk = tl.minimum(tl.min(tl.where((until > target) & (weight > 0), number, CHUNKS), axis=0), last)
-    rest = target - tl.sum(tl.where(number < chunk, weight, 0.0), axis=0)
-    token = chunk * CHUNK + tl.arange(0, CHUNK)
-    value = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
-    inside = tl.where(value > float("-inf"), tl.exp((value.to(tl.float64) - most) * scale), 0.0)
-    hit = (tl.cumsum(inside, axis=0) > rest) & (inside > 0)
-    found = tl.minimum(tl.min(tl.where(hit, token, vocab), axis=0), tl.max(tl.where(inside > 0, token, 0), axis=0))
-    return found.to(tl.int64)
-
-
-@triton.jit
-def _from_kept(keys, count, share, low, most, scale, total, BLOCK: tl.constexpr):
-    """The token at a share of the weight of the keys from `low` on."""
-    target, before = share * total, tl.zeros((), tl.float64)
-    found, last = tl.full((), -1, tl.int64), tl.full((), -1, tl.int64)
+def _from_kept(keys, count, ints, low, most, scale, BLOCK: tl.constexpr):
+    """The token drawn from the keys from `low` on."""
+    best, found = tl.full((), _NEVER, tl.int64), tl.full((), 0x7FFFFFFF, tl.int64)
     for begin in range(0, count, BLOCK):
         place = begin + tl.arange(0, BLOCK)
         key = tl.load(keys + place, mask=place < count, other=0)
-        weight = tl.exp((_value(key).to(tl.float64) - most) * scale)
-        weight = tl.where((place < count) & (key >= low), weight, 0.0)
-        hit = (before + tl.cumsum(weight, axis=0) > target) & (weight > 0)
-        here = tl.min(tl.where(hit, _token(key), 0x7FFFFFFF), axis=0)
-        found = tl.where((found < 0) & (here < 0x7FFFFFFF), here, found)
-        last = tl.maximum(last, tl.max(tl.where(weight > 0, _token(key), -1), axis=0))
-        before += tl.sum(weight, axis=0)
-    return tl.where(found < 0, last, found)
+        distance = (_value(key).to(tl.float64) - most) * scale
+        here, token = _drawn(ints, _token(key), distance, (place < count) & (key >= low))
+        found = tl.where(here > best, token, found)  # keys lie by rising ids
+        best = tl.maximum(best, here)
+    return found
 
 
 @triton.jit
@@ -348,13 +325,12 @@ def _filtered(keys, ints, floats, count, all_weight, best, first, scale, BLOCK: 
     limit = tl.load(floats + MIN_P)
     if limit > float("-inf"):
         low = _probable(keys, count, low, most, scale, limit, BLOCK)
-    total = _above(keys, count, low, most, scale, True, BLOCK)
-    return _from_kept(keys, count, _uniform(ints), low, most, scale, total, BLOCK)
+    return _from_kept(keys, count, ints, low, most, scale, BLOCK)
 
 
 @triton.jit
 def choose(
-    logits, ints, floats, largest, places, wrong, sums, numbers, keys, tokens, errors, vocab, chunks,
+    ints, floats, largest, places, wrong, sums, numbers, winners, keys, tokens, errors, vocab, chunks,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token a row, or -1 and a code of ROW_ERRORS; counts the token as generated."""
@@ -374,8 +350,9 @@ def choose(
             weight = tl.sum(_chunk_values(sums, row, chunks, 0.0, CHUNKS), axis=0)
             token = _filtered(keys + row * vocab, ints, floats, count, weight, most, token, scale, BLOCK)
         else:
-            share, exact = _uniform(ints), most.to(tl.float64)
-            token = _from_all(logits + row * vocab, sums + row * chunks, share, exact, scale, vocab, chunks, CHUNKS)
+            scores = _chunk_values(winners, row, chunks, _NEVER, CHUNKS)
+            drawn = _chunk_values(numbers, row, chunks, vocab, CHUNKS)
+            token = tl.min(tl.where(scores == tl.max(scores, axis=0), drawn, vocab), axis=0).to(tl.int64)
     counts = tl.load(ints + COUNTS)
     if (counts != 0) & (error == 0):
         counted = counts.to(tl.pointer_type(tl.int32)) + token
