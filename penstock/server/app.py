@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from penstock import __version__
+from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.config.errors import PenstockError, shown
 from penstock.config.options import ServerOptions
 from penstock.core.request import EngineStats
@@ -184,7 +185,7 @@ def _operator_router(service: Service, app: FastAPI) -> APIRouter:
 
     @router.get("/version", summary="The version of this server", openapi_extra=gives("application/json"))
     async def version() -> Response:
-        return json_response({"version": __version__})
+        return json_response({"version": __version__, "arithmetic_version": ARITHMETIC_VERSION})
 
     @router.get("/metrics", summary="Prometheus metrics", openapi_extra=gives("text/plain"))
     async def metrics() -> Response:

@@ -34,6 +34,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.kernels.cpu.ops import Packed
 from penstock.layers.weight import Weight
 from penstock.weights.checkpoint import Checkpoint
@@ -57,10 +58,12 @@ def file_name(checkpoint: Checkpoint, name: str) -> str:
 
 
 def fingerprint(checkpoint: Checkpoint, packing: str) -> str:
-    """What packed weights depend on: the checkpoint's files (name, size, time of change) and how they are packed."""
+    """What packed weights depend on: the checkpoint's files (name, size, time of change), how they are packed and for
+    which arithmetic.
+    """
     path = checkpoint.path
     files = sorted(path.iterdir()) if path.is_dir() else _parts(path)
-    facts: list[object] = [packing, str(path.resolve())]
+    facts: list[object] = [ARITHMETIC_VERSION, packing, str(path.resolve())]
     for file in files:
         if file.suffix in (".safetensors", ".gguf", ".json"):
             stat = file.stat()

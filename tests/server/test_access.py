@@ -161,7 +161,7 @@ def test_unknown_routes_and_methods(server: Running) -> None:
 
 def test_operators_routes(server: Running) -> None:
     assert httpx.get(f"{server.url}/health").content == b""
-    assert httpx.get(f"{server.url}/version").json().keys() == {"version"}
+    assert httpx.get(f"{server.url}/version").json().keys() == {"version", "arithmetic_version"}
     page = httpx.get(f"{server.url}/docs")
     assert "/v1/chat/completions" in page.text
     assert "http://" not in page.text

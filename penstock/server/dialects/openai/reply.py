@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.core.constraint import ToolMode
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
@@ -310,5 +311,6 @@ def whole_calls(pieces: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
 def fingerprint(frontend: Frontend) -> str:
     """Names what answers depend on besides the request: build, model and arithmetic."""
     info = frontend.info
-    facts = (frontend.served_name, info.architecture, info.dtype, info.device, info.determinism, info.numbers)
+    model = (frontend.served_name, info.architecture, info.dtype, info.device, info.determinism, info.numbers)
+    facts = (ARITHMETIC_VERSION, *model)
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
