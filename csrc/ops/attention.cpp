@@ -11,6 +11,7 @@
 #include "ops/attention_digits.h"
 #include "ops/attention_dots.h"
 #include "ops/attention_plan.h"
+#include "ops/gathered_tiles.h"
 #include "ops/kv_tiles.h"
 #include "ops/latent_tiles.h"
 
@@ -26,10 +27,9 @@ namespace {
 constexpr float no_score = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t value_columns = 64;  // columns of values converted at a time
 
-// A query of an item: which lanes it sees, and where its states go. Lanes are counted from the row's start; those
-// beyond a block's last token are skipped.
+// A query of an item: which positions it sees, and where its states go.
 struct ItemQuery {
-    std::int64_t token, first_lane, end_lane;
+    std::int64_t token, low, end;
     std::int64_t state;  // -1: the item finishes it
     bool folds;
     std::int64_t position;
@@ -95,9 +95,10 @@ struct Piece {
     std::int64_t kv_head, chunk;
 };
 
-// A row's tiles of keys of one KV head, [from, to); returns how many.
+// A row's tiles of keys of one KV head, [from, to); returns how many, none where tiles have to be gathered.
 std::int64_t find_keys(const AttentionArgs& args, const std::int32_t* table, std::int64_t kv_head, std::int64_t from,
                        std::int64_t to, const std::byte** out) {
+    if (args.layout.block_size % kv_tile != 0) return 0;
     const std::int64_t bytes = key_tile_bytes(args.layout);
     TileWalk walk(args.layout, from);
     for (std::int64_t t = from; t < to; ++t, walk.step())
@@ -112,8 +113,8 @@ std::int64_t find_first_keys(const AttentionArgs& args, const Piece& piece, cons
     const AttentionPart& part = plan.parts[static_cast<std::size_t>(piece.item->first_part)];
     const QueryUnit& unit = plan.units[static_cast<std::size_t>(part.unit)];
     const std::int64_t start = piece.item->begin * partition_tiles;
-    const std::int64_t from = tile_of(args.layout, seen(args.rows, unit, 0).low);
-    const std::int64_t to = tile_of(args.layout, seen(args.rows, unit, unit.count - 1).end - 1) + 1;
+    const std::int64_t from = seen(args.rows, unit, 0).low / kv_tile;
+    const std::int64_t to = (seen(args.rows, unit, unit.count - 1).end - 1) / kv_tile + 1;
     return find_keys(args, args.rows.block_table + unit.row * args.rows.table_width, piece.kv_head,
                      std::max(start, from), std::min(start + partition_tiles, to), out);
 }
@@ -129,7 +130,8 @@ public:
           item_(*piece.item),
           next_(next),
           kv_head_(piece.kv_head),
-          digits_(in_fours(args.layout)) {
+          digits_(in_fours(args.layout)),
+          whole_(args.layout.block_size % kv_tile == 0) {
         const std::int64_t end = first_query_head(kv_head_ + 1, args.heads, layout_.heads);
         first_head_ = first_query_head(kv_head_, args.heads, layout_.heads) + piece.chunk * plan_.head_chunk;
         heads_ = std::max<std::int64_t>(0, std::min(first_head_ + plan_.head_chunk, end) - first_head_);
@@ -172,12 +174,12 @@ private:
             for (std::int64_t q = 0; q < unit.count; ++q) {
                 const std::int64_t state = unit.state < 0 ? -1 : unit.state + q * unit.states + part.state;
                 const Seen view = seen(args_.rows, unit, q);
-                const std::int64_t end = lane_of(view.end - 1) + 1;
                 for (std::int64_t h = 0; h < heads_; ++h)
                     query_of_row_[static_cast<std::size_t>(rows_++)] = static_cast<std::uint8_t>(num_queries_);
                 queries_[static_cast<std::size_t>(num_queries_++)] = {
-                    unit.token + q, lane_of(view.low), end, state, part.folds, unit.position + q, 0, 0};
-                end_tile_ = std::max(end_tile_, std::min((end + kv_tile - 1) / kv_tile, item_.end * partition_tiles));
+                    unit.token + q, view.low, view.end, state, part.folds, unit.position + q, 0, 0};
+                low_ = std::min(low_, view.low);
+                end_ = std::max(end_, std::min(view.end, item_.end * partition_lanes));
             }
         }
     }
@@ -190,12 +192,13 @@ private:
                                       most * columns_,
                                       8 * round_up(most, 16),
                                       vec::vector_block * kv_tile * round_up(dim, 2),
-                                      partition_lanes * value_columns};
+                                      partition_lanes * value_columns,
+                                      whole_ ? 0 : partition_tiles * gathered_bytes() / 4};
         std::int64_t total = 0;
         for (const std::int64_t size : sizes) total += round_up(size, 16);
         auto* at = reinterpret_cast<float*>(thread_memory(2, static_cast<std::size_t>(total) * sizeof(float)));
-        float** const places[] = {&query_, &scores_, &sums_, &greatest_, &keys_, &values_};
-        for (int i = 0; i < 6; ++i) {
+        float** const places[] = {&query_, &scores_, &sums_, &greatest_, &keys_, &values_, &gathered_};
+        for (int i = 0; i < 7; ++i) {
             *places[i] = at;
             at += round_up(sizes[i], 16);
         }
@@ -263,9 +266,7 @@ private:
     }
 
     const ItemQuery& query_of(std::int64_t row) const { return queries_[query_of_row_[static_cast<std::size_t>(row)]]; }
-    std::int64_t lane_of(std::int64_t position) const {
-        return tile_of(layout_, position) * kv_tile + position % layout_.block_size % kv_tile;
-    }
+    std::int64_t gathered_bytes() const { return key_tile_bytes(layout_) + value_tile_bytes(layout_); }
     std::int64_t head_of(std::int64_t row) const { return first_head_ + row % heads_; }
 
     void reset(std::int64_t row) {
@@ -289,8 +290,8 @@ private:
         const std::int64_t start = partition * partition_lanes;
         std::int64_t from = partition_lanes, to = 0;
         for (ItemQuery& query : std::span(queries_.data(), static_cast<std::size_t>(num_queries_))) {
-            query.from = std::clamp<std::int64_t>(query.first_lane - start, 0, partition_lanes);
-            query.to = std::clamp<std::int64_t>(query.end_lane - start, query.from, partition_lanes);
+            query.from = std::clamp<std::int64_t>(query.low - start, 0, partition_lanes);
+            query.to = std::clamp<std::int64_t>(query.end - start, query.from, partition_lanes);
             if (query.from == query.to) continue;
             from = std::min(from, query.from);
             to = std::max(to, query.to);
@@ -312,6 +313,7 @@ private:
     }
 
     void find_tiles(std::int64_t first) {
+        if (!whole_) return gather_tiles(first);
         const std::int64_t value_bytes = value_tile_bytes(layout_);
         find_keys(args_, table_, kv_head_, first + tile_from_, first + tile_to_, key_tile_ + tile_from_);
         TileWalk walk(layout_, first + tile_from_);
@@ -320,16 +322,42 @@ private:
             value_tile_[t] = layout_.latent ? key_tile_[t]
                                             : args_.values + table_[walk.block] * layout_.value_block_bytes +
                                                   tile * value_bytes;
-            width_[t] = std::min(kv_tile, layout_.block_size - walk.inner * kv_tile);
         }
         const std::int64_t next = first + partition_tiles;
         const std::byte* keys[partition_tiles];
         std::int64_t num_keys = 0;
-        if (next < end_tile_)
-            num_keys = find_keys(args_, table_, kv_head_, next, std::min(next + partition_tiles, end_tile_), keys);
+        const std::int64_t end_tile = (end_ + kv_tile - 1) / kv_tile;
+        if (next < end_tile)
+            num_keys = find_keys(args_, table_, kv_head_, next, std::min(next + partition_tiles, end_tile), keys);
         else if (next_)
             num_keys = find_first_keys(args_, *next_, keys);
         look_ahead(keys, num_keys);
+    }
+
+    // Tokens that no query of the item sees are zeros: their blocks may be another row's.
+    void gather_tiles(std::int64_t first) {
+        const std::int64_t per_block = tiles_per_block(layout_);
+        auto* at = reinterpret_cast<std::byte*>(gathered_);
+        for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
+            std::byte* const keys = at;
+            std::byte* const values = layout_.latent ? at : at + key_tile_bytes(layout_);
+            std::memset(at, 0, static_cast<std::size_t>(gathered_bytes()));
+            at += gathered_bytes();
+            key_tile_[t] = keys;
+            value_tile_[t] = values;
+            const std::int64_t start = (first + t) * kv_tile;
+            for (std::int64_t p = std::max(start, low_); p < std::min(start + kv_tile, end_); ++p) {
+                const std::int64_t block = table_[p / layout_.block_size], place = p % layout_.block_size;
+                const std::int64_t tile = kv_head_ * per_block + place / kv_tile, lane = place % kv_tile;
+                copy_key(layout_, args_.keys + block * layout_.key_block_bytes + tile * key_tile_bytes(layout_), lane,
+                         keys, p - start);
+                if (!layout_.latent)
+                    copy_value(layout_,
+                               args_.values + block * layout_.value_block_bytes + tile * value_tile_bytes(layout_),
+                               lane, values, p - start);
+            }
+        }
+        look_ahead(nullptr, 0);
     }
 
     // While values are summed, the keys that follow are asked for. Where there are few tiles, values are asked for at
@@ -475,7 +503,7 @@ private:
     // Final scores of tiles [begin, end) in place; the greatest of them. Tiles a query sees whole are final already.
     float finish_scores(float* scores, std::int64_t begin, std::int64_t end, const ItemQuery& query,
                         float slope) const {
-        const bool all = scaled || args_.soft_cap > 0.0f || slope != 0.0f || layout_.block_size % kv_tile != 0;
+        const bool all = scaled || args_.soft_cap > 0.0f || slope != 0.0f;
         const std::int64_t from = all ? end : std::min(end, (query.from + kv_tile - 1) / kv_tile);
         const std::int64_t to = all ? end : std::max(from, query.to / kv_tile);
         vec::F32x16 most = vec::splat16(no_score), other = most;
@@ -533,7 +561,7 @@ private:
         }
         if (slope != 0.0f) {
             static constexpr float lanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-            const std::int64_t place = tile_start(layout_, partition_ * partition_tiles + tile) - query.position;
+            const std::int64_t place = (partition_ * partition_tiles + tile) * kv_tile - query.position;
             const vec::F32x16 distance = vec::load16(lanes) + vec::splat16(static_cast<float>(place));
             score = vec::fma(vec::splat16(slope), distance, score);
         }
@@ -542,7 +570,7 @@ private:
 
     vec::F32x16 masked(vec::F32x16 x, std::int64_t tile, const ItemQuery& query, float other) const {
         const std::int64_t from = std::max<std::int64_t>(0, query.from - tile * kv_tile);
-        const std::int64_t to = std::min(query.to - tile * kv_tile, width_[tile]);
+        const std::int64_t to = std::min(query.to - tile * kv_tile, kv_tile);
         return from == 0 && to == kv_tile ? x : vec::keep(x, from, to, vec::splat16(other));
     }
 
@@ -556,7 +584,7 @@ private:
             if (digits_) return sum_products();
         } else if (!converts_ && !layout_.latent) {
             const auto tiles = stored<typename Stored::Code>(value_tile_);
-            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, width_, {ahead_end_}}, 0, columns_);
+            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, {ahead_end_}}, 0, columns_);
         }
         for (std::int64_t column = 0; column < columns_; column += value_columns) {
             const std::int64_t count = std::min(value_columns, columns_ - column);
@@ -567,10 +595,10 @@ private:
                 if (layout_.latent)
                     convert_latent_values<type>(value_tile_[t], layout_, column, count, to, value_columns);
                 else if constexpr (!integers)
-                    convert_values<type>(value_tile_[t], layout_, width_[t], column, count, to, value_columns);
+                    convert_values<type>(value_tile_[t], layout_, column, count, to, value_columns);
                 converted[t] = to;
             }
-            sum_columns(ValueTiles<Converted>{converted, value_columns, width_, {}}, column, count);
+            sum_columns(ValueTiles<Converted>{converted, value_columns, {}}, column, count);
         }
     }
 
@@ -586,7 +614,7 @@ private:
                 const Merging merging{before_ + block.row, now_ + block.row};
                 if constexpr (dots)
                     sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                              {stored<std::uint16_t>(value_tile_).data(), columns_, width_, ahead}, column, vectors,
+                              {stored<std::uint16_t>(value_tile_).data(), columns_, ahead}, column, vectors,
                               out, columns_, merging);
                 else
                     sum_digits({weight_digits(block.row), 4 * partition_lanes, block.count, weight_step_ + block.row,
@@ -610,7 +638,7 @@ private:
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_)))
                 if (block.from < block.to)
                     sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                              {pairs, value_columns, width_, {}}, 0, count / 16,
+                              {pairs, value_columns, {}}, 0, count / 16,
                               sums_ + block.row * columns_ + column, columns_, {before_ + block.row, now_ + block.row});
         }
     }
@@ -665,8 +693,9 @@ private:
     std::int64_t kv_head_, first_head_, heads_, columns_;
     std::int64_t key_codes_, value_codes_;  // bytes before a tile's scales
     const bool digits_;  // queries and weights are whole numbers
+    const bool whole_;   // blocks are multiples of a tile
     std::int64_t num_queries_ = 0, rows_ = 0, num_blocks_ = 0;
-    std::int64_t end_tile_ = 0;  // none from here on is read by the item
+    std::int64_t low_ = std::numeric_limits<std::int64_t>::max(), end_ = 0;  // positions that the item reads
     bool converts_ = false;
     std::array<ItemQuery, item_rows> queries_;
     std::array<std::uint8_t, item_rows> query_of_row_;
@@ -678,11 +707,11 @@ private:
     bool deep_ = false;  // many tiles
     Stretch ahead_[partition_tiles + 2 * vec::vector_block];
     const Stretch* ahead_end_[partition_tiles + 1] = {};
-    std::int64_t width_[partition_tiles] = {};
     // [rows][key_dim], [rows][partition_lanes], [rows][columns_], [rows] four times, and converted codes
     float *query_ = nullptr, *scores_ = nullptr, *sums_ = nullptr;
     float *greatest_ = nullptr, *total_ = nullptr, *before_ = nullptr, *now_ = nullptr;
     float *keys_ = nullptr, *values_ = nullptr;
+    float* gathered_ = nullptr;  // tiles, keys before values, if blocks have none that attention can read
     float *query_step_ = nullptr, *weight_step_ = nullptr;  // [rows], of whole numbers, and the sums of those
     std::int32_t *query_sum_ = nullptr, *weight_sum_ = nullptr;
 };

@@ -134,13 +134,11 @@ struct Ahead {
     }
 };
 
-// Values of consecutive lanes of a partition: tile t's lane l lies at tile[t] + l * stride, lanes of a tile end at
-// width[t].
+// Values of consecutive lanes of a partition: tile t's lane l lies at tile[t] + l * stride.
 template <class Codes>
 struct ValueTiles {
     const typename Codes::Code* const* tile;
     std::int64_t stride;
-    const std::int64_t* width;
     Ahead ahead;
 };
 
@@ -165,7 +163,7 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
         for (int x = 0; x < vectors; ++x) sum[i][x] = vec::splat16(0.0f);
     for (std::int64_t t = from / kv_tile; t * kv_tile < to; ++t) {
         const std::int64_t begin = t * kv_tile;
-        const std::int64_t last = begin + (to - begin < values.width[t] ? to - begin : values.width[t]);
+        const std::int64_t last = to - begin < kv_tile ? to : begin + kv_tile;
         const auto* const tile = values.tile[t] + (Codes::paired ? 2 : 1) * column - begin * values.stride;
         if (values.ahead.end && column == 0) values.ahead.ask(t);
         in_pairs<Codes>(from > begin ? from : begin, last, [&](std::int64_t lane, auto second) __attribute__((

@@ -71,7 +71,7 @@ inline void value_pair_block(const PairBlock& weights, std::int64_t from, std::i
         for (int x = 0; x < vectors; ++x) sum[i][x] = vec::splat16(0.0f);
     for (std::int64_t t = from / kv_tile; t * kv_tile < to; ++t) {
         const std::int64_t begin = t * kv_tile;
-        const std::int64_t last = begin + (to - begin < values.width[t] ? to - begin : values.width[t]);
+        const std::int64_t last = to - begin < kv_tile ? to : begin + kv_tile;
         const std::uint16_t* const tile = values.tile[t] + 2 * column - begin * values.stride;
         if (values.ahead.end && column == 0) values.ahead.ask(t);
         // A token outside [from, last) may hold anything, as NaN; a zero weight alone would not keep it out.

@@ -44,14 +44,14 @@ private:
     }
 
     std::int64_t first_partition(const QueryUnit& unit) const {
-        return tile_of(layout_, seen(rows_, unit, 0).low) / partition_tiles;
+        return seen(rows_, unit, 0).low / partition_lanes;
     }
     std::int64_t end_partition(const QueryUnit& unit) const {
-        return tile_of(layout_, seen(rows_, unit, unit.count - 1).end - 1) / partition_tiles + 1;
+        return (seen(rows_, unit, unit.count - 1).end - 1) / partition_lanes + 1;
     }
     // Partitions before it are seen in full by every query of the unit, but for their beginning under a window.
     std::int64_t full_partitions(const QueryUnit& unit) const {
-        return tile_of(layout_, seen(rows_, unit, 0).end) / partition_tiles;
+        return seen(rows_, unit, 0).end / partition_lanes;
     }
 
     // Rows with few queries become one unit, first in the list; those with many become several.
@@ -91,8 +91,7 @@ private:
         return {first, std::max(first, end), rows_.block_table + u.row * rows_.table_width};
     }
     std::int64_t blocks_before(std::int64_t partition) const {
-        const std::int64_t per_block = tiles_per_block(layout_);
-        return (partition * partition_tiles + per_block - 1) / per_block;
+        return (partition * partition_lanes + layout_.block_size - 1) / layout_.block_size;
     }
 
     bool before(std::int64_t left, std::int64_t right) const {
@@ -103,7 +102,7 @@ private:
     // Whether both see partition `p` in full and in the same blocks, if they do so in all before it.
     bool agree(std::int64_t left, std::int64_t right, std::int64_t p) const {
         const Blocks a = full_blocks(left), b = full_blocks(right);
-        const std::int64_t begin = std::max(a.first, p * partition_tiles / tiles_per_block(layout_)),
+        const std::int64_t begin = std::max(a.first, p * partition_lanes / layout_.block_size),
                            end = blocks_before(p + 1);
         return a.first == b.first && end <= a.end && end <= b.end &&
                std::equal(a.table + begin, a.table + end, b.table + begin);

@@ -1,6 +1,7 @@
 // How a step's attention is cut into pieces that threads take.
 //
-// A row's context is split into partitions of 16 tiles, counted from position 0 on whatever the step is. A query's
+// A row's context is split into partitions of 16 tiles of 16 tokens, counted from position 0 on whatever the step and the
+// blocks' size are. A query's
 // scores are exponentiated, summed and multiplied with the values within each partition, and the partitions are merged
 // in ascending order by one formula, so that the result is the same to the bit however the work is cut.
 #pragma once
@@ -61,14 +62,6 @@ struct AttentionPlan {
     std::vector<std::int64_t> order;  // work space of attention_plan()
 };
 
-// The tile, counted from the row's start, that holds a position; and the position of a tile's first token.
-inline std::int64_t tile_of(const KvLayout& layout, std::int64_t position) {
-    return position / layout.block_size * tiles_per_block(layout) + position % layout.block_size / kv_tile;
-}
-inline std::int64_t tile_start(const KvLayout& layout, std::int64_t tile) {
-    const std::int64_t per_block = tiles_per_block(layout);
-    return tile / per_block * layout.block_size + tile % per_block * kv_tile;
-}
 inline std::int64_t lowest_seen(std::int64_t position, std::int64_t window, bool chunked = false) {
     if (window == 0 || position < window) return 0;
     return position - (chunked ? position % window : window - 1);

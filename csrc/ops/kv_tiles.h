@@ -34,14 +34,14 @@ static inline void convert_keys(const std::byte* tile, const KvLayout& layout, f
     }
 }
 
-// Columns [column, column + count) of the first `tokens` tokens, rows `stride` floats apart; column is a multiple
+// Columns [column, column + count) of all 16 tokens, rows `stride` floats apart; column is a multiple
 // of 32.
 template <KvType type>
-static inline void convert_values(const std::byte* tile, const KvLayout& layout, std::int64_t tokens,
-                                  std::int64_t column, std::int64_t count, float* out, std::int64_t stride) {
+static inline void convert_values(const std::byte* tile, const KvLayout& layout, std::int64_t column,
+                                  std::int64_t count, float* out, std::int64_t stride) {
     const std::int64_t columns = padded_value_dim(layout);
     using Stored = Codes<type == KvType::i4 ? KvType::f32 : type>;
-    in_pairs<Stored>(0, tokens, [&](std::int64_t token, auto second) {
+    in_pairs<Stored>(0, kv_tile, [&](std::int64_t token, auto second) {
         float* const to = out + token * stride;
         if constexpr (type == KvType::i4) {
             const auto* const code = reinterpret_cast<const std::uint8_t*>(tile) + token * columns / 2;
