@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "binding/bindings.h"
 #include "ops/ops.h"
@@ -157,6 +159,14 @@ void bind_packed(nb::module_& m) {
         .def_static("from_memory", &from_memory, "header"_a, "address"_a, "owner"_a,
                     "A matrix whose data another object keeps in memory.")
         .def("unpack", &unpack, "out"_a.noconvert(), "Its values, [experts * rows, cols] float32.")
+        .def("cut", &PackedMatrix::cut, "ends"_a, "Sums inputs in segments that end there, each from zero, added in order.")
+        .def_prop_ro("segment_unit", &PackedMatrix::segment_unit, "Segments are multiples of it; 0: there is only one.")
+        .def_prop_ro("segments",
+                     [](const PackedMatrix& p) {
+                         std::vector<std::int64_t> ends;
+                         for (int i = 0; i < p.segments(); ++i) ends.push_back(p.segment(i).end);
+                         return ends;
+                     })
         .def_prop_ro("rows", &PackedMatrix::rows, "Rows of one expert.")
         .def_prop_ro("cols", &PackedMatrix::cols)
         .def_prop_ro("experts", &PackedMatrix::experts)

@@ -16,15 +16,15 @@ struct SpanShape {
     bool has_min;
 };
 
-// sums[row][64] += of R rows; scales are those of the panel's columns in SpanScales.
+// Of R rows; scales are those of the panel's columns in SpanScales.
 template <class Codes, int unit, int R>
 void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const float* scales, const SpanShape& shape,
-                  const ActivationSpan* const* rows, float* sums) {
+                  const ActivationSpan* const* rows, const SumPlace& sums) {
     constexpr int parts = 32 / unit;
     const Codes source(header, codes, shape.units);
     vec::F32x16 kept[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) kept[r] = vec::load16(sums + r * group_columns);
+    for (int r = 0; r < R; ++r) kept[r] = sums.from ? vec::load16(sums.from + r * group_columns) : vec::splat16(0.0f);
     for (std::int64_t u = shape.first; u < shape.first + shape.units; ++u, codes += Codes::unit_bytes) {
 #pragma GCC unroll 8
         for (int i = 0; i < (Codes::unit_bytes + 63) / 64; ++i) vec::prefetch(codes + code_bytes_ahead + 64 * i);
@@ -57,11 +57,14 @@ void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const f
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) vec::store(sums + r * group_columns, kept[r]);
+    for (int r = 0; r < R; ++r) {
+        const std::int64_t at = r * group_columns;
+        vec::store(sums.to + at, sums.before ? vec::load16(sums.before + at) + kept[r] : kept[r]);
+    }
 }
 
 using StreamCodes = void (*)(const PackedHeader&, const std::uint8_t*, const float*, const SpanShape&,
-                             const ActivationSpan* const*, float*);
+                             const ActivationSpan* const*, const SumPlace&);
 
 template <class Codes, int unit>
 static inline StreamCodes stream_for_rows(std::int64_t rows) {

@@ -134,15 +134,23 @@ void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, c
         std::copy_n(sums + r * task_columns, c.count, b.outputs + rows[r] * width + c.first);
 }
 
-// out[t] = sum over k ascending of weight · output of slot (t, k), then the residual.
+// out[t] = sum of weight · output of the token's slots, experts ascending (of equal ones as routed), then the residual.
 void combine(const ExpertsArgs& args, const float* outputs, std::int64_t t) {
     const std::int64_t width = args.down->rows();
+    const auto order = reinterpret_cast<std::int32_t*>(
+        thread_memory(1, static_cast<std::size_t>(args.top_k) * sizeof(std::int32_t)));
+    for (std::int64_t k = 0; k < args.top_k; ++k) {
+        const auto slot = static_cast<std::int32_t>(t * args.top_k + k);
+        std::int64_t at = k;
+        for (; at > 0 && args.ids[order[at - 1]] > args.ids[slot]; --at) order[at] = order[at - 1];
+        order[at] = slot;
+    }
     for (std::int64_t i = 0; i < width; i += 16) {
         const std::int64_t n = std::min<std::int64_t>(16, width - i);
         const auto load = [&](const float* at) { return n == 16 ? vec::load16(at) : vec::load16(at, n); };
         vec::F32x16 sum = vec::splat16(0.0f);
         for (std::int64_t k = 0; k < args.top_k; ++k) {
-            const std::int64_t slot = t * args.top_k + k;
+            const std::int64_t slot = order[k];
             sum = vec::fma(vec::splat16(args.weights[slot]), load(outputs + slot * width + i), sum);
         }
         if (args.residual) sum = sum + load(args.residual + t * width + i);

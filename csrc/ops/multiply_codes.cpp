@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "ops/multiply_rows.h"
+#include "ops/segment_sums.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -22,7 +23,7 @@ struct Ahead {
 
 template <int unit, bool has_min, bool wide>
 void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, const ActivationSpan* spans, RowList rows,
-                   std::int64_t count, float* sums, Ahead& ahead) {
+                   std::int64_t count, const SumPlace& sums, Ahead& ahead) {
     each_tile(count, [&](std::int64_t at, auto fixed) {
         constexpr int R = decltype(fixed)::value;
         const ActivationSpan* row[R];
@@ -30,13 +31,13 @@ void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, con
         constexpr int P = vec::tile_panels(R);
         for (int p = 0; p < panels; p += P) {
             ahead.ask();
-            multiply_codes<R, P, unit, has_min, wide>(tile, shape, row, p, sums + at * group_columns);
+            multiply_codes<R, P, unit, has_min, wide>(tile, shape, row, p, sums.at(at * group_columns));
         }
     });
 }
 
-using MultiplyTile = void (*)(const CodeTile&, const TileShape&, int, const ActivationSpan*, RowList, std::int64_t, float*,
-                             Ahead&);
+using MultiplyTile = void (*)(const CodeTile&, const TileShape&, int, const ActivationSpan*, RowList, std::int64_t,
+                             const SumPlace&, Ahead&);
 
 MultiplyTile choose(const PackedHeader& header) {
     const bool has_min = header.minimum != MinKind::none;
@@ -61,12 +62,12 @@ void code_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     Ahead ahead{{}, header.span_bytes, 0, (header.span_bytes / products + 63) / 64 * 64};
     std::fill_n(ahead.next, all_panels, panel[0]);
     const std::int64_t unit = header.group == 16 ? 16 : 32, groups_a_span = span_inputs / std::min(header.group, span_inputs);
-    TileShape shape{0, header.zero, std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
+    TileShape shape{0, 0, header.zero, std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
     const std::int64_t spans = spans_of(header.cols);
+    SegmentSums into(matrix, count, sums);
     for (std::int64_t s = 0; s < spans; ++s) {
         const SpanPlace place = matrix.place(s);
-        shape.units = place.units;
-        const std::int64_t groups = std::min(groups_a_span, (shape.units * unit_inputs + header.group - 1) / header.group);
+        const std::int64_t groups = std::min(groups_a_span, (place.units * unit_inputs + header.group - 1) / header.group);
         const ActivationSpan* const activations = inputs.spans + s * inputs.tokens;
         for (int p = 0; p < panels; ++p) {
             const std::byte* const span = panel[p] + place.offset;
@@ -76,7 +77,14 @@ void code_products(const PackedMatrix& matrix, const std::byte* const* panel, in
             unpack_codes(header, span, place, group_columns * all_panels, tile.bytes[0][p]);
         }
         ahead.at = 0;
-        multiply_rows(tile, shape, panels, activations, rows, count, sums, ahead);
+        for (shape.first = 0; shape.first < place.units; shape.first += shape.units) {
+            const InputRange range = into.range();
+            shape.units = SpanUnits(range, s, place.units).count;
+            const std::int64_t begin = s * span_inputs + shape.first * unit_inputs;
+            const bool ends = range.end <= begin + shape.units * unit_inputs;
+            multiply_rows(tile, shape, panels, activations, rows, count, into.place(range.first < begin, ends), ahead);
+            if (ends) into.advance();
+        }
     }
 }
 

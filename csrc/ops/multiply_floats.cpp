@@ -1,5 +1,6 @@
 // Products of float kinds in float32: one chain of fused multiply-adds, inputs ascending.
 #include "ops/multiply_rows.h"
+#include "ops/segment_sums.h"
 #include "packing/float_panels.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -27,7 +28,8 @@ void unpack_floats(const PackedHeader& header, const std::byte* panel, std::int6
 
 // Few rows times four panels, weights straight from memory: the same sums in the same order as through a tile.
 template <PackedKind kind, int R>
-void multiply_stream(const PackedHeader& header, const std::byte* const* panel, const float* const* row, float* sums) {
+void multiply_stream(const PackedHeader& header, const std::byte* const* panel, const float* const* row,
+                     const InputRange& range, float* sums) {
     constexpr std::int64_t ahead = 2048 / value_bytes<kind>;  // inputs
     const FloatPanel from[all_panels] = {{header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
     const vec::Table16 table = vec::load_table(header.table);
@@ -47,7 +49,7 @@ void multiply_stream(const PackedHeader& header, const std::byte* const* panel, 
                 for (int r = 0; r < R; ++r) acc[r][p] = vec::fma(vec::splat16(row[r][k]), weights, acc[r][p]);
             }
     };
-    each_scale(header, 0, header.cols, [&](std::int64_t begin, std::int64_t end, std::int64_t t) {
+    each_scale(header, range.first, range.end, [&](std::int64_t begin, std::int64_t end, std::int64_t t) {
         if (from[0].scales)
             add(begin, end, std::true_type{}, t);
         else
@@ -56,7 +58,10 @@ void multiply_stream(const PackedHeader& header, const std::byte* const* panel, 
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int p = 0; p < all_panels; ++p) vec::store(sums + r * group_columns + 16 * p, acc[r][p]);
+        for (int p = 0; p < all_panels; ++p) {
+            float* const to = sums + r * group_columns + 16 * p;
+            vec::store(to, range.first ? vec::load16(to) + acc[r][p] : acc[r][p]);
+        }
 }
 
 template <PackedKind kind>
@@ -68,21 +73,26 @@ void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, in
             constexpr int R = decltype(fixed)::value;
             const float* row[R];
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.floats + rows[r] * inputs.cols);
-            if constexpr (R <= vec::stream_rows) multiply_stream<kind, R>(header, panel, row, sums);
+            if constexpr (R <= vec::stream_rows)
+                for (int s = 0; s < matrix.segments(); ++s)
+                    multiply_stream<kind, R>(header, panel, row, matrix.segment(s), sums);
         });
         return;
     }
     auto& tile = *reinterpret_cast<FloatTile*>(thread_memory(3, sizeof(FloatTile)));
-    for (std::int64_t first = 0; first < inputs.cols; first += 64) {
-        const std::int64_t inner = std::min<std::int64_t>(64, inputs.cols - first);
+    SegmentSums into(matrix, count, sums);
+    for (std::int64_t first = 0, inner = 0; first < inputs.cols; first += inner) {
+        const InputRange range = into.range();
+        inner = std::min<std::int64_t>(64, range.end - first);
         for (int p = 0; p < panels; ++p) unpack_floats<kind>(header, panel[p], first, first + inner, 16 * p, tile);
         each_tile(count, [&](std::int64_t at, auto fixed) {
             constexpr int R = decltype(fixed)::value;
             const float* row[R];
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.floats + rows[at + r] * inputs.cols + first);
             constexpr int P = vec::float_tile_panels(R);
-            for (int p = 0; p < panels; p += P) multiply_floats<R, P>(tile, inner, row, p, sums + at * group_columns);
+            for (int p = 0; p < panels; p += P) multiply_floats<R, P>(tile, inner, row, p, into.to() + at * group_columns);
         });
+        if (first + inner == range.end) into.next();
     }
 }
 

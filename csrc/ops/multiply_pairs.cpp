@@ -1,6 +1,7 @@
 // Products of bfloat16 and 8-bit float kinds over pairs of bfloat16: activations rounded to nearest, weights exact, sums in
 // float32. A sum is one chain of pair products, inputs ascending; with scales, one chain for every 64 inputs of a scale.
 #include "ops/multiply_rows.h"
+#include "ops/segment_sums.h"
 #include "packing/float_panels.h"
 #include "vec/wide.h"
 
@@ -22,11 +23,11 @@ vec::Bf16x32 load_pair(const std::byte* data, std::int64_t k) {
     return vec::exact_pairs(load_weights<kind>(data, k, none), load_weights<kind>(data, k + 1, none));
 }
 
-// Cuts all inputs into chunks of one scale: use(first, end, tile of inputs that has it).
+// Cuts inputs into chunks of one scale: use(first, end, tile of inputs that has it).
 template <bool scaled, class F>
-void each_chunk(const PackedHeader& header, F&& use) {
-    for (std::int64_t first = 0; first < header.cols; first += chunk_inputs) {
-        const std::int64_t end = std::min(first + chunk_inputs, header.cols);
+void each_chunk(const PackedHeader& header, const InputRange& range, F&& use) {
+    for (std::int64_t first = range.first; first < range.end; first += chunk_inputs) {
+        const std::int64_t end = std::min(first + chunk_inputs, range.end);
         if constexpr (scaled)
             each_scale(header, first, end, use);
         else
@@ -74,14 +75,15 @@ void multiply_tile(const PairTile& tile, std::int64_t pairs, const std::uint16_t
 
 // Few rows, weights straight from memory: the same sums in the same order as through a tile.
 template <PackedKind kind, int R, bool scaled>
-void stream(const PackedHeader& header, const FloatPanel* from, const std::uint16_t* const* rows, float* sums) {
+void stream(const PackedHeader& header, const FloatPanel* from, const std::uint16_t* const* rows,
+            const InputRange& range, float* sums) {
     constexpr std::int64_t ahead = 2048 / value_bytes<kind>;  // inputs
     const auto run = [&](std::int64_t first, std::int64_t end, std::int64_t scale) {
         vec::F32x16 acc[R][all_panels];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int p = 0; p < all_panels; ++p) acc[r][p] = begin_sum<scaled>(sums + r * group_columns + 16 * p);
+            for (int p = 0; p < all_panels; ++p) acc[r][p] = vec::splat16(0.0f);
         for (std::int64_t k = first; k < end; k += 2)
 #pragma GCC unroll 4
             for (int p = 0; p < all_panels; ++p) {
@@ -93,30 +95,38 @@ void stream(const PackedHeader& header, const FloatPanel* from, const std::uint1
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int p = 0; p < all_panels; ++p)
-                end_sum<scaled>(acc[r][p], from[p], scale, sums + r * group_columns + 16 * p);
+            for (int p = 0; p < all_panels; ++p) {
+                float* const to = sums + r * group_columns + 16 * p;
+                if constexpr (scaled)
+                    end_sum<scaled>(acc[r][p], from[p], scale, to);
+                else
+                    vec::store(to, first ? vec::load16(to) + acc[r][p] : acc[r][p]);
+            }
     };
     if constexpr (scaled)
-        each_chunk<scaled>(header, run);
+        each_chunk<scaled>(header, range, run);
     else
-        run(0, header.cols, 0);
+        run(range.first, range.end, 0);
 }
 
 template <PackedKind kind, bool scaled>
-void multiply_kind(const PackedHeader& header, const std::byte* const* panel, int panels, const Inputs& inputs,
+void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                    RowList rows, std::int64_t count, float* sums) {
+    const PackedHeader& header = matrix.header();
+    SegmentSums into(matrix, count, sums);
     const FloatPanel from[all_panels] = {{header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
     if (count <= vec::stream_rows) {
         with_rows(static_cast<int>(count), [&](auto fixed) {
             constexpr int R = decltype(fixed)::value;
             const std::uint16_t* row[R];
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.pairs + rows[r] * inputs.cols);
-            stream<kind, R, scaled>(header, from, row, sums);
+            for (; !into.done(); scaled ? into.next() : into.advance())
+                stream<kind, R, scaled>(header, from, row, into.range(), scaled ? into.to() : sums);
         });
         return;
     }
     auto& tile = *reinterpret_cast<PairTile*>(thread_memory(3, sizeof(PairTile)));
-    each_chunk<scaled>(header, [&](std::int64_t first, std::int64_t end, std::int64_t scale) {
+    const auto run = [&](std::int64_t first, std::int64_t end, std::int64_t scale) {
         for (int p = 0; p < panels; ++p)
             for (std::int64_t k = first; k < end; k += 2) {
                 vec::prefetch(from[p].data + (k + chunk_inputs) * value_bytes<kind>);
@@ -128,9 +138,10 @@ void multiply_kind(const PackedHeader& header, const std::byte* const* panel, in
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.pairs + rows[at + r] * inputs.cols + first);
             constexpr int P = vec::float_tile_panels(R);
             for (int p = 0; p < panels; p += P)
-                multiply_tile<R, P, scaled>(tile, (end - first) / 2, row, p, from, scale, sums + at * group_columns);
+                multiply_tile<R, P, scaled>(tile, (end - first) / 2, row, p, from, scale, into.to() + at * group_columns);
         });
-    });
+    };
+    for (; !into.done(); into.next()) each_chunk<scaled>(header, into.range(), run);
 }
 
 }  // namespace
@@ -166,13 +177,13 @@ void pair_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     switch (header.kind) {
         case PackedKind::bf16:
             return (scaled ? multiply_kind<PackedKind::bf16, true> : multiply_kind<PackedKind::bf16, false>)(
-                header, panel, panels, inputs, rows, count, sums);
+                matrix, panel, panels, inputs, rows, count, sums);
         case PackedKind::f8_e4m3:
             return (scaled ? multiply_kind<PackedKind::f8_e4m3, true> : multiply_kind<PackedKind::f8_e4m3, false>)(
-                header, panel, panels, inputs, rows, count, sums);
+                matrix, panel, panels, inputs, rows, count, sums);
         default:
             return (scaled ? multiply_kind<PackedKind::f8_e5m2, true> : multiply_kind<PackedKind::f8_e5m2, false>)(
-                header, panel, panels, inputs, rows, count, sums);
+                matrix, panel, panels, inputs, rows, count, sums);
     }
 }
 

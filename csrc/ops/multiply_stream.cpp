@@ -4,9 +4,9 @@
 
 #include "ops/code_stream.h"
 #include "ops/multiply_rows.h"
+#include "ops/segment_sums.h"
 
 namespace penstock::PENSTOCK_ISA {
-
 bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                      RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
@@ -16,7 +16,10 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
     const std::int64_t unit = header.group == 16 ? 16 : 32, spans = spans_of(header.cols);
     SpanShape shape{0, 0, header.zero, std::countr_zero(static_cast<std::uint64_t>(header.group / unit)),
                     header.minimum != MinKind::none};
-    for (int p = 0; p < panels; ++p)
+    float part[stream_code_rows * group_columns];  // of one panel
+    for (int p = 0; p < panels; ++p) {
+        int segment = 0;
+        float* const own = sums + 16 * p;
         for (std::int64_t s = 0; s < spans; ++s) {
             const SpanPlace place = matrix.place(s);
             const SpanLayout& layout = place.layout;
@@ -26,19 +29,29 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
             for (int r = 0; r < count; ++r) row[r] = opaque(inputs.spans + s * inputs.tokens + rows[r]);
             group_scales(matrix, layout, span, (place.units * unit_inputs + header.group - 1) / header.group, 0, scales);
             const auto* codes = reinterpret_cast<const std::uint8_t*>(span);
-            shape.first = 0, shape.units = place.units;
-            if (!place.widths) {
-                stream(header, codes, scales.scale[0], shape, row, sums + 16 * p);
-                continue;
-            }
-            for (; shape.first < place.units; shape.first += shape.units) {  // runs of one width, about its own zero
-                const std::uint8_t* const width = place.widths + shape.first;
-                shape.units = std::find_if(width, place.widths + place.units, [&](int w) { return w != *width; }) - width;
-                shape.zero = 1 << (*width - 1);
-                choose_stream(header, *width, count)(header, codes, scales.scale[0], shape, row, sums + 16 * p);
-                codes += 64 * *width * shape.units;
+            const std::int64_t unit_bytes = layout.scales / place.units;
+            for (shape.first = 0; shape.first < place.units; shape.first += shape.units) {
+                if (place.widths) {  // runs of one width, about its own zero; such a matrix has one segment
+                    const std::uint8_t* const width = place.widths + shape.first;
+                    shape.units =
+                        std::find_if(width, place.widths + place.units, [&](int w) { return w != *width; }) - width;
+                    shape.zero = 1 << (*width - 1);
+                    choose_stream(header, *width, count)(header, codes, scales.scale[0], shape, row, {own, own, nullptr});
+                    codes += 64 * *width * shape.units;
+                    continue;
+                }
+                const InputRange range = matrix.segment(segment);
+                shape.units = SpanUnits(range, s, place.units).count;
+                const std::int64_t begin = s * span_inputs + shape.first * unit_inputs;
+                const bool ends = range.end <= begin + shape.units * unit_inputs;
+                float* const to = segment ? part : own;
+                stream(header, codes, scales.scale[0], shape, row,
+                       {range.first < begin ? to : nullptr, ends ? own : to, ends && segment ? own : nullptr});
+                codes += unit_bytes * shape.units;
+                segment += ends;
             }
         }
+    }
     return true;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ops/multiply.h"
+#include "ops/segment_sums.h"
 #include "ops/weight_tiles.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -42,9 +43,14 @@ Space& take_space(std::int64_t rows, bool gather) {
     return space;
 }
 
-// sums += rows · weights over a span, `high` tiles of rows times `wide` panels
+// Units of a span.
+struct UnitRange {
+    std::int64_t first, count;
+};
+
+// sums += rows · weights over units of a span, `high` tiles of rows times `wide` panels
 template <int high, int wide>
-void multiply_block(vec::Tiles& tiles, int height, const std::byte* rows, const WeightTiles* weights, std::int64_t units,
+void multiply_block(vec::Tiles& tiles, int height, const std::byte* rows, const WeightTiles* weights, UnitRange units,
                     bool fresh, float* sums) {
     constexpr std::int64_t sum_bytes = task_columns * sizeof(float), weight_bytes = 64;
     float* const lower = sums + height * task_columns;
@@ -60,7 +66,7 @@ void multiply_block(vec::Tiles& tiles, int height, const std::byte* rows, const 
         if constexpr (high == 2) tiles.load<2>(lower, sum_bytes);
         if constexpr (high == 2 && wide == 2) tiles.load<3>(lower + 16, sum_bytes);
     }
-    for (std::int64_t u = 0; u < units; ++u) {
+    for (std::int64_t u = units.first; u < units.first + units.count; ++u) {
         tiles.load<6>(weights[0].pairs[u], weight_bytes);
         tiles.load<4>(rows + 64 * u, row_bytes);
         tiles.multiply<0, 4, 6>();
@@ -80,7 +86,18 @@ void multiply_block(vec::Tiles& tiles, int height, const std::byte* rows, const 
     if constexpr (high == 2 && wide == 2) tiles.store<3>(lower + 16, sum_bytes);
 }
 
-using MultiplyBlock = void (*)(vec::Tiles&, int, const std::byte*, const WeightTiles*, std::int64_t, bool, float*);
+using MultiplyBlock = void (*)(vec::Tiles&, int, const std::byte*, const WeightTiles*, UnitRange, bool, float*);
+
+// Adds a segment's sums to those before it, columns in their order.
+void leave_segment(const float* from, std::int64_t count, int panels, bool fresh, float* sums) {
+    const __m512i order = _mm512_load_si512(place_of_column);
+    for (std::int64_t i = 0; i < count; ++i)
+        for (int p = 0; p < panels; ++p) {
+            const std::int64_t at = i * task_columns + 16 * p;
+            const __m512 part = _mm512_permutexvar_ps(order, _mm512_load_ps(from + at));
+            _mm512_storeu_ps(sums + at, fresh ? part : _mm512_add_ps(_mm512_loadu_ps(sums + at), part));
+        }
+}
 
 MultiplyBlock choose(int high, int wide) {
     if (high == 2) return wide == 2 ? multiply_block<2, 2> : multiply_block<2, 1>;
@@ -137,24 +154,28 @@ void tile_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     Space& space = take_space(blocks.rows(), rows.rows != nullptr);
     vec::Tiles tiles(blocks.height);
     const std::int64_t block_rows = blocks.tiles * blocks.height;
+    int segment = 0;
     for (std::int64_t s = 0; s < spans_of(inputs.cols); ++s) {
         const std::byte* const activations = rows_of(inputs, s, rows, count, space.gathered);
         const std::int64_t inner = std::min(span_inputs, inputs.cols - s * span_inputs), units = (inner + 31) / 32;
-        for (int p = 0; p < panels; p += 2) {
-            const int wide = std::min(2, panels - p);
-            for (int i = 0; i < wide; ++i) make_tiles(matrix, panel[p + i], s, inner, space.codes, space.weights[i]);
-            const MultiplyBlock multiply_rows = choose(blocks.tiles, wide);
-            for (std::int64_t b = 0; b < blocks.count; ++b)
-                multiply_rows(tiles, blocks.height, activations + b * block_rows * row_bytes, space.weights, units, s == 0,
-                              space.sums + b * block_rows * task_columns + 16 * p);
+        for (std::int64_t first = 0; first < units;) {
+            const InputRange range = matrix.segment(segment);
+            const std::int64_t each = SpanUnits(range, s, units).count;
+            const bool fresh = range.first == s * span_inputs + first * unit_inputs;
+            for (int p = 0; p < panels; p += 2) {
+                const int wide = std::min(2, panels - p);
+                for (int i = 0; i < wide; ++i) make_tiles(matrix, panel[p + i], s, inner, space.codes, space.weights[i]);
+                const MultiplyBlock multiply_rows = choose(blocks.tiles, wide);
+                for (std::int64_t b = 0; b < blocks.count; ++b)
+                    multiply_rows(tiles, blocks.height, activations + b * block_rows * row_bytes, space.weights,
+                                  {first, each}, fresh, space.sums + b * block_rows * task_columns + 16 * p);
+            }
+            first += each;
+            if (range.end > s * span_inputs + first * unit_inputs) continue;
+            leave_segment(space.sums, count, panels, segment == 0, sums);
+            ++segment;
         }
     }
-    const __m512i order = _mm512_load_si512(place_of_column);
-    for (std::int64_t i = 0; i < count; ++i)
-        for (int p = 0; p < panels; ++p) {
-            const std::int64_t at = i * task_columns + 16 * p;
-            _mm512_storeu_ps(sums + at, _mm512_permutexvar_ps(order, _mm512_load_ps(space.sums + at)));
-        }
 }
 
 // For tile_check.h.

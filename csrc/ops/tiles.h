@@ -20,7 +20,7 @@ struct alignas(64) CodeTile {
 inline constexpr std::int64_t minimum_offset = 16 * 64;  // from a scale to its minimum in SpanScales
 
 struct TileShape {
-    std::int64_t units;        // of 32 inputs, 1 to 8
+    std::int64_t first, units; // of 32 inputs, of the span's 1 to 8
     std::int32_t zero;
     int group_shift;           // log2 of the units (of 16 or 32) of a scale
 };
@@ -33,20 +33,31 @@ static inline T* opaque(T* at) {
     return at;
 }
 
-// sums[row][64] += of R rows at rows[r]; unit 16 or 32, P panels from `panel` on.
+// Sums of rows of 64 columns: what they go on from, where they are left, and what is added to them before; null for zeros.
+struct SumPlace {
+    const float* from;
+    float* to;
+    const float* before;
+
+    SumPlace at(std::int64_t offset) const {
+        return {from ? from + offset : nullptr, to + offset, before ? before + offset : nullptr};
+    }
+};
+
+// R rows at rows[r] times a tile; unit 16 or 32, P panels from `panel` on.
 template <int R, int P, int unit, bool has_min, bool wide>
 static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows, int panel,
-                                  float* sums) {
+                                  const SumPlace& sums) {
     constexpr int steps = unit / 4;
     vec::F32x16 kept[R][P];
-    sums += 16 * panel;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) kept[r][p] = vec::load16(sums + r * group_columns + 16 * p);
-    const std::uint8_t* weights_at = tile.bytes[0][panel];
-    const std::int64_t units = shape.units * (32 / unit);
-    for (std::int64_t u = 0; u < units; ++u) {
+        for (int p = 0; p < P; ++p)
+            kept[r][p] = sums.from ? vec::load16(sums.from + r * group_columns + 16 * (panel + p)) : vec::splat16(0.0f);
+    const std::uint8_t* weights_at = tile.bytes[8 * shape.first][panel];
+    const std::int64_t end = (shape.first + shape.units) * (32 / unit);
+    for (std::int64_t u = shape.first * (32 / unit); u < end; ++u) {
         vec::I32x16 acc[R][P];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -83,7 +94,10 @@ static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, 
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) vec::store(sums + r * group_columns + 16 * p, kept[r][p]);
+        for (int p = 0; p < P; ++p) {
+            const std::int64_t at = r * group_columns + 16 * (panel + p);
+            vec::store(sums.to + at, sums.before ? vec::load16(sums.before + at) + kept[r][p] : kept[r][p]);
+        }
 }
 
 // 64 inputs of four panels as floats.

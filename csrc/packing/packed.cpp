@@ -226,6 +226,32 @@ void lay_out(PackedHeader& h, bool has_order, const std::uint8_t* widths) {
     if (widths) h.data_bytes += up_to(units_of(h), 64);
 }
 
+std::int64_t PackedMatrix::segment_unit() const {
+    if (order() || widths()) return 0;
+    if (header_.kind == PackedKind::lattice || header_.kind == PackedKind::ternary || two_level(header_) ||
+        header_.scale == ScaleKind::squares)
+        return span_inputs;
+    if (integer()) return std::max(unit_inputs, header_.group);
+    constexpr std::int64_t chunk = 64;  // of inputs, that kernels of float kinds sum together
+    return header_.scale == ScaleKind::none || header_.group >= header_.cols ? chunk : std::lcm(chunk, header_.group);
+}
+
+void PackedMatrix::cut(const std::vector<std::int64_t>& ends) {
+    const std::int64_t unit = segment_unit();
+    const auto fits = [&] {
+        if (ends.empty() || ends.size() > static_cast<std::size_t>(most_segments) || ends.back() != header_.cols) return false;
+        for (std::size_t i = 0; i < ends.size(); ++i)
+            if (ends[i] <= (i ? ends[i - 1] : 0) || (i + 1 < ends.size() && (unit == 0 || ends[i] % unit != 0))) return false;
+        return true;
+    };
+    if (!fits())
+        throw std::invalid_argument("segments of " + std::to_string(header_.cols) + " inputs are 1 to " +
+                                    std::to_string(most_segments) + ", end at multiples of " + std::to_string(unit) +
+                                    " (0: nowhere) and the last at the inputs' end.");
+    header_.segments = static_cast<std::uint32_t>(ends.size());
+    std::copy(ends.begin(), ends.end(), header_.segment_ends);
+}
+
 SpanPlace PackedMatrix::place(std::int64_t span) const {
     const std::int64_t units = std::min<std::int64_t>(8, units_of(header_) - 8 * span);
     const std::uint8_t* const own = widths() ? widths() + 8 * span : nullptr;
@@ -269,6 +295,10 @@ PackedMatrix::PackedMatrix(const PackedHeader& header, const std::byte* data, st
     lay_out(expected, header.order_offset != 0, widths());
     require(std::memcmp(&expected, &header, sizeof(header)) == 0, "layout");
     require(reinterpret_cast<std::uintptr_t>(data) % 64 == 0, "alignment");
+    if (header.segments) {
+        require(header.segments <= static_cast<std::uint32_t>(most_segments), "segments");
+        cut({header.segment_ends, header.segment_ends + header.segments});
+    }
     if (const std::int32_t* const inputs = order())
         require(std::all_of(inputs, inputs + header.cols, [&](auto k) { return k >= 0 && k < header.cols; }), "order");
 }

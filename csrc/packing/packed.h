@@ -15,6 +15,7 @@
 // about the same zero, less zero - 2^(bits - 1).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,7 +28,7 @@
 
 namespace penstock {
 
-inline constexpr std::uint32_t packed_version = 2;  // of the layout; greater with every change
+inline constexpr std::uint32_t packed_version = 3;  // of the layout; greater with every change
 inline constexpr std::int64_t panel_rows = 16;
 inline constexpr std::int64_t span_inputs = 256;
 inline constexpr std::int64_t unit_inputs = 32;
@@ -61,7 +62,9 @@ struct PackedHeader {
     char source[16];           // name of the format it came from
     BlockFormat points;        // lattice: whose grid the codes are places of
     std::int64_t widths_offset;  // 0 if all codes have `bits`
-    std::uint8_t unused[40];
+    std::uint32_t segments;      // 0 for one
+    std::int32_t segment_ends[8];
+    std::uint8_t unused[4];
 };
 static_assert(sizeof(PackedHeader) == 256);
 
@@ -73,6 +76,12 @@ SpanLayout span_layout(const PackedHeader& header, std::int64_t units, const std
 
 // Fills in magic, version and all sizes in bytes and places from the rest.
 void lay_out(PackedHeader& header, bool has_order, const std::uint8_t* widths = nullptr);
+
+// Inputs [first, end).
+struct InputRange {
+    std::int64_t first, end;
+};
+inline constexpr int most_segments = 8;
 
 // One span of every panel.
 struct SpanPlace {
@@ -110,6 +119,18 @@ public:
         return header_.widths_offset ? reinterpret_cast<const std::uint8_t*>(data_ + header_.widths_offset) : nullptr;
     }
     SpanPlace place(std::int64_t span) const;
+
+    // Inputs are summed in segments, each from zero, which are added in their order.
+    int segments() const { return std::max(1, static_cast<int>(header_.segments)); }
+    InputRange segment(int index) const {
+        if (header_.segments == 0) return {0, header_.cols};
+        return {index ? header_.segment_ends[index - 1] : 0, header_.segment_ends[index]};
+    }
+    // Of how many inputs each segment but the last has to be a multiple, so that a part of them has the same sums when it is
+    // packed alone; 0 where inputs are in another order.
+    std::int64_t segment_unit() const;
+    // Where segments end, the last at cols(). Throws std::invalid_argument if that is no multiple of segment_unit().
+    void cut(const std::vector<std::int64_t>& ends);
     std::byte* writable() { return own_; }  // null if the data is another's
 
 private:

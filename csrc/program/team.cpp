@@ -176,7 +176,7 @@ std::byte* thread_memory(int slot, std::size_t bytes) {
         std::unique_ptr<std::byte[]> bytes;
         std::size_t size = 0;
     };
-    thread_local Memory slots[4];
+    thread_local Memory slots[5];
     Memory& memory = slots[slot];
     if (memory.size < bytes + alignment) {
         memory.bytes.reset(new std::byte[bytes + alignment]);

@@ -155,8 +155,12 @@ class PackTable(Protocol):
 class PackLinear(Protocol):
     """Brings a weight into the layout `linear` reads; done once, when the weight is loaded."""
 
-    def __call__(self, parts: Sequence[Matrix]) -> Any:
-        """Matrices of equally many inputs, one below the other → the same values for `linear` and `gated_linear`."""
+    def __call__(self, parts: Sequence[Matrix], segment: int = 0) -> Any:
+        """Matrices of equally many inputs, one below the other → the same values for `linear` and `gated_linear`.
+
+        If `segment` is not 0, implementations whose sums have one order (the native one) sum the inputs in
+        `segments.segment_ends`, of multiples of it and of what the format keeps together, and add the sums in order.
+        """
 
 
 class Linear(Protocol):
@@ -300,10 +304,10 @@ class RouteExperts(Protocol):
 class PackExperts(Protocol):
     """Brings a stack of expert weights into the layout `grouped_experts` reads; done once, when it is loaded."""
 
-    def __call__(self, parts: Sequence[Matrix], count: int) -> Any:
+    def __call__(self, parts: Sequence[Matrix], count: int, segment: int = 0) -> Any:
         """Matrices [count · M, N] of all experts → the same values for `grouped_experts` of the same implementation.
 
-        Two parts are gates and ups of a merged projection; one part is a plain one.
+        Two parts are gates and ups of a merged projection; one part is a plain one. `segment` as in PackLinear.
         """
 
 

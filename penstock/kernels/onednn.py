@@ -16,7 +16,7 @@ from penstock.kernels.reference import dense, experts
 from penstock.kernels.registry import Implementation, KernelContext
 
 
-def pack_linear(parts: Sequence[Tensor]) -> Tensor:
+def pack_linear(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
     """Matrices [M, N] → an opaque tensor of all their values in blocks, which only `linear` here understands."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.stack(parts).contiguous())
     return packed
@@ -50,7 +50,7 @@ def gated_linear(
     return dense.gate_up(linear(x, weight, bias), activation, alpha, limit)
 
 
-def pack_experts(parts: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+def pack_experts(parts: Sequence[Tensor], count: int, segment: int = 0) -> tuple[Tensor, ...]:
     """As kernels.api.PackExperts: each expert's matrix, packed."""
     return tuple(pack_linear((matrix,)) for matrix in experts.pack_experts(parts, count))
 

@@ -108,7 +108,8 @@ class Attention(Layer):
         self.qkv = _projection(kernels, prefix, options)
         self.gate, self._weigh = _gate(kernels, prefix, options) if options.output_gate else None, kernels.sigmoid_gate
         rows = Rows(f"{prefix}.o_proj", options.hidden_size, factor=options.output_factor)
-        self.output = Linear(kernels, (rows,), heads * dim, bias=options.output_bias)
+        group = heads // kv_heads * dim if heads % kv_heads == 0 else dim
+        self.output = Linear(kernels, (rows,), heads * dim, bias=options.output_bias, segment=group)
         self.qk_norm = _head_norms(prefix, options) if options.qk_norm else None
         self._unit = torch.ones(heads + kv_heads, dim) if options.unit_norm else None
         self._scale_rows = kernels.scale_rows

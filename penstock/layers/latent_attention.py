@@ -83,7 +83,9 @@ class LatentAttention(Layer):
         self.latent_norm = RmsNorm(kernels, f"{prefix}.kv_a_layernorm.weight", options.latent, options.norm_eps)
         self.key_up = self._part(kernels, prefix, "k_b_proj", (options.latent, options.unrotated), self._keys)
         self.value_up = self._part(kernels, prefix, "v_b_proj", (options.value_dim, options.latent), self._values)
-        self.output = linear(((f"{prefix}.o_proj", options.hidden_size),), heads * options.value_dim, bias=options.bias)
+        size = options.value_dim
+        rows = ((f"{prefix}.o_proj", options.hidden_size),)
+        self.output = linear(rows, heads * size, bias=options.bias, segment=size)
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""

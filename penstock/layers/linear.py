@@ -64,7 +64,8 @@ def _transposed(matrix: Tensor) -> Tensor:
 class Linear(Layer):
     """y = x · Wᵀ + b (+ residual). W is [sum of outputs, inputs], merged from `parts` or stored as `fused`.
 
-    A whole matrix that a checkpoint has as [inputs, outputs] (GPT-2's) is found under the suffix `turned`.
+    A whole matrix that a checkpoint has as [inputs, outputs] (GPT-2's) is found under the suffix `turned`. `segment` is
+    the weight's.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class Linear(Layer):
         *,
         bias: bool,
         fused: Sequence[Rows] = (),
+        segment: int = 0,
     ) -> None:
         self._linear = kernels.linear
         self.weight = merged(parts, "weight", inputs, fused=fused)
-        self.weight.pack, self.weight.packable = kernels.pack_linear, kernels.packable
+        self.weight.segment, self.weight.packable = segment, kernels.packable
+        self.weight.pack = partial(kernels.pack_linear, segment=segment) if segment else kernels.pack_linear
         whole, *others = (Rows(*part) for part in fused or parts)
         if not others and whole.order is None:
             turned = WeightPart(f"{whole.prefix}.turned", (inputs, whole.stored), transform=_transposed)

@@ -47,7 +47,7 @@ class GatedMlp(Layer):
         self.gate_up = Linear(kernels, parts, hidden_size, bias=bias, fused=(fused,))
         self.gate_up.weight.halves = True
         last = (Rows(f"{prefix}.down_proj", hidden_size, factor=factors[1]),)
-        self.down = Linear(kernels, last, size, bias=bias if down_bias is None else down_bias)
+        self.down = Linear(kernels, last, size, bias=bias if down_bias is None else down_bias, segment=1)
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
@@ -104,7 +104,8 @@ class PlainMlp(Layer):
         self._activate = kernels.activate
         self.activation: Activation = activation
         self.up = Linear(kernels, ((f"{prefix}.up_proj", intermediate_size),), hidden_size, bias=bias)
-        self.down = Linear(kernels, ((f"{prefix}.down_proj", hidden_size),), intermediate_size, bias=bias)
+        last = ((f"{prefix}.down_proj", hidden_size),)
+        self.down = Linear(kernels, last, intermediate_size, bias=bias, segment=1)
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""

@@ -90,8 +90,9 @@ class SparseMoe(Layer):
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
         self.gate_up.halves = options.gated
+        self.down.segment = 1
         for weight in (self.gate_up, self.down):
-            weight.pack = partial(kernels.pack_experts, count=options.num_experts)
+            weight.pack = partial(kernels.pack_experts, count=options.num_experts, segment=weight.segment)
             weight.packable, weight.experts = kernels.packable, options.num_experts
 
     def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:

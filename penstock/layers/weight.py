@@ -51,6 +51,8 @@ class Weight:
         parts: what fills it.
         merge_axis: axis along which parts are laid side by side.
         shard_axis: axis split among tensor-parallel ranks, or None if replicated.
+        segment: where ranks may share the inputs, of how many neighbours (a KV head's group, say) each has to have all;
+            these inputs are summed in segments (kernels/segments.py). 0 where they are not shared.
         keep_float32: stay in float32 whatever the compute dtype (norm scales, sinks, router bias).
         alternatives: other complete sets of parts (the same weight in another layout on disk), tried in order when
             the first part of `parts` is not in the checkpoint.
@@ -69,6 +71,7 @@ class Weight:
     parts: tuple[WeightPart, ...]
     merge_axis: int = 0
     shard_axis: int | None = None
+    segment: int = 0
     keep_float32: bool = False
     alternatives: tuple[tuple[WeightPart, ...], ...] = ()
     pack: Callable[[Sequence[Matrix]], Any] | None = field(default=None, repr=False)

@@ -17,7 +17,7 @@ from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu import native, packing
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, address, extent_of, tape_of, width_of
 
-PACKING = "penstock-packed-2"  # changes whenever packed bytes do; PackedHeader's version in packed.h
+PACKING = "penstock-packed-3"  # changes whenever packed bytes do; PackedHeader's version in packing/packed.h
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip")
 HEAD_NORMS = ("each", "all", "layer", "rotated")
 MASKS = ("causal", "bidirectional", "cross", "spans")
@@ -65,12 +65,12 @@ class Plan:
     spans: Tensor | None = None
 
 
-def pack_linear(parts: Sequence[Canonical]) -> Packed:
-    return Packed(tuple(packing.pack(part) for part in parts))
+def pack_linear(parts: Sequence[Canonical], segment: int = 0) -> Packed:
+    return Packed(tuple(packing.pack(part, segment=segment) for part in parts))
 
 
-def pack_experts(parts: Sequence[Canonical], count: int) -> Packed:
-    return Packed(tuple(packing.pack(part, count) for part in parts))
+def pack_experts(parts: Sequence[Canonical], count: int, segment: int = 0) -> Packed:
+    return Packed(tuple(packing.pack(part, count, segment) for part in parts))
 
 
 def embedding(numbers: Any, table: Packed, scale: float = 1.0) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook
 from penstock.kernels.cpu import native
 from penstock.kernels.plain import plain_matrix
+from penstock.kernels.segments import segment_ends
 
 SMALLEST_GROUP = 16
 
@@ -21,12 +23,23 @@ def packable(matrix: Canonical) -> str | None:
     return None
 
 
-def pack(matrix: Canonical | Tensor, experts: int = 1) -> Any:
+def pack(matrix: Canonical | Tensor, experts: int = 1, segment: int = 0) -> Any:
     """A `PackedMatrix` of the native library; `experts` matrices lie one below the other.
+
+    If `segment` is not 0, inputs are summed in segments of multiples of it, where the format can be cut.
 
     Raises:
         ValueError: there is no packing for it; the message names the value and what is allowed.
     """
+    packed = _packed(matrix, experts)
+    if segment and packed.segment_unit:
+        ends = segment_ends(packed.cols, math.lcm(segment, packed.segment_unit))
+        if len(ends) > 1:
+            packed.cut(ends)
+    return packed
+
+
+def _packed(matrix: Canonical | Tensor, experts: int) -> Any:
     make = native.library().PackedMatrix
     if isinstance(matrix, Blocks):
         return make.pack_blocks(matrix.format, *matrix.shape, matrix.data, experts)

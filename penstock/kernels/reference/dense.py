@@ -30,8 +30,8 @@ def packable(matrix: Canonical) -> str | None:
     return "computes with plain tensors"
 
 
-def stack(parts: Sequence[Tensor]) -> Tensor:
-    """Plain matrices, one below the other: how the reference packs."""
+def stack(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
+    """Plain matrices, one below the other: how the reference packs. The order of its sums is torch's."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
 
 

@@ -62,7 +62,7 @@ def _limited(scores: Tensor, groups: tuple[int, int], counted: int) -> Tensor:
     return out.scatter_(1, best, members.gather(1, best)).flatten(1)
 
 
-def pack_experts(parts: Sequence[Tensor], count: int) -> Tensor:
+def pack_experts(parts: Sequence[Tensor], count: int, segment: int = 0) -> Tensor:
     stacks = [part.view(count, -1, part.shape[1]) for part in parts]
     return stacks[0] if len(stacks) == 1 else torch.cat(stacks, dim=1)
 
@@ -83,7 +83,7 @@ def grouped_experts(
     *,
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = dense.linear,
 ) -> Tensor:
-    """Tokens are sorted by expert, every expert that was hit runs once, and the outputs are summed in slot order.
+    """Tokens are sorted by expert, every expert that was hit runs once, and the outputs are summed by rising experts.
 
     `linear` is the product to use; gate_up and down are indexed by expert to give its weights.
     """
@@ -106,5 +106,6 @@ def grouped_experts(
     by_slot = torch.empty_like(outputs)
     by_slot[order] = outputs
     weighted = by_slot.view(tokens, top_k, -1).float() * weights.unsqueeze(-1)
-    mixed = weighted.sum(dim=1).to(x.dtype)
+    by_expert = ids.argsort(dim=1, stable=True).unsqueeze(-1).expand_as(weighted)
+    mixed = weighted.gather(1, by_expert).sum(dim=1).to(x.dtype)
     return mixed if residual is None else mixed.add_(residual)

@@ -184,20 +184,29 @@ def sorted_rows(ids: Tensor, experts: int) -> Rows:
 
 
 @triton.jit
-def _mix(x, weights, residual, out, size, TOP_K: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Weighted sum of a token's rows, in slot order."""
+def _mix(
+    x, weights, ids, residual, out, size, TOP_K: tl.constexpr, SLOTS: tl.constexpr, ADDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Weighted sum of a token's rows, by rising experts; of equal ones in slot order."""
     token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size
     total = tl.zeros((BLOCK,), tl.float32)
-    for slot in range(TOP_K):
-        row = token * TOP_K + slot
+    slots = tl.arange(0, SLOTS)
+    expert = tl.load(ids + token * TOP_K + slots, mask=slots < TOP_K, other=1 << 30)
+    before = (expert[None, :] < expert[:, None]) | (
+        (expert[None, :] == expert[:, None]) & (slots[None, :] < slots[:, None])
+    )
+    place = tl.sum(before.to(tl.int32), axis=1)
+    for at in range(TOP_K):
+        row = token * TOP_K + tl.sum(tl.where(place == at, slots, 0), axis=0)
         total += wide(tl.load(x + row * size + column, mask=inside, other=0.0)) * tl.load(weights + row)
     if ADDS:
         total += wide(tl.load(residual + token * size + column, mask=inside, other=0.0))
     tl.store(out + token * size + column, narrow(total, out.dtype.element_ty), mask=inside)
 
 
-def pack_experts(parts: Sequence[Canonical | Tensor], count: int) -> Packed:
+def pack_experts(parts: Sequence[Canonical | Tensor], count: int, segment: int = 0) -> Packed:
     """As kernels.api.PackExperts."""
     return packing.pack(parts, count)
 
@@ -239,6 +248,7 @@ def grouped_experts(
     each = _product(hidden, down, down_bias, Rows(rows.rows, rows.experts, rows.size, rows.count, 1))
     added = each if residual is None else residual.contiguous()
     _mix[(tokens, triton.cdiv(down.rows, _COLUMNS))](
-        each, weights.contiguous(), added, out, down.rows, top_k, residual is not None, _COLUMNS
-    )
+        each, weights.contiguous(), ids.contiguous(), added, out, down.rows, top_k, triton.next_power_of_2(top_k),
+        residual is not None, _COLUMNS,
+    )  # fmt: skip
     return out

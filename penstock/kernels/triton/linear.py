@@ -25,8 +25,8 @@ def refuse(_: KernelContext) -> str | None:
     return None
 
 
-def pack_linear(parts: Sequence[Canonical | Tensor]) -> Packed:
-    """As kernels.api.PackLinear."""
+def pack_linear(parts: Sequence[Canonical | Tensor], segment: int = 0) -> Packed:
+    """As kernels.api.PackLinear; products are cut where the device's tiles ask for it."""
     return packing.pack(parts)
 
 
