@@ -33,17 +33,12 @@ class PlanBuilder:
         tokens = tuple(sequence.tokens[start:end])
         if len(tokens) < length:
             tokens += (last_sample(sequence.slot),)
+        prompt = max(0, min(end, sequence.num_prompt) - start)
         drafts = sequence.drafts
-        allocation = sequence.allocation
+        states = sequence.allocation.draft_states if drafts and sequence.allocation else ()
+        sample = end == sequence.known
         self.scheduled[sequence] = ScheduledTokens(
-            row=sequence.slot,
-            start=start,
-            tokens=tokens + drafts,
-            prompt_tokens=max(0, min(end, sequence.num_prompt) - start),
-            draft_tokens=len(drafts),
-            sample=end == sequence.known,
-            new_blocks=added,
-            draft_states=allocation.draft_states if drafts and allocation else (),
+            sequence.slot, start, tokens + drafts, prompt, len(drafts), sample, added, draft_states=states
         )
         sequence.advance(length + len(drafts))
         self.budget -= length + len(drafts)

@@ -25,19 +25,22 @@ class Settlement:
         sequence.in_flight -= entry.sample
         if forced and sequence.in_flight:
             raise ValueError(f"slot {entry.slot} has forced tokens and a step in flight; plan it without lookahead")
-        error = _fault(entry, result)
-        if error is not None:
-            self._ledger.finish(sequence, FinishReason.ERROR, error=error)
-            return
+        if result.error is not None or entry.drafts or not result.tokens:
+            error = _fault(entry, result)
+            if error is not None:
+                self._ledger.finish(sequence, FinishReason.ERROR, error=error)
+                return
         accepted = max(0, len(result.tokens) - 1) if entry.drafts else 0
-        result = self._unscored(sequence, entry, result)
+        if result.prompt_logprobs:
+            result = self._unscored(sequence, entry, result)
         if forced:
             result = replace(result, tokens=result.tokens + forced)
         count, reason = self._ledger.accept(sequence, result.tokens)
         if result.pooled is not None:
             reason = FinishReason.STOP
         if sequence.allocation is not None:
-            self._commit_entries(sequence, entry, accepted)
+            committed = self._verified(sequence, entry, accepted) if entry.drafts else entry.end
+            self._cache.commit(sequence, committed)
         if reason is not None:
             self._ledger.finish(sequence, reason, result, count)
         elif count or result.prompt_logprobs:
@@ -45,22 +48,19 @@ class Settlement:
         if result.again and sequence.state is SequenceState.RUNNING:
             self._ledger.send_back(sequence)
 
-    def _commit_entries(self, sequence: Sequence, entry: InFlight, accepted: int) -> None:
-        """The entries of the known tokens and of the accepted drafts exist; those of the others do not count."""
+    def _verified(self, sequence: Sequence, entry: InFlight, accepted: int) -> int:
+        """Takes back what was computed for refused drafts; how many tokens have entries that count."""
         committed = min(entry.end + accepted, len(sequence.tokens))
-        if entry.drafts:
-            counters = self._ledger.counters
-            counters.drafted_tokens += len(entry.drafts)
-            counters.accepted_tokens += accepted
-            sequence.rewind(committed)
-            assert sequence.allocation is not None
-            self._cache.ops += self._cache.states.settle(sequence.allocation, entry.slot, committed - entry.end)
-        self._cache.commit(sequence, committed)
+        counters = self._ledger.counters
+        counters.drafted_tokens += len(entry.drafts)
+        counters.accepted_tokens += accepted
+        sequence.rewind(committed)
+        assert sequence.allocation is not None
+        self._cache.ops += self._cache.states.settle(sequence.allocation, entry.slot, committed - entry.end)
+        return committed
 
     def _unscored(self, sequence: Sequence, entry: InFlight, result: SlotResult) -> SlotResult:
         """The result without the prompt's log-probabilities that were told before a preemption."""
-        if not result.prompt_logprobs:
-            return result
         first = sequence.request.sampling.first_scored(entry.start)
         fresh = result.prompt_logprobs[max(0, sequence.scored - first) :]
         sequence.scored += len(fresh)

@@ -219,6 +219,8 @@ class KVCache:
     def cut(self, sequence: Sequence, start: int, length: int) -> int:
         """How many of the tokens may be computed now: up to where a state is to be kept, and no part of a medium."""
         marks = _held(sequence).state_marks
+        if not marks and not sequence.request.media:
+            return length
         end = min(start + length, *marks) if marks else start + length
         for span in sequence.request.media:
             if span.start < end < span.end:
@@ -229,7 +231,10 @@ class KVCache:
         """Grows the tables to hold that many tokens; returns new blocks per group, or None and changes nothing."""
         tables = _held(sequence).tables
         size = self.block_size
-        if all(tokens <= len(table.blocks) * size for table in tables):
+        for table in tables:
+            if tokens > len(table.blocks) * size:
+                break
+        else:
             return self._nothing
         needs = [
             max(0, group.blocks_for(tokens) - len(table.blocks))
@@ -265,14 +270,14 @@ class KVCache:
 
     def commit(self, sequence: Sequence, committed: int) -> None:
         """Entries up to `committed` tokens now exist: whole blocks go into the tree, passed windows are dropped."""
-        allocation = _held(sequence)
-        size = self.block_size
+        allocation = sequence.allocation
+        assert allocation is not None
         reached_prompt_end = sequence.committed < sequence.num_prompt <= committed
         sequence.commit(committed)
-        if allocation.cursor.depth + size <= committed:
+        if allocation.cursor.depth + self.block_size <= committed:
             self._drop_tail(allocation)
-        while allocation.cursor.depth + size <= committed:
-            self._fill(sequence, allocation)
+            while allocation.cursor.depth + self.block_size <= committed:
+                self._fill(sequence, allocation)
         if committed in allocation.state_marks:
             allocation.state_marks.remove(committed)
             self._keep_state(sequence, allocation.cursor)
@@ -285,7 +290,7 @@ class KVCache:
                 self.tree.pin(allocation.cursor)
                 self.states.pin(allocation.cursor)
         for g in self._passing:
-            self._drop_passed(g, allocation.tables[g], self.groups[g].first_seen(committed) // size)
+            self._drop_passed(g, allocation.tables[g], self.groups[g].first_seen(committed) // self.block_size)
 
     def _blocks_at(self, allocation: Allocation, index: int) -> list[int]:
         """Per group, the block that holds a logical block's tokens, all of them."""
