@@ -136,3 +136,19 @@ def test_segments_are_kept_with_the_packed_weight() -> None:
     damaged[at + 4] = 33
     with pytest.raises(ValueError, match="segments"):
         native.library().PackedMatrix.from_memory(bytes(damaged), packed.data.ctypes.data, packed)
+
+
+def test_experts_are_added_by_rising_expert(product_isa: str) -> None:
+    """In whatever order the router names them."""
+    generator = torch.Generator().manual_seed(2)
+    count, hidden, inner, top_k = 7, 48, 96, 4
+    gates, ups = (torch.randn(count * inner, hidden, generator=generator) for _ in range(2))
+    gate_up = ops.pack_experts([gates, ups], count)
+    down = ops.pack_experts([torch.randn(count * hidden, inner, generator=generator)], count, segment=1)
+    x, weights = torch.randn(9, hidden, generator=generator), torch.rand(9, top_k, generator=generator)
+    ids = torch.stack([torch.randperm(count, generator=generator)[:top_k] for _ in range(9)])
+    results = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]):
+        routed = weights[:, order].contiguous(), ids[:, order].contiguous()
+        results.append(ops.grouped_experts(x, *routed, gate_up, down, "silu"))
+    assert all(torch.equal(other, results[0]) for other in results[1:])

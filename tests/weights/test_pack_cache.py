@@ -142,6 +142,13 @@ def test_a_changed_model_replaces_its_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.glob("*.packed")] == [path.name]
 
 
+def test_another_arithmetic_is_another_fingerprint(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(model_folder)
+    before = fingerprint(checkpoint, PACKING)
+    monkeypatch.setattr(pack_cache, "ARITHMETIC_VERSION", pack_cache.ARITHMETIC_VERSION + 1)
+    assert fingerprint(checkpoint, PACKING) != before
+
+
 def test_only_a_models_own_files_make_its_fingerprint(tmp_path: Path) -> None:
     @dataclass
     class At:

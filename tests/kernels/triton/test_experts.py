@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.triton.compare import sides
-from tests.kernels.triton.compare_experts import compare_experts, compare_routing, compare_sorting
+from tests.kernels.triton.compare_experts import OPS, compare_experts, compare_routing, compare_sorting
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -65,3 +65,17 @@ def test_no_tokens(device):
 def test_an_unknown_routing_is_refused(device):
     with pytest.raises(ValueError, match="softmax_topk"):
         compare_routing(device, "softmax", 8, 2)
+
+
+def test_experts_are_added_by_rising_expert(device):
+    both = sides(device, torch.float32, *OPS)
+    ours, generator = both.ours, torch.Generator().manual_seed(2)
+    gate_up = ours.pack_experts([both.here(torch.randn(5 * 32, 16, generator=generator)) for _ in range(2)], 5)
+    down = ours.pack_experts([both.here(torch.randn(5 * 16, 32, generator=generator))], 5)
+    x, weights = torch.randn(3, 16, generator=generator), torch.rand(3, 3, generator=generator)
+    ids = torch.stack([torch.randperm(5, generator=generator)[:3] for _ in range(3)])
+    results = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        routed = both.here(weights[:, order].contiguous()), both.here(ids[:, order].contiguous())
+        results.append(ours.grouped_experts(both.here(x), *routed, gate_up, down, "silu"))
+    assert torch.equal(*results)
