@@ -346,15 +346,17 @@ private:
             key_tile_[t] = keys;
             value_tile_[t] = values;
             const std::int64_t start = (first + t) * kv_tile;
-            for (std::int64_t p = std::max(start, low_); p < std::min(start + kv_tile, end_); ++p) {
+            const std::int64_t end = std::min(start + kv_tile, end_);
+            for (std::int64_t p = std::max(start, low_), count; p < end; p += count) {
                 const std::int64_t block = table_[p / layout_.block_size], place = p % layout_.block_size;
                 const std::int64_t tile = kv_head_ * per_block + place / kv_tile, lane = place % kv_tile;
-                copy_key(layout_, args_.keys + block * layout_.key_block_bytes + tile * key_tile_bytes(layout_), lane,
-                         keys, p - start);
+                count = std::min({end - p, kv_tile - lane, layout_.block_size - place});
+                copy_keys(layout_, args_.keys + block * layout_.key_block_bytes + tile * key_tile_bytes(layout_), lane,
+                          keys, p - start, count);
                 if (!layout_.latent)
-                    copy_value(layout_,
-                               args_.values + block * layout_.value_block_bytes + tile * value_tile_bytes(layout_),
-                               lane, values, p - start);
+                    copy_values(layout_,
+                                args_.values + block * layout_.value_block_bytes + tile * value_tile_bytes(layout_),
+                                lane, values, p - start, count);
             }
         }
         look_ahead(nullptr, 0);
