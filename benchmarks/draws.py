@@ -27,11 +27,11 @@ import numpy.typing as npt
 from benchmarks.report import arguments, report
 from penstock.config.options import EngineOptions
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.evaluate.scoring import Scorer, Window
 from penstock.kernels.cpu.native import NativeSampling
 from penstock.kernels.reference.noise import noise, scores
 from penstock.kernels.reference.sampling import candidates
 from penstock.kernels.sampling import RowSettings
-from penstock.runtime.scoring import Scorer, Window
 from penstock.weights.writers.quantize import quantize_model
 
 TARGET = "penstock-concierge"

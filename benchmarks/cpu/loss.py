@@ -31,11 +31,11 @@ from benchmarks.report import arguments, markdown, report
 from penstock.config.options import EngineOptions
 from penstock.config.quantisation import GGUF_FILE_TYPES, QUANTIZE_FORMATS
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.evaluate.scoring import Divergence, Perplexity, Scorer, Window, compare, halved_windows, perplexity
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cache import KV_TYPES
 from penstock.kernels.registry import KernelContext
-from penstock.runtime.prepare import Prepared
-from penstock.runtime.scoring import Divergence, Perplexity, Scorer, Window, compare, halved_windows, perplexity
+from penstock.startup.prepare import Prepared
 from penstock.weights.writers.quantize import quantize_model
 
 _NEEDS_256 = re.compile(r"q\d_k|iq4_xs|tq\d_0")  # a block is 256 weights; narrower rows stay in another format

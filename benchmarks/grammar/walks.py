@@ -15,8 +15,8 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.core.sampling import SamplingParams
-from penstock.runtime.constraint import Constraint
-from penstock.runtime.grammar import Vocabulary, compile_grammar, compute_mask, matcher_tokenizer
+from penstock.structured.grammar_compiler import Vocabulary, compile_grammar, compute_mask, matcher_tokenizer
+from penstock.structured.grammar_state import Constraint
 from penstock.text.grammar.translate import translate
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.readers.gguf import read_gguf_file

@@ -53,7 +53,7 @@ def examine_formats() -> list[dict[str, Any]]:
     Raises:
         ConfigError: the native library, which packs them, cannot be loaded.
     """
-    from penstock.quant.residency import residencies
+    from penstock.startup.residency import residencies
 
     return [
         {"format": r.format, "runs": r.runs, "resident_per_file_byte": round(r.ratio, 3), "packing": r.packed}
@@ -76,7 +76,7 @@ def examine(dtype: str = "float32", isa: str = "auto", device: str = "auto") -> 
     from penstock.kernels.api import resolve_kernels
     from penstock.kernels.cpu import native
     from penstock.kernels.registry import KernelContext
-    from penstock.runtime.prepare import kernel_decisions, measure_machine
+    from penstock.startup.prepare import kernel_decisions, measure_machine
 
     machine = measure_machine("auto" if device == "cpu" else device)
     device = auto_device(machine)[0] if device == "auto" else device
@@ -232,7 +232,7 @@ def port_state(host: str, port: int) -> dict[str, Any]:
 
 def _print(found: dict[str, Any]) -> None:
     from penstock.cli.terminal import print_table
-    from penstock.runtime.memory_plan import format_bytes
+    from penstock.startup.memory_plan import format_bytes
 
     cpu = found["cpu"]
     memory = found["memory"]
@@ -275,7 +275,7 @@ def _print(found: dict[str, Any]) -> None:
 
 def _gpu(gpu: dict[str, Any]) -> str:
     """One GPU in a line."""
-    from penstock.runtime.memory_plan import format_bytes
+    from penstock.startup.memory_plan import format_bytes
 
     capability = f", compute capability {'.'.join(map(str, gpu['capability']))}" if gpu["capability"] else ""
     processors = f", {gpu['processors']} multiprocessors" if gpu["processors"] else ""

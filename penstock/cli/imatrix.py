@@ -30,7 +30,7 @@ def imatrix(
     """Measure which inputs of a model matter while it reads a text; `quantize --imatrix` spends precision there."""
     from penstock.cli.terminal import configure_logging, loading_bar
     from penstock.cli.textfile import text_windows
-    from penstock.runtime.importance import collect_importance
+    from penstock.evaluate.importance import collect_importance
     from penstock.weights.imatrix import write_imatrix
 
     configure_logging(quiet=True)

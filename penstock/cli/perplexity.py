@@ -43,7 +43,7 @@ def perplexity(
     """Measure how well a model predicts a text, or how far its predictions lie from another's."""
     from penstock.cli.terminal import configure_logging, loading_bar
     from penstock.cli.textfile import text_windows
-    from penstock.runtime import scoring
+    from penstock.evaluate import scoring
 
     configure_logging(quiet=True)
     windows, size = text_windows(engine, text, context, stride, chunks)

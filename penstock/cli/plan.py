@@ -12,7 +12,7 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
-    from penstock.runtime.prepare import Prepared
+    from penstock.startup.prepare import Prepared
 
 app = typer.Typer(add_completion=False)
 
@@ -24,7 +24,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what memory a model needs, without loading it. Exit code 1 says that it does not fit."""
-    from penstock.runtime.prepare import prepare
+    from penstock.startup.prepare import prepare
 
     try:
         prepared = prepare(engine)
@@ -71,7 +71,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
 
 def _print(prepared: Prepared, facts: dict[str, Any]) -> None:
     from penstock.cli.terminal import print_table
-    from penstock.runtime.memory_plan import format_bytes
+    from penstock.startup.memory_plan import format_bytes
 
     sizes = facts["bytes"]
     blocks = " + ".join(f"{count:,}" for count in facts["kv_blocks"])

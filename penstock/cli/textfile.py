@@ -9,7 +9,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
-    from penstock.runtime.scoring import Window
+    from penstock.evaluate.scoring import Window
 
 DEFAULT_CONTEXT = 512
 
@@ -46,8 +46,8 @@ def text_windows(
         CheckpointError: the model cannot be read or run.
     """
     from penstock.engine.text_pipeline import TextPipeline
+    from penstock.evaluate.scoring import halved_windows, strided_windows
     from penstock.models.registry import check_architecture
-    from penstock.runtime.scoring import halved_windows, strided_windows
     from penstock.weights.facts import model_facts
     from penstock.weights.open import open_checkpoint
 

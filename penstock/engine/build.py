@@ -15,13 +15,13 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
 from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.runtime.assemble import load, make_runner, scheduler_options
-from penstock.runtime.claim import Claim
-from penstock.runtime.constraints import Constraints, GrammarGate
-from penstock.runtime.grammar import Vocabulary
-from penstock.runtime.levels import guarantee, level_notes, products_note
-from penstock.runtime.prepare import Prepared, kernel_decisions, prepare
-from penstock.runtime.shortage import told
+from penstock.startup.assemble import load, make_runner, scheduler_options
+from penstock.startup.claim import Claim
+from penstock.startup.levels import guarantee, level_notes, products_note
+from penstock.startup.prepare import Prepared, kernel_decisions, prepare
+from penstock.startup.shortage import told
+from penstock.structured.grammar_compiler import Vocabulary
+from penstock.structured.manager import Constraints, GrammarGate
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
 from penstock.core.step_cost import StepCost, UnknownStepCost
-from penstock.runtime.constraints import Constraints
+from penstock.structured.manager import Constraints
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
 _PARTS = ("plan", "commit", "build", "forward", "sample")  # of a step, each timed

@@ -29,7 +29,7 @@ from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
 from penstock.engine.messages import MessageError
 from penstock.engine.watched_time import WatchedTime
-from penstock.runtime.shortage import told
+from penstock.startup.shortage import told
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineInfo

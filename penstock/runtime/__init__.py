@@ -1,1 +1,1 @@
-"""Turns plans into tensors and back: memory plan, KV memory, batch builder, model runner, sampler."""
+"""One step: plans turned into tensors and back by batch builder, KV memory, executor, model runner and sampler."""

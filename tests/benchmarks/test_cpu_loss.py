@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.cpu import loss
-from penstock.runtime.scoring import Window
+from penstock.evaluate.scoring import Window
 
 PRINTED = """
 Mean PPL(Q)                   :  61.104000 ±   1.200000

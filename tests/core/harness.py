@@ -15,8 +15,8 @@ from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
-from penstock.runtime.constraints import Constraints
 from penstock.runtime.null_runner import NullRunner, mix, next_token
+from penstock.structured.manager import Constraints
 
 
 def cache_groups(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:

@@ -18,8 +18,8 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo, Outputs
 from penstock.engine.loop import Engine
-from penstock.runtime.constraints import Constraints
 from penstock.runtime.null_runner import NullRunner
+from penstock.structured.manager import Constraints
 
 VOCAB = 4096
 GROUPS = (CacheGroup(CacheKind.FULL, None, (0,), 2),)

@@ -30,10 +30,10 @@ from penstock.engine.build import build_engine, grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from penstock.runtime import constraints, grammar
-from penstock.runtime.assemble import load
-from penstock.runtime.constraints import Constraints
-from penstock.runtime.grammar import compute_mask
+from penstock.startup.assemble import load
+from penstock.structured import grammar_compiler, manager
+from penstock.structured.grammar_compiler import compute_mask
+from penstock.structured.manager import Constraints
 from penstock.text.grammar.translate import translate
 from tests.engine.support import VOCAB, Slow, null_engine, read, request, tokens_of
 
@@ -148,7 +148,7 @@ def test_what_is_forced_may_be_found_beside_the_forward_pass(
         truth = finish(engine, asked)
         between = engine.stats().steps
         with monkeypatch.context() as patched:
-            patched.setattr(constraints, "_MOST_FORCING_S", -1.0)  # no step has time for it
+            patched.setattr(manager, "_MOST_FORCING_S", -1.0)  # no step has time for it
             assert finish(engine, asked) == truth
         assert engine.stats().steps - between > between - before
 
@@ -189,25 +189,25 @@ def null_over(text: TextPipeline) -> tuple[Engine, EngineInfo]:
 @pytest.fixture
 def slow_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each grammar takes a fifth of a second, in which the interpreter is free."""
-    original = grammar.compile_grammar
+    original = grammar_compiler.compile_grammar
 
     def compile_slowly(*args: Any) -> Any:
         time.sleep(0.2)
         return original(*args)
 
-    monkeypatch.setattr(grammar, "compile_grammar", compile_slowly)
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", compile_slowly)
 
 
 async def test_other_streams_go_on_while_a_grammar_is_compiled(
     text: TextPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, may_end = grammar.compile_grammar, threading.Event()
+    original, may_end = grammar_compiler.compile_grammar, threading.Event()
 
     def compile_when_told(*args: Any) -> Any:
         assert may_end.wait(30)
         return original(*args)
 
-    monkeypatch.setattr(grammar, "compile_grammar", compile_when_told)
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", compile_when_told)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 60)
     client = ThreadClient(lambda: null_over(text))
     await client.start()
@@ -238,8 +238,8 @@ async def test_a_request_that_waits_for_its_grammar_can_be_cancelled(text: TextP
 async def test_what_takes_too_long_is_refused_and_what_waits_too_long_sent_away(
     text: TextPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar, "compile_grammar", lambda *_: time.sleep(0.5))
-    monkeypatch.setattr(grammar, "_MOST_THREADS", 2)
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *_: time.sleep(0.5))
+    monkeypatch.setattr(grammar_compiler, "_MOST_THREADS", 2)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.1)
     monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.3)
     client = ThreadClient(lambda: null_over(text))
@@ -271,13 +271,13 @@ async def test_bad_requests_with_good_grammars_are_refused_and_forgotten(text: T
 
 def test_compiled_grammars_are_kept_by_number_and_size(text: TextPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_COMPILED_GRAMMARS", 8)
-    compiler = grammar.GrammarCompiler(partial(grammar_vocabulary, text, VOCAB))
+    compiler = grammar_compiler.GrammarCompiler(partial(grammar_vocabulary, text, VOCAB))
     for number in range(40):
         job = compiler.want(translate("choice", json.dumps([f"choice {number}"])))
         assert job.done.wait(10)
         assert compiler.want(job.source) is job
         assert len(compiler._jobs) <= 8
-    monkeypatch.setattr(limits, "MAX_COMPILED_BYTES", 3 * grammar._BYTES_A_GRAMMAR)
+    monkeypatch.setattr(limits, "MAX_COMPILED_BYTES", 3 * grammar_compiler._BYTES_A_GRAMMAR)
     compiler.want(translate("choice", '["one more"]')).done.wait(10)
     assert len(compiler._jobs) <= 3
     assert compiler._bytes == sum(job.counted for job in compiler._jobs.values())
@@ -334,7 +334,7 @@ def little_fuel(monkeypatch: pytest.MonkeyPatch) -> None:
     from llguidance import LLParserLimits
 
     scarce = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=16_000, verbose_errors=False)
-    monkeypatch.setattr(grammar, "parser_limits", lambda: scarce)
+    monkeypatch.setattr(grammar_compiler, "parser_limits", lambda: scarce)
 
 
 @pytest.mark.usefixtures("little_fuel")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import CheckpointError, ConfigError, MemoryPlanError
-from penstock.runtime.shortage import told
+from penstock.startup.shortage import told
 
 START = """
 import resource, sys

@@ -129,7 +129,7 @@ def test_products_on_gpus_are_exact_whatever_variables_say() -> None:
     code = """
 import torch
 from penstock.config.options import EngineOptions
-from penstock.runtime.claim import Claim
+from penstock.startup.claim import Claim
 products = torch.backends.cuda.matmul
 for device in "cpu", "cuda":
     options = EngineOptions(model="m", device=device)

@@ -15,11 +15,11 @@ from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.engine.build import build_engine
+from penstock.evaluate.scoring import Scorer
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model
 from penstock.runtime.executor import EagerExecutor
-from penstock.runtime.scoring import Scorer
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 from tests.engine.test_pooling import engine, pooled, reduced
@@ -88,7 +88,7 @@ def test_recorded_steps_equal_their_layers_to_the_bit(
     params = PoolingParams(PoolingKind.ALL, second=1)
     recorded = pooled(engine(tmp_path), PROMPTS, params)
     by_layer = lambda model, caches, *_: EagerExecutor(model, caches, "a test")  # noqa: E731
-    monkeypatch.setattr("penstock.runtime.assemble.make_executor", by_layer)
+    monkeypatch.setattr("penstock.startup.assemble.make_executor", by_layer)
     assert pooled(engine(tmp_path), PROMPTS, params) == recorded
 
 

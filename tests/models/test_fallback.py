@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
 from penstock.models.registry import named
-from penstock.runtime import assemble
-from penstock.runtime.prepare import prepare
+from penstock.startup import assemble
+from penstock.startup.prepare import prepare
 from tests.models import tiny
 from tests.models.harness import Harness, load
 

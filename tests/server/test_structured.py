@@ -22,8 +22,8 @@ from penstock.engine.build import grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from penstock.runtime.constraints import Constraints
 from penstock.server.structured import FIELDS, asked
+from penstock.structured.manager import Constraints
 from tests.engine.support import VOCAB, null_engine
 from tests.server.support import Serving, serving, until
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from penstock.runtime.grammar import Vocabulary, _Tokens, parser_limits
+from penstock.structured.grammar_compiler import Vocabulary, _Tokens, parser_limits
 from penstock.text.parsers.format import formats
 from penstock.text.parsers.grammar import Function, calls_grammar
 from penstock.text.parsers.render import Call, render

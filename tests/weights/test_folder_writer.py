@@ -12,10 +12,10 @@ from safetensors import safe_open
 
 from penstock.config.options import EngineOptions
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.evaluate.scoring import Scorer, Window
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.encode import quantize_matrix
 from penstock.quant.formats import decode_to_float32
-from penstock.runtime.scoring import Scorer, Window
 from penstock.weights.open import open_checkpoint
 from penstock.weights.writers.quantize import quantize_model
 from penstock.weights.writers.safetensors import OutputGroup, StoredOutput, write_safetensors

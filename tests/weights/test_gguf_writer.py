@@ -13,9 +13,9 @@ import pytest
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.evaluate.scoring import Scorer, Window
 from penstock.kernels.cpu import native
 from penstock.quant.formats import decode_to_float32
-from penstock.runtime.scoring import Scorer, Window
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.open import bundled_model_path, open_checkpoint
 from penstock.weights.writers.gguf import TensorToWrite, write_gguf

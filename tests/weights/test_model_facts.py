@@ -203,7 +203,7 @@ from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import resolve
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
-from penstock.runtime.memory_plan import MemoryLimits, plan_memory
+from penstock.startup.memory_plan import MemoryLimits, plan_memory
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 facts = model_facts(open_checkpoint("penstock-concierge"))

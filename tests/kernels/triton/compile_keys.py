@@ -23,8 +23,8 @@ from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.sampling import RowSettings
 from penstock.kernels.triton import adapters, packing, sampling
-from penstock.runtime import warm_up
-from penstock.runtime.peak import largest_step
+from penstock.startup import warm_up
+from penstock.startup.peak import largest_step
 from tests.kernels.triton import matrices
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, EXPERTS = 512, 8, 2, 64, 1088, 2048, 8

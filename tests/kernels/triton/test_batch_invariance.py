@@ -9,7 +9,7 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
-from penstock.runtime.levels import ROUNDING, STRICT, guarantee
+from penstock.startup.levels import ROUNDING, STRICT, guarantee
 from tests.engine.test_equality import Answer, ask, finish, make_engine
 from tests.models import tiny
 

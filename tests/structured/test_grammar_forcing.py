@@ -17,19 +17,19 @@ _ASKED: Final = 40
 _FOLLOW: Final = """
 import json, sys
 import numpy as np
-from penstock.runtime import grammar
+from penstock.structured import grammar_compiler
 
 words = [bytes([byte]) for byte in range(256)] + [b"aa", b"aaa", b"  ", b""]
-vocabulary = grammar.Vocabulary(
+vocabulary = grammar_compiler.Vocabulary(
     len(words), words.__getitem__, lambda text: list(text.encode()), frozenset((259,)), (259,)
 )
-tokenizer = grammar.matcher_tokenizer(vocabulary)
-first = grammar.compile_grammar(tokenizer, json.loads(sys.argv[1]))
+tokenizer = grammar_compiler.matcher_tokenizer(vocabulary)
+first = grammar_compiler.compile_grammar(tokenizer, json.loads(sys.argv[1]))
 row = np.zeros((len(words) + 31) // 32, np.uint32)
 for spread in range(3):
     matcher, taken = first.deep_copy(), 0
     for taken in range(int(sys.argv[2])):
-        grammar.compute_mask(matcher, row)
+        grammar_compiler.compute_mask(matcher, row)
         allowed = [token for token in range(259) if row[token // 32] >> (token % 32) & 1]
         if matcher.is_error() or not allowed:
             break

@@ -15,8 +15,14 @@ from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
 from penstock.core.policies import Admission
 from penstock.core.protocol import NewSequence, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
-from penstock.runtime.constraint import ALL, BrokenMatcher, Constraint, Words
-from penstock.runtime.grammar import Compilation, GrammarCompiler, Vocabulary, compute_mask, unavailable_reason
+from penstock.structured.grammar_compiler import (
+    Compilation,
+    GrammarCompiler,
+    Vocabulary,
+    compute_mask,
+    unavailable_reason,
+)
+from penstock.structured.grammar_state import ALL, BrokenMatcher, Constraint, Words
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher

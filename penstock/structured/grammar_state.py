@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
-from penstock.runtime.grammar import allows_more
+from penstock.structured.grammar_compiler import allows_more
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -17,9 +17,9 @@ from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import KernelSet
 from penstock.models.registry import Model, build_model
-from penstock.runtime.assemble import load, make_parts
-from penstock.runtime.claim import Claim
-from penstock.runtime.prepare import Prepared, prepare
+from penstock.startup.assemble import load, make_parts
+from penstock.startup.claim import Claim
+from penstock.startup.prepare import Prepared, prepare
 
 Progress = Callable[[int, int], None]
 _LOGIT_ROWS = 128  # logits are made for that many positions at a time: [128, vocab] float32

@@ -15,9 +15,9 @@ from penstock.kernels.sampling import RowSettings
 from penstock.layers.batch import Batch, GroupTables, MaskKind
 from penstock.models.registry import Model
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.memory_plan import Measured
-from penstock.runtime.prepare import Prepared
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS
+from penstock.startup.memory_plan import Measured
+from penstock.startup.prepare import Prepared
 
 TOP = 20  # log-probabilities asked for with each token
 

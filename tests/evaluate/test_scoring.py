@@ -13,8 +13,8 @@ import transformers
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.runtime.importance import collect_importance
-from penstock.runtime.scoring import Scorer, Window, compare, halved_windows, perplexity, strided_windows
+from penstock.evaluate.importance import collect_importance
+from penstock.evaluate.scoring import Scorer, Window, compare, halved_windows, perplexity, strided_windows
 from penstock.weights.imatrix import read_imatrix, write_imatrix
 from penstock.weights.writers.quantize import quantize_model
 

@@ -18,8 +18,8 @@ from penstock.config.options import EngineOptions
 from penstock.config.resolve import ModelFacts
 from penstock.kernels.api import KernelSet
 from penstock.kernels.devices import MemoryMeter
-from penstock.runtime.memory_plan import NO_REMEDY, MemoryLimits, MemoryPlan, Remedy, format_bytes
-from penstock.runtime.resident import PACKING_SLACK, resident_bytes
+from penstock.startup.memory_plan import NO_REMEDY, MemoryLimits, MemoryPlan, Remedy, format_bytes
+from penstock.startup.resident import PACKING_SLACK, resident_bytes
 
 SMALL_STEP = 2048  # tokens of a step that is still worth its launches
 ALMOST_ALL = 0.97  # of a GPU's memory: what a plan may be told to fill at most

@@ -16,16 +16,16 @@ from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
-from penstock.runtime.gpu_memory import smaller_share, smaller_step, smaller_weights, told
 from penstock.runtime.graphs import CudaRecorder, DecodeGraphs, InterpretedRecorder, Recorder, Rehearsal, padded_sizes
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.kv_probe import choose_kv_types
-from penstock.runtime.memory_plan import MemoryPlan, format_bytes
-from penstock.runtime.peak import measure
-from penstock.runtime.prepare import Prepared, packed_file, plan_again, plan_measured
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
-from penstock.runtime.warm_up import WarmUp
+from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights, told
+from penstock.startup.kv_probe import choose_kv_types
+from penstock.startup.memory_plan import MemoryPlan, format_bytes
+from penstock.startup.peak import measure
+from penstock.startup.prepare import Prepared, packed_file, plan_again, plan_measured
+from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
 log = logging.getLogger(__name__)

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
+from penstock.evaluate.scoring import Progress, Scorer, Window
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.reference import dense
 from penstock.kernels.reference.experts import grouped_experts
 from penstock.kernels.registry import KernelContext
 from penstock.layers.weight import Weight
-from penstock.runtime.prepare import Prepared
-from penstock.runtime.scoring import Progress, Scorer, Window
+from penstock.startup.prepare import Prepared
 from penstock.weights.imatrix import Entry, ImportanceMatrix
 from penstock.weights.writers.gguf_model import gguf_name
 

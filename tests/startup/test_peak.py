@@ -12,10 +12,10 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
-from penstock.runtime.assemble import load, make_runner, scheduler_options
-from penstock.runtime.memory_plan import Measured
-from penstock.runtime.peak import largest_step
-from penstock.runtime.prepare import Prepared, plan_measured, prepare
+from penstock.startup.assemble import load, make_runner, scheduler_options
+from penstock.startup.memory_plan import Measured
+from penstock.startup.peak import largest_step
+from penstock.startup.prepare import Prepared, plan_measured, prepare
 from tests.engine.test_equality import ask, finish
 from tests.models import tiny
 from tests.tracking import Tracker

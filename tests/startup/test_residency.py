@@ -7,7 +7,7 @@ import pytest
 from penstock.kernels.cpu import native
 from penstock.quant.formats import FORMATS
 from penstock.quant.methods import METHODS
-from penstock.quant.residency import LARGEST_RATIO, Residency, residencies
+from penstock.startup.residency import LARGEST_RATIO, Residency, residencies
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native library is not built")
 CONVERTED = ("aqlm 1x16", "exl3 4 bits")  # decoded

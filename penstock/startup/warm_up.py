@@ -20,8 +20,8 @@ from penstock.kernels.api import KernelSet
 from penstock.kernels.copies import check
 from penstock.kernels.sampling import RowSettings
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.peak import StepShape, dummy_batch, largest_step, run_step
-from penstock.runtime.prepare import Prepared
+from penstock.startup.peak import StepShape, dummy_batch, largest_step, run_step
+from penstock.startup.prepare import Prepared
 
 AHEAD: Final = 10.0  # seconds for steps before the engine is ready
 _REACH: Final = 1024  # tokens of contexts, of which attention sums parts by themselves

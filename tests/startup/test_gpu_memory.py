@@ -18,14 +18,14 @@ from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.devices import MemoryUse
 from penstock.kernels.registry import KernelContext
 from penstock.quant.tensor import TensorInfo
-from penstock.runtime import assemble
-from penstock.runtime.gpu_memory import remedies, share, smaller_share, smaller_step, smaller_weights
-from penstock.runtime.memory_plan import MemoryLimits, MemoryPlan, plan_memory
-from penstock.runtime.prepare import prepare_on_cpu
-from penstock.runtime.resident import decoded_formats, resident_bytes
+from penstock.startup import assemble
+from penstock.startup.gpu_memory import remedies, share, smaller_share, smaller_step, smaller_weights
+from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
+from penstock.startup.prepare import prepare_on_cpu
+from penstock.startup.resident import decoded_formats, resident_bytes
 from tests.models import tiny
-from tests.runtime.test_memory_plan import model, planned_groups
-from tests.runtime.test_peak import prepared_tiny
+from tests.startup.test_memory_plan import model, planned_groups
+from tests.startup.test_peak import prepared_tiny
 from tests.tracking import Tracker
 
 MB = 10**6

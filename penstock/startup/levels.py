@@ -6,7 +6,7 @@ from penstock.config.resolve import Decision
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cpu import native
 from penstock.kernels.triton import FIXED_ORDER
-from penstock.runtime.resident import packs_natively
+from penstock.startup.resident import packs_natively
 
 STRICT = (
     "strict: tokens and log-probabilities depend only on the request and its seed, to the bit; not on batch, chunking, "

@@ -21,9 +21,9 @@ from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
-from penstock.runtime.gpu_memory import described, remedies, share
-from penstock.runtime.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
-from penstock.runtime.resident import decoded_formats, packs_natively, resident_bytes
+from penstock.startup.gpu_memory import described, remedies, share
+from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
+from penstock.startup.resident import decoded_formats, packs_natively, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts

@@ -13,7 +13,7 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import LayerFacts, ModelFacts
 from penstock.core.kv.cache import KVCache
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind, CacheSpec, group_layers
-from penstock.runtime.memory_plan import (
+from penstock.startup.memory_plan import (
     MemoryLimits,
     MemoryPlan,
     activation_bytes,

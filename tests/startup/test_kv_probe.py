@@ -16,8 +16,8 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
-from penstock.runtime import kv_probe
-from penstock.runtime.kv_probe import KvTypes, choose_kv_types
+from penstock.startup import kv_probe
+from penstock.startup.kv_probe import KvTypes, choose_kv_types
 from tests.engine.test_equality import SAMPLED, ask, finish
 from tests.models import tiny
 from tests.models.harness import load

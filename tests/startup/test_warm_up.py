@@ -11,12 +11,12 @@ import torch
 from penstock.config.options import EngineOptions
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
-from penstock.runtime import assemble, warm_up
-from penstock.runtime.assemble import load, make_runner, scheduler_options
-from penstock.runtime.prepare import prepare
+from penstock.startup import assemble, warm_up
+from penstock.startup.assemble import load, make_runner, scheduler_options
+from penstock.startup.prepare import prepare
 from tests.engine.test_equality import ask, finish
 from tests.models import encoders, tiny
-from tests.runtime.test_peak import ROWS, prepared_tiny
+from tests.startup.test_peak import ROWS, prepared_tiny
 
 
 def test_steps_have_every_class_of_queries_and_every_tile_of_rows() -> None:

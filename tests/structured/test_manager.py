@@ -17,10 +17,10 @@ from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
-from penstock.runtime import constraints, grammar
-from penstock.runtime.constraint import Constraint, Words
-from penstock.runtime.constraints import Masks
-from penstock.runtime.grammar import GrammarCompiler, Vocabulary, compute_mask
+from penstock.structured import grammar_compiler, manager
+from penstock.structured.grammar_compiler import GrammarCompiler, Vocabulary, compute_mask
+from penstock.structured.grammar_state import Constraint, Words
+from penstock.structured.manager import Masks
 from penstock.text.grammar.translate import translate
 
 EOS, ALSO_EOS, BEGIN, END = 0, 1, 2, 3
@@ -218,8 +218,8 @@ def test_engines_that_start_at_once_leave_the_size_of_stacks_as_it_was(monkeypat
 def test_a_matcher_in_place_of_a_failed_one_has_time_to_wait_and_to_take_its_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    may_go, compile_grammar = threading.Event(), grammar.compile_grammar
-    monkeypatch.setattr(grammar, "compile_grammar", lambda *given: may_go.wait(10) and compile_grammar(*given))
+    may_go, compile_grammar = threading.Event(), grammar_compiler.compile_grammar
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *given: may_go.wait(10) and compile_grammar(*given))
     monkeypatch.setattr(limits, "GRAMMAR_QUEUE_S", 0.0)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.0)
     compiler = GrammarCompiler(vocabulary, threads=1)
@@ -235,7 +235,7 @@ def test_a_matcher_in_place_of_a_failed_one_has_time_to_wait_and_to_take_its_tok
         assert job.done.wait(10)
         assert isinstance(compiler.outcome(job), LLMatcher)
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.0)
-    late = grammar.Compilation("", time.monotonic() - 59, began=time.monotonic() - 59, tokens=taken)
+    late = grammar_compiler.Compilation("", time.monotonic() - 59, began=time.monotonic() - 59, tokens=taken)
     assert compiler.outcome(late) is None, "60 s for 600 tokens"
     late.began = time.monotonic() - 61
     assert isinstance(compiler.outcome(late), RequestError)
@@ -243,8 +243,8 @@ def test_a_matcher_in_place_of_a_failed_one_has_time_to_wait_and_to_take_its_tok
 
 
 def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, compile_grammar = threading.Event(), grammar.compile_grammar
-    monkeypatch.setattr(grammar, "compile_grammar", lambda *given: slow.wait(10) and compile_grammar(*given))
+    slow, compile_grammar = threading.Event(), grammar_compiler.compile_grammar
+    monkeypatch.setattr(grammar_compiler, "compile_grammar", lambda *given: slow.wait(10) and compile_grammar(*given))
     monkeypatch.setattr(limits, "GRAMMAR_TIMEOUT_S", 0.001)
     compiler = GrammarCompiler(vocabulary)
     job = compiler.want(translate("regex", "a+"))
@@ -267,7 +267,7 @@ def test_what_was_compiled_too_late_is_there_for_the_next(monkeypatch: pytest.Mo
     ],
 )
 def test_what_a_broken_compiler_says_is_kept_from_clients(said: str) -> None:
-    told = grammar.explained(said)
+    told = grammar_compiler.explained(said)
     assert "write it with fewer rules" in told
     assert not any(word in told for word in ("panic", "backtrace", ".rs", "BACKTRACE"))
 
@@ -285,13 +285,13 @@ def test_what_a_broken_compiler_says_is_kept_from_clients(said: str) -> None:
     ],
 )
 def test_what_a_compiler_says_of_its_own_parts_becomes_a_remedy(said: str, told: str) -> None:
-    message = grammar.explained(said)
+    message = grammar_compiler.explained(said)
     assert told in message
     assert not any(word in message for word in ("verbose", "Regex /", "Enable 'coerce", "expressions constructed"))
 
 
 def test_messages_about_a_schema_stay_though_it_speaks_of_panic() -> None:
-    assert "unknown keys: panic" in grammar.explained("unknown keys: panic")
+    assert "unknown keys: panic" in grammar_compiler.explained("unknown keys: panic")
 
 
 def test_a_panic_of_native_code_refuses_its_grammar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_a_panic_of_native_code_refuses_its_grammar_alone(monkeypatch: pytest.Mo
 
     compiler = GrammarCompiler(vocabulary, threads=1)
     with monkeypatch.context() as patched:
-        patched.setattr(grammar, "compile_grammar", panics)
+        patched.setattr(grammar_compiler, "compile_grammar", panics)
         broken = compiler.want(translate("regex", "a+"))
         assert broken.done.wait(10)
     refusal = compiler.outcome(broken)
@@ -434,7 +434,7 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_own_sequence_alone(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**6))
-    monkeypatch.setattr(constraints, "thread_time", lambda: next(clock))  # each mask takes a second
+    monkeypatch.setattr(manager, "thread_time", lambda: next(clock))  # each mask takes a second
     slow = constraint(compiler, "regex", "a+")
     with ThreadPoolExecutor(1) as pool:
         for _ in range(17):
@@ -450,7 +450,7 @@ def test_slow_masks_are_counted_for_all_sequences_of_a_request_and_where_they_ar
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(10**6))
-    monkeypatch.setattr(constraints, "thread_time", lambda: next(clock))  # each mask takes a second
+    monkeypatch.setattr(manager, "thread_time", lambda: next(clock))  # each mask takes a second
     made, tally = matcher(compiler, "regex", "[ab]+"), [0]
     sequences = {row: Constraint(made.deep_copy(), None, SamplingParams(), (EOS,), tally) for row in range(3)}
     for _ in range(6):

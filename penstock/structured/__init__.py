@@ -1,0 +1,1 @@
+"""Structured output while answers are made: the grammar compiler, the state of each answer's grammar, masks."""
