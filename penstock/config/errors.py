@@ -61,7 +61,7 @@ class _Json(reprlib.Repr):
 _ESCAPED: Final = '"\\'
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as it may appear in a message: in JSON's spelling, at most 80 characters, whatever its size."""
     text = _Json().repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
@@ -109,7 +109,7 @@ class RequestError(PenstockError):
 
 
 @contextmanager
-def spelled(names: Mapping[str, str]) -> Iterator[None]:
+def param_names(names: Mapping[str, str]) -> Iterator[None]:
     """Makes refusals within name the field that was sent: `names` gives it, for the fields that were made of it."""
     try:
         yield
@@ -126,7 +126,7 @@ class ParameterError(RequestError):
     """A sampling or request parameter outside its allowed values."""
 
     def __init__(self, param: str, value: object, allowed: str) -> None:
-        super().__init__(f"{param} is {shown(value)}; allowed: {allowed}.", param=param, code="invalid_value")
+        super().__init__(f"{param} is {format_value(value)}; allowed: {allowed}.", param=param, code="invalid_value")
         self.value = value
         self.allowed = allowed
 

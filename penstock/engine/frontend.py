@@ -15,7 +15,7 @@ from penstock.config.errors import (
     ParameterError,
     RequestError,
     TemplateError,
-    spelled,
+    param_names,
 )
 from penstock.core.constraint import Grammar, GrammarKind, Thinking, ToolMode
 from penstock.core.request import EngineRequest, FinishReason, GenerationRequest
@@ -103,7 +103,7 @@ class Frontend:
             )
         )
         try:
-            with spelled(_tools_field(request)):
+            with param_names(_tools_field(request)):
                 first = await anext(outputs)
         except BaseException:
             await outputs.aclose()
@@ -209,7 +209,7 @@ class Frontend:
 
         def make() -> Grammar | None:
             special = {piece: token for token in tokenizer.special_ids if (piece := tokenizer.piece(token))}
-            with spelled(_tools_field(request)):
+            with param_names(_tools_field(request)):
                 made = None if reading is None else reading.grammar(special, kind, source)
                 given = (kind, source) if made is None else (GrammarKind.LARK.value, made)
                 return Grammar(GrammarKind.LARK, translate(*given, special)) if given[0] else None

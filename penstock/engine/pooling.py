@@ -15,7 +15,7 @@ from penstock.config.errors import (
     EngineDeadError,
     ParameterError,
     RequestError,
-    spelled,
+    param_names,
 )
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import EngineRequest, GenerationRequest
@@ -46,7 +46,7 @@ async def pool(frontend: Frontend, request: GenerationRequest, params: PoolingPa
         RequestError: the request is refused; `field` stands for its text.
         EngineDeadError: the engine failed or is away.
     """
-    with spelled({"prompt": field, "max_tokens": field}):
+    with param_names({"prompt": field, "max_tokens": field}):
         return await _pool(frontend, request, params, field)
 
 

@@ -21,7 +21,7 @@ from penstock.config.errors import (
     EngineDeadError,
     ModelNotFoundError,
     RequestError,
-    shown,
+    format_value,
 )
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.engine.api import Delta, EngineState
@@ -69,7 +69,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFoundError for a name that is not served here; None means the model there is."""
         if name is not None and name != self.model:
-            message = f"The model {shown(name)} is not served here; available: {shown(self.model)}."
+            message = f"The model {format_value(name)} is not served here; available: {format_value(self.model)}."
             raise ModelNotFoundError(message, param="model", code="model_not_found")
 
     def check_template(self, given: str | None) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from penstock import __version__
 from penstock.config.arithmetic import ARITHMETIC_VERSION
-from penstock.config.errors import PenstockError, shown
+from penstock.config.errors import PenstockError, format_value
 from penstock.config.options import ServerOptions
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
@@ -152,11 +152,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """The router's own refusals: no such route, no such method."""
     status = getattr(error, "status_code", 500)
     if status == 404:
-        message = f"There is no route {request.method} {shown(request.url.path)}; GET /docs lists the routes."
+        message = f"There is no route {request.method} {format_value(request.url.path)}; GET /docs lists the routes."
         error = HttpError(404, message, code="unknown_route")
     elif status == 405:
         allowed = ", ".join(sorted(_methods(request.app.routes, request.url.path)))
-        message = f"The method {shown(request.method)} is not available here; allowed: {allowed or 'see /docs'}."
+        message = f"The method {format_value(request.method)} is not available here; allowed: {allowed or 'see /docs'}."
         error = HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed} if allowed else {})
     return error_response(error, request.scope)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from penstock.config.errors import ConfigError, shown
+from penstock.config.errors import ConfigError, format_value
 from penstock.config.options import ServerOptions
 from penstock.server.errors import HttpError
 
@@ -86,7 +86,7 @@ class HostRule:
             raise HttpError(400, "The request needs exactly one well-formed Host header.", code="invalid_host")
         name = (match["v6"] or match["name"]).lower().rstrip(".")
         if self._loopback and name != self._bound and not _names_loopback(name):
-            message = f"The Host header is {shown(name)}; allowed: localhost and loopback addresses."
+            message = f"The Host header is {format_value(name)}; allowed: localhost and loopback addresses."
             raise HttpError(403, message, code="host_not_allowed")
 
 

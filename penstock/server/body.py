@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from penstock.config import limits
-from penstock.config.errors import shown
+from penstock.config.errors import format_value
 from penstock.server.errors import HttpError
 from penstock.server.patience import patience
 from penstock.server.refusals import refusal
@@ -100,15 +100,15 @@ async def translated(request: Request, work: Callable[..., _Made], *args: Any) -
 def _check_type(request: Request, any_type: bool) -> None:
     kind, _, options = request.headers.get("content-type", "").partition(";")
     if not any_type and kind.strip().lower() != "application/json":
-        message = f"Content-Type is {shown(kind.strip())}; allowed: application/json."
+        message = f"Content-Type is {format_value(kind.strip())}; allowed: application/json."
         raise HttpError(415, message, code="unsupported_media_type")
     charset = re.search(r'charset\s*=\s*"?([^\s";]+)', options, re.IGNORECASE)
     if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii"):
-        message = f"The charset is {shown(charset[1])}; allowed: utf-8."
+        message = f"The charset is {format_value(charset[1])}; allowed: utf-8."
         raise HttpError(415, message, code="unsupported_media_type")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        message = f"Content-Encoding is {shown(encoding)}; allowed: identity. Send the body uncompressed."
+        message = f"Content-Encoding is {format_value(encoding)}; allowed: identity. Send the body uncompressed."
         raise HttpError(415, message, code="unsupported_media_type")
 
 

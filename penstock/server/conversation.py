@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from penstock.config.errors import RequestError, shown
+from penstock.config.errors import RequestError, format_value
 from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.errors import bad_value
 from penstock.server.strict_json import parse_json
@@ -70,12 +70,12 @@ def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:
         fault = ".type", schema["type"], '"object", as arguments have names'
     if fault is not None:
         at, value, allowed = fault
-        message = f"{where}{at} is {shown(value)}; allowed: {allowed}."
+        message = f"{where}{at} is {format_value(value)}; allowed: {allowed}."
         raise RequestError(message, param=where, code="invalid_function_parameters")
 
 
 def function_fields(tools: Sequence[object] | None, sent: str) -> dict[str, str]:
-    """Where a dialect has the schemas of functions that `GenerationRequest.tools` has elsewhere; see `spelled`."""
+    """Where a dialect has the schemas of functions that `GenerationRequest.tools` has elsewhere; see `param_names`."""
     return {f"tools[{index}].function.parameters": sent.format(index) for index in range(len(tools or ()))}
 
 

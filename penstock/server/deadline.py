@@ -9,7 +9,7 @@ import re
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
-from penstock.config.errors import shown
+from penstock.config.errors import format_value
 from penstock.server.errors import ClientGone, HttpError
 
 DEADLINE = "penstock.deadline"
@@ -29,7 +29,9 @@ def timeout_of(headers: Headers) -> float | None:
             seconds = float(text) * unit if _NUMBER.fullmatch(text) else math.nan
             if not seconds > 0:
                 allowed = "a number of seconds above 0" if unit == 1.0 else "a number of milliseconds above 0"
-                raise HttpError(400, f"The header {name} is {shown(text)}; allowed: {allowed}.", code="invalid_header")
+                raise HttpError(
+                    400, f"The header {name} is {format_value(text)}; allowed: {allowed}.", code="invalid_header"
+                )
             return seconds
     return None
 

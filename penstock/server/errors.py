@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError, shown
+from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError, format_value
 from penstock.server.encoding import json_response
 
 REQUEST_ID = "penstock.request_id"
@@ -74,7 +74,7 @@ def not_ready(message: str, code: str, retry_after: int = 1) -> HttpError:
 
 def bad_value(param: str, value: object, allowed: str, code: str = "invalid_value") -> RequestError:
     """A 400 that names the field, its value and what is allowed."""
-    return RequestError(f"{param} is {shown(value)}; allowed: {allowed}.", param=param, code=code)
+    return RequestError(f"{param} is {format_value(value)}; allowed: {allowed}.", param=param, code=code)
 
 
 def refuse_unavailable(body: object, unavailable: Unavailable) -> None:
@@ -82,7 +82,7 @@ def refuse_unavailable(body: object, unavailable: Unavailable) -> None:
     for name, (harmless, remedy) in unavailable.items():
         value = getattr(body, name, None)
         if value is not None and value not in harmless:
-            raise RequestError(f"{name} is {shown(value)}. {remedy}", param=name, code="unsupported_parameter")
+            raise RequestError(f"{name} is {format_value(value)}. {remedy}", param=name, code="unsupported_parameter")
 
 
 def error_type(status: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.config.errors import RequestError, shown
+from penstock.config.errors import RequestError, format_value
 from penstock.server.shapes import PATTERNS
 
 
@@ -60,8 +60,8 @@ def refusal(error: ValidationError, data: Mapping[str, Any], known: Sequence[str
     if first["type"] == "extra_forbidden":
         param = field[:64] if len(first["loc"]) == 1 else _spell(first["loc"], data)
         near = difflib.get_close_matches(param, known, n=1) if len(first["loc"]) == 1 else []
-        hint = f" Did you mean {shown(near[0])}?" if near else ""
-        return RequestError(f"Unknown parameter: {shown(param)}.{hint}", param=param, code="unknown_parameter")
+        hint = f" Did you mean {format_value(near[0])}?" if near else ""
+        return RequestError(f"Unknown parameter: {format_value(param)}.{hint}", param=param, code="unknown_parameter")
     same = [item for item in found if item["loc"][0] == field]
     if len(same) > 1:  # of a union's members, the one that got furthest is the one that was meant
         first = max(same, key=lambda item: len(item["loc"]))
@@ -70,10 +70,10 @@ def refusal(error: ValidationError, data: Mapping[str, Any], known: Sequence[str
     if first["type"] == "missing":
         return RequestError(f"{param} is required.", param=param, code="missing_required_parameter")
     allowed = " or ".join(dict.fromkeys(_allowed(item) for item in same[:4]))
-    said = f"{param} is {shown(first['input'])}"
+    said = f"{param} is {format_value(first['input'])}"
     if first["loc"][-1] == "[key]":
         param = _spell(first["loc"][:-2], data)
-        said = f"{param} has the key {shown(first['input'])}"
+        said = f"{param} has the key {format_value(first['input'])}"
     return RequestError(f"{said}; allowed: {allowed}.", param=param, code="invalid_value")
 
 
@@ -90,6 +90,6 @@ def _spell(loc: Sequence[int | str], data: Mapping[str, Any]) -> str:
             text += f"[{part}]"
             value = value[part] if isinstance(value, list) and part < len(value) else None
         elif isinstance(value, dict):
-            text += f".{part[:64]}" if part.isidentifier() else f"[{shown(part)}]"
+            text += f".{part[:64]}" if part.isidentifier() else f"[{format_value(part)}]"
             value = value.get(part)
     return text

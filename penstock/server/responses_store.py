@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config import limits
-from penstock.config.errors import ConfigError, ParameterError, RequestError, shown
+from penstock.config.errors import ConfigError, ParameterError, RequestError, format_value
 from penstock.server.errors import HttpError
 
 _Result = TypeVar("_Result")
@@ -121,7 +121,7 @@ class ResponseStore:
         """As `get`; raises HttpError 404 where there is none."""
         record = await self.get(owner, response_id)
         if record is None:
-            raise HttpError(404, f"Response with id {shown(response_id)} not found.", code="response_not_found")
+            raise HttpError(404, f"Response with id {format_value(response_id)} not found.", code="response_not_found")
         return record
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -152,7 +152,7 @@ class ResponseStore:
         record = await self.get(owner, response_id)
         status = record.response["status"] if record else "not found"
         if record is None or status not in ("completed", "incomplete"):
-            message = f"Previous response with id {shown(response_id)}: {status.replace('_', ' ')}."
+            message = f"Previous response with id {format_value(response_id)}: {status.replace('_', ' ')}."
             raise RequestError(message, param="previous_response_id", code="previous_response_not_found")
         return record
 

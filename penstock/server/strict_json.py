@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config import limits
-from penstock.config.errors import RequestError, shown
+from penstock.config.errors import RequestError, format_value
 
 _PIECE = 32 * 2**10  # bytes that are decoded in one go: a millisecond or two
 _CHUNK = 2**20  # bytes that are looked through in one go
@@ -39,7 +39,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """
     value = _small(raw) if len(raw) <= 2 * _PIECE else _Large(raw).value()
     if not isinstance(value, dict):
-        raise _malformed(f"it is {shown(value)}; allowed: an object")
+        raise _malformed(f"it is {format_value(value)}; allowed: an object")
     return value
 
 
@@ -68,7 +68,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {shown(key)} appears twice in one object")
+                raise ValueError(f"the key {format_value(key)} appears twice in one object")
             seen.add(key)
     return result
 
@@ -236,7 +236,7 @@ class _Large:
             repeated = next(filter(result.__contains__, some), None)
             result |= some
             if len(result) != count:
-                raise _malformed(f"the key {shown(repeated)} appears twice in one object")
+                raise _malformed(f"the key {format_value(repeated)} appears twice in one object")
         return result
 
     def _colon(self, start: int, end: int, depth: int) -> int:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.config.errors import RequestError, shown
+from penstock.config.errors import RequestError, format_value
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.server.errors import bad_value
 from penstock.text.grammar.scan import read_json
@@ -133,7 +133,7 @@ def _structured_outputs(value: Any) -> Iterator[Asked]:
     if unknown:
         allowed = ", ".join((*_CONSTRAINTS, *_OPTIONS))
         raise RequestError(
-            f"{name} has the field {shown(unknown[0])}; allowed: {allowed}.", param=name, code="unknown_field"
+            f"{name} has the field {format_value(unknown[0])}; allowed: {allowed}.", param=name, code="unknown_field"
         )
     layout: dict[str, Any] = {}
     if (pattern := value.get("whitespace_pattern")) is not None:

@@ -7,7 +7,7 @@ import logging
 import httpx
 import pytest
 
-from penstock.config.errors import EngineDeadError, OverloadedError, TemplateError, shown
+from penstock.config.errors import EngineDeadError, OverloadedError, TemplateError, format_value
 from penstock.server.encoding import encode_json
 from penstock.server.errors import describe
 from penstock.text.detokenizer import IncrementalDetokenizer
@@ -93,7 +93,7 @@ def test_kinds_of_errors(error: Exception, status: int, kind: str) -> None:
 
 def test_values_are_shown_short() -> None:
     for value in ("x" * 10**6, [["y" * 100] * 100] * 100, {str(i): i for i in range(1000)}, 10**4000, b"z" * 10**5):
-        assert len(shown(value)) <= 80
+        assert len(format_value(value)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_values_are_shown_short() -> None:
     ],
 )
 def test_values_are_shown_as_json_has_them(value: object, text: str) -> None:
-    assert shown(value) == text
+    assert format_value(value) == text
 
 
 def test_text_utf8_cannot_carry_does_not_fail_an_answer() -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from penstock.config import limits
-from penstock.config.errors import spelled
+from penstock.config.errors import param_names
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.answer import Service
 from penstock.server.body import read_body
@@ -69,7 +69,7 @@ def cohere_router(service: Service) -> APIRouter:
         body = await read_body(request, CohereEmbedBody)
         service.check_model(body.model)
         service.require_ready()
-        with spelled({"dimensions": "output_dimension"}):
+        with param_names({"dimensions": "output_dimension"}):
             params = pooling.embedding(body.output_dimension)
         name = next((known for known in KINDS[body.input_type] if known in pooling.prompts.texts), None)
         sent = [text_request(request, body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from penstock.config.errors import spelled
+from penstock.config.errors import param_names
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.body import read_body, translated
@@ -35,7 +35,7 @@ def render_router(responses: Responses) -> APIRouter:
         service.check_model(body.model)
         service.check_template(body.chat_template)
         service.require_ready()
-        with spelled(sent_names(body)):
+        with param_names(sent_names(body)):
             call = named(await translated(request, chat_call, body, frontend.text.defaults), request)
             prompt = await asyncio.to_thread(frontend.render, call.requests[0])
             return body, call, prompt, await frontend.tokenize(call.requests[0])
@@ -50,7 +50,7 @@ def render_router(responses: Responses) -> APIRouter:
         body = await read_body(request, CompletionBody)
         service.check_model(body.model)
         service.require_ready()
-        with spelled(sent_names(body)):
+        with param_names(sent_names(body)):
             call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
             check_shared(call.requests)
             found = [(item, await frontend.tokenize(item)) for item in call.requests]
@@ -103,7 +103,7 @@ def _count_responses(router: APIRouter, responses: Responses) -> None:
         body = await read_body(request, InputTokensBody)
         service.check_model(body.model)
         service.require_ready()
-        with spelled(response_names(body)):
+        with param_names(response_names(body)):
             _, prompt = await responses.prompt(request, body, SamplingParams())
             ids = await service.frontend.tokenize(prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

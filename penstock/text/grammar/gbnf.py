@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.config import limits
-from penstock.config.errors import RequestError, shown
+from penstock.config.errors import RequestError, format_value
 from penstock.text.grammar import scan
 from penstock.text.grammar.scan import refused
 
@@ -99,7 +99,9 @@ class _Reader:
         return self._tokens[self._next]
 
     def _error(self, token: tuple[str, str, int], what: str) -> RequestError:
-        return refused(f"grammar, line {scan.line_of(self._source, token[2])}, at {shown(token[1][:40])}: {what}.")
+        return refused(
+            f"grammar, line {scan.line_of(self._source, token[2])}, at {format_value(token[1][:40])}: {what}."
+        )
 
     def _choice(self) -> _Node:
         parts = [self._sequence()]

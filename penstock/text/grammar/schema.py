@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.config.errors import shown
+from penstock.config.errors import format_value
 from penstock.text.grammar.plain import plain_schema
 from penstock.text.grammar.pointer import Pointers
 from penstock.text.grammar.scan import refused
@@ -31,7 +31,7 @@ def compact_schema(schema: Any) -> dict[str, Any]:
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
-        raise refused(f"grammar is {shown(schema)}; allowed: a JSON schema, which is an object.")
+        raise refused(f"grammar is {format_value(schema)}; allowed: a JSON schema, which is an object.")
     _check_size(schema)
     _check_intersections(schema)
     asked = schema.get(OPTIONS)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.config import limits
-from penstock.config.errors import shown
+from penstock.config.errors import format_value
 from penstock.text.grammar import lark
 from penstock.text.grammar.gbnf import gbnf_to_lark
 from penstock.text.grammar.scan import refused
@@ -30,7 +30,7 @@ def tags_to_lark(tag: Any, special: Mapping[str, int]) -> str:
         RequestError: it is no structural tag.
     """
     if not isinstance(tag, dict):
-        raise refused(f"a structural tag is an object, not {shown(tag)}.")
+        raise refused(f"a structural tag is an object, not {format_value(tag)}.")
     writer = _Writer(special)
     if "format" in tag:
         return writer.grammar(writer.node(tag["format"], "format"))
@@ -52,7 +52,7 @@ def _older(tag: Mapping[str, Any]) -> dict[str, Any]:
 def _list(node: Mapping[str, Any], name: str, path: str) -> list[Any]:
     value = node.get(name)
     if not isinstance(value, list) or not value:
-        raise refused(f"{path}: {name} is {shown(value)}; allowed: a list that is not empty.")
+        raise refused(f"{path}: {name} is {format_value(value)}; allowed: a list that is not empty.")
     if len(value) > limits.MAX_STRUCTURAL_TAGS:
         raise refused(f"{path}: {name} has {len(value)} entries; allowed: at most {limits.MAX_STRUCTURAL_TAGS}.")
     return value
@@ -61,7 +61,7 @@ def _list(node: Mapping[str, Any], name: str, path: str) -> list[Any]:
 def _text(node: Mapping[str, Any], name: str, path: str, default: str | None = None) -> str:
     value = node.get(name, default)
     if not isinstance(value, str):
-        raise refused(f"{path}: {name} is {shown(value)}; allowed: a string.")
+        raise refused(f"{path}: {name} is {format_value(value)}; allowed: a string.")
     return value
 
 
@@ -97,7 +97,7 @@ class _Writer:
         """The name of a rule for a node."""
         if not isinstance(node, dict) or node.get("type") not in self._kinds:
             kind = node.get("type") if isinstance(node, dict) else node
-            raise refused(f"{path}: type is {shown(kind)}; allowed: {', '.join(self._kinds)}.")
+            raise refused(f"{path}: type is {format_value(kind)}; allowed: {', '.join(self._kinds)}.")
         self._depth += 1
         if self._depth > limits.MAX_GRAMMAR_DEPTH:
             raise refused(f"the structural tag is nested deeper than {limits.MAX_GRAMMAR_DEPTH} levels.")
@@ -152,7 +152,7 @@ class _Writer:
             begin = _text(tag, "begin", where)
             trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
             if trigger is None:
-                raise refused(f"{where}: begin is {shown(begin)}, which starts with none of the triggers.")
+                raise refused(f"{where}: begin is {format_value(begin)}, which starts with none of the triggers.")
             rest = lark.sequence(begin[len(trigger) :], self._special)
             options.append(f"{self._trigger(trigger)} {rest} {self._content(tag, self._end(tag, where), where)}")
         choice = self._rule(" | ".join(map(self._rule, options)))

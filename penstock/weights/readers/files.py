@@ -15,10 +15,10 @@ from penstock.config.errors import CheckpointError
 from penstock.quant.formats.record import Bytes
 
 
-def shown(text: str, most: int = 80) -> str:
+def quoted(text: str, most: int = 80) -> str:
     """A name from a file as it can stand in a message: quoted, printable, cut."""
-    quoted = ascii(text)
-    return quoted if len(quoted) <= most else quoted[: most - 4] + "...'"
+    full = ascii(text)
+    return full if len(full) <= most else full[: most - 4] + "...'"
 
 
 def map_file(path: Path) -> tuple[mmap.mmap, Bytes]:
@@ -46,7 +46,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {shown(twice)} appears twice")
+        raise ValueError(f"the key {quoted(twice)} appears twice")
     return found
 
 

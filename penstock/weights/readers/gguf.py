@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.config.errors import CheckpointError
 from penstock.quant.tensor import StoredTensor, TensorInfo
-from penstock.weights.readers.files import shown
+from penstock.weights.readers.files import quoted
 from penstock.weights.readers.gguf_config import gguf_config, gguf_generation_config, gguf_tokenizer_config
 from penstock.weights.readers.gguf_file import GgufFile, GgufTensor, read_gguf_file
 from penstock.weights.readers.gguf_names import VirtualTensor, hugging_face_tensors
@@ -40,7 +40,7 @@ class GgufCheckpoint:
         """
         source = self._sources.get(name)
         if source is None:
-            raise CheckpointError(f"{self.path} has no tensor {shown(name)}.")
+            raise CheckpointError(f"{self.path} has no tensor {quoted(name)}.")
         return StoredTensor(source.info, source.load())
 
 
@@ -71,7 +71,7 @@ def _check_split(files: list[GgufFile]) -> None:
         for key, want in expected.items():
             have = file.metadata.get(key)
             if have != want and (len(files) > 1 or have is not None):
-                raise CheckpointError(f"{file.path}: {key} is {shown(str(have), 40)}, but {want} belongs there.")
+                raise CheckpointError(f"{file.path}: {key} is {quoted(str(have), 40)}, but {want} belongs there.")
 
 
 def _join(files: list[GgufFile]) -> dict[str, GgufTensor]:
@@ -79,7 +79,7 @@ def _join(files: list[GgufFile]) -> dict[str, GgufTensor]:
     for file in files:
         for name, tensor in file.tensors.items():
             if name in tensors:
-                raise CheckpointError(f"{file.path}: tensor {shown(name)} is in another shard as well.")
+                raise CheckpointError(f"{file.path}: tensor {quoted(name)} is in another shard as well.")
             tensors[name] = tensor
     claimed = files[0].metadata.get("split.tensors.count")
     if claimed is not None and claimed != len(tensors):

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.config.errors import CheckpointError
 from penstock.quant.formats import FORMATS, decode_to_float32
-from penstock.weights.readers.files import shown
+from penstock.weights.readers.files import quoted
 from penstock.weights.readers.gguf_decoders import DECODERS, UNEVEN, layer_types
 from penstock.weights.readers.gguf_encoders import ENCODER_BUILDERS, gemma_embedding
 from penstock.weights.readers.gguf_file import GgufTensor
@@ -38,7 +38,7 @@ def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | 
     if value is None:
         return None
     if type(value) is not int or not -1 <= value < max(vocab_size, 2**32):
-        raise CheckpointError(f"metadata key {key} is {shown(str(value), 40)}; a token id is needed.")
+        raise CheckpointError(f"metadata key {key} is {quoted(str(value), 40)}; a token id is needed.")
     return value if 0 <= value < vocab_size else None  # writers put -1 or 2^32 - 1 where a model has none
 
 
@@ -65,7 +65,7 @@ def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str,
         return scaling
     if kind != "none":
         raise CheckpointError(
-            f"rope scaling of type {shown(str(kind))} is not supported in GGUF; there are linear, yarn."
+            f"rope scaling of type {quoted(str(kind))} is not supported in GGUF; there are linear, yarn."
         )
     if keys.has("rope.scale_linear") and keys.number("rope.scale_linear") != 1.0:  # written before 2023-10
         return {"rope_type": "linear", "factor": keys.number("rope.scale_linear")}
@@ -305,7 +305,7 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     if keys.arch not in BUILDERS:
         near = difflib.get_close_matches(keys.arch[:80], BUILDERS, 1, cutoff=0.0)[0]
         raise CheckpointError(
-            f"general.architecture is {shown(keys.arch)}, which is not supported; the nearest that is: {near}. "
+            f"general.architecture is {quoted(keys.arch)}, which is not supported; the nearest that is: {near}. "
             f"All: {', '.join(BUILDERS)}."
         )
     config = _base(keys, tensors) | BUILDERS[keys.arch](keys, tensors)

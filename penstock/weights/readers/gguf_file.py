@@ -20,7 +20,7 @@ import numpy as np
 from penstock.config import limits
 from penstock.config.errors import CheckpointError
 from penstock.quant.formats.record import Bytes
-from penstock.weights.readers.files import map_file, shown
+from penstock.weights.readers.files import map_file, quoted
 
 _MAX_KEY_BYTES = 65_535
 _MAX_ARRAY_DEPTH = 4
@@ -200,10 +200,10 @@ def _read_metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Any], dict[st
     for index in range(count):
         key = cursor.string(_MAX_KEY_BYTES, f"metadata key {index}")
         if key in metadata:
-            raise cursor.fail(f"the metadata key {shown(key)} appears twice")
+            raise cursor.fail(f"the metadata key {quoted(key)} appears twice")
         start = cursor.offset
-        kind = cursor.number("I", f"the type of {shown(key)}")
-        metadata[key] = cursor.value(kind, f"the value of {shown(key)}")
+        kind = cursor.number("I", f"the type of {quoted(key)}")
+        metadata[key] = cursor.value(kind, f"the value of {quoted(key)}")
         spans[key] = start, cursor.offset
     return metadata, spans
 
@@ -219,7 +219,7 @@ class _Entry:
 
 def _read_entry(cursor: _Cursor, index: int) -> _Entry:
     name = cursor.string(limits.MAX_TENSOR_NAME_CHARS, f"the name of tensor {index}")
-    what = f"tensor {shown(name)}"
+    what = f"tensor {quoted(name)}"
     rank = cursor.number("I", what)
     if not 1 <= rank <= limits.MAX_TENSOR_DIMS:
         raise cursor.fail(f"{what} has {rank} dimensions; 1 to {limits.MAX_TENSOR_DIMS} are allowed")
@@ -255,7 +255,7 @@ def _place(cursor: _Cursor, entries: list[_Entry], alignment: int, data: Bytes) 
     tensors: dict[str, GgufTensor] = {}
     for entry in entries:
         first, last = start + entry.offset, start + entry.offset + entry.nbytes
-        what = f"tensor {shown(entry.name)}"
+        what = f"tensor {quoted(entry.name)}"
         if entry.name in tensors:
             raise cursor.fail(f"{what} appears twice")
         if entry.offset % alignment:
@@ -267,8 +267,8 @@ def _place(cursor: _Cursor, entries: list[_Entry], alignment: int, data: Bytes) 
     for before, after in pairwise(ordered):
         if before.offset + before.nbytes > after.offset:
             raise cursor.fail(
-                f"tensors {shown(before.name)} and {shown(after.name)} overlap: the first has {before.nbytes} bytes "
-                f"from offset {before.offset}, the second starts at {after.offset}"
+                f"tensors {quoted(before.name)} and {quoted(after.name)} overlap: the first has {before.nbytes} "
+                f"bytes from offset {before.offset}, the second starts at {after.offset}"
             )
     return tensors
 

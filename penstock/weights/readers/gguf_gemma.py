@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.config.errors import CheckpointError
 from penstock.quant.formats import decode_to_float32
-from penstock.weights.readers.files import shown
+from penstock.weights.readers.files import quoted
 from penstock.weights.readers.gguf_file import GgufTensor
 from penstock.weights.readers.gguf_keys import MAX_EXPERTS, MAX_LAYERS, Keys
 
@@ -57,7 +57,7 @@ def _slides(keys: Keys, period: int) -> list[bool]:
     count, name = keys.integer("block_count", most=MAX_LAYERS), f"{keys.arch}.attention.sliding_window_pattern"
     found = keys.values.get(name, [(layer + 1) % period != 0 for layer in range(count)])
     if not isinstance(found, list) or len(found) != count or not all(type(item) in (bool, int) for item in found):
-        raise CheckpointError(f"metadata key {name} is {shown(str(found), 40)}; {count} truth values are needed.")
+        raise CheckpointError(f"metadata key {name} is {quoted(str(found), 40)}; {count} truth values are needed.")
     return [bool(item) for item in found]
 
 
@@ -150,7 +150,7 @@ def gemma4(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     ]
     if wide != widths:
         problem = "the same for all is needed, or twice as much for layers without keys"
-        raise CheckpointError(f"metadata key {keys.arch}.feed_forward_length is {shown(str(widths), 80)}; {problem}.")
+        raise CheckpointError(f"metadata key {keys.arch}.feed_forward_length is {quoted(str(widths), 80)}; {problem}.")
     if keys.integer("expert_count", 0, most=MAX_EXPERTS, least=0):
         chosen = keys.integer("expert_used_count", most=keys.integer("expert_count", most=MAX_EXPERTS))
         found |= {"enable_moe_block": True, "top_k_experts": chosen}

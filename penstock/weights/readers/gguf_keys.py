@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.config.errors import CheckpointError
-from penstock.weights.readers.files import shown
+from penstock.weights.readers.files import quoted
 
 MAX_LAYERS = 4096
 MAX_EXPERTS = 4096
@@ -52,7 +52,7 @@ class Keys:
         if value is None and default is not None:
             return default
         if type(value) is not int or not least <= value <= most:
-            state = "missing" if value is None else shown(str(value), 40)
+            state = "missing" if value is None else quoted(str(value), 40)
             raise CheckpointError(f"metadata key {full} is {state}; an integer from {least} to {most} is needed.")
         return value
 
@@ -62,7 +62,7 @@ class Keys:
         layers = self.integer("block_count", most=MAX_LAYERS)
         found = value if isinstance(value, list) else [value] * layers
         if len(found) != layers or not all(type(item) is int and 0 <= item <= most for item in found):
-            raise CheckpointError(f"metadata key {full} is {shown(str(value), 40)}; {layers} integers are needed.")
+            raise CheckpointError(f"metadata key {full} is {quoted(str(value), 40)}; {layers} integers are needed.")
         return found
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -70,7 +70,7 @@ class Keys:
         if value is None and default is not None:
             return default
         if type(value) not in (int, float) or not 0 < value <= MAX_NUMBER:
-            state = "missing" if value is None else shown(str(value), 40)
+            state = "missing" if value is None else quoted(str(value), 40)
             raise CheckpointError(f"metadata key {full} is {state}; a number above 0 is needed.")
         return shortest(value)
 
@@ -78,7 +78,7 @@ class Keys:
         """None where the file does not say."""
         full, value = self._find(key)
         if value is not None and type(value) is not bool:
-            raise CheckpointError(f"metadata key {full} is {shown(str(value), 40)}; true or false is needed.")
+            raise CheckpointError(f"metadata key {full} is {quoted(str(value), 40)}; true or false is needed.")
         return value
 
     def has(self, key: str) -> bool:

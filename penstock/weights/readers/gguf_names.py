@@ -20,7 +20,7 @@ from penstock.config.errors import CheckpointError
 from penstock.quant.formats import decode_to_float32, mxfp4
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import TensorInfo
-from penstock.weights.readers.files import shown
+from penstock.weights.readers.files import quoted
 from penstock.weights.readers.gguf_config import undecodable_reason
 from penstock.weights.readers.gguf_decoders import DECODERS, GATED, NUMBERED, shared
 from penstock.weights.readers.gguf_decoders import TOP_NAMES as DECODER_TOP_NAMES
@@ -194,7 +194,7 @@ def load_raw(tensor: GgufTensor) -> Bytes:
     """
     reason = undecodable_reason(tensor.format)
     if reason is not None:
-        raise CheckpointError(f"tensor {shown(tensor.name)}: {reason}.")
+        raise CheckpointError(f"tensor {quoted(tensor.name)}: {reason}.")
     return tensor.data
 
 
@@ -207,7 +207,7 @@ def _unpermuted(name: str, tensor: GgufTensor, heads: int) -> VirtualTensor:
     """Rows of each head back from (pair, half) to (half, pair) order. Rows are whole blocks, so raw bytes move."""
     rows = tensor.shape[0]
     if rows % (2 * heads):
-        raise CheckpointError(f"tensor {shown(tensor.name)} has {rows} rows, no multiple of 2 × {heads} heads.")
+        raise CheckpointError(f"tensor {quoted(tensor.name)} has {rows} rows, no multiple of 2 × {heads} heads.")
 
     def load() -> Bytes:
         split = load_raw(tensor).reshape(heads, rows // heads // 2, 2, -1)
@@ -234,7 +234,7 @@ def _unstacked(tensor: GgufTensor, names: Sequence[str]) -> Iterator[VirtualTens
     """The matrices of a stack, each under its name."""
     count = len(names)
     if len(tensor.shape) != 3 or tensor.shape[0] != count:
-        raise CheckpointError(f"tensor {shown(tensor.name)} has shape {tensor.shape}; [{count}, out, in] is needed.")
+        raise CheckpointError(f"tensor {quoted(tensor.name)} has shape {tensor.shape}; [{count}, out, in] is needed.")
     for index, name in enumerate(names):
         info = TensorInfo(name, tensor.shape[1:], tensor.format, tensor.data.size // count)
         yield VirtualTensor(info, partial(_load_expert, tensor, index))
@@ -336,7 +336,7 @@ def _halves_by_head(names: tuple[str, str], tensor: GgufTensor, heads: int) -> I
     """Rows of each head parted in two halves, each for all heads. Rows are whole blocks, so raw bytes move."""
     rows = tensor.shape[0]
     if rows % (2 * heads):
-        raise CheckpointError(f"tensor {shown(tensor.name)} has {rows} rows, no multiple of 2 × {heads} heads.")
+        raise CheckpointError(f"tensor {quoted(tensor.name)} has {rows} rows, no multiple of 2 × {heads} heads.")
     for half, name in enumerate(names):
 
         def load(half: int = half) -> Bytes:
@@ -411,7 +411,7 @@ def _split(tensor: GgufTensor, config: Mapping[str, Any]) -> Iterator[VirtualTen
     dim = config["head_dim"]
     start = 0
     if rows != dim * sum(counts.values()):
-        raise CheckpointError(f"tensor {shown(tensor.name)} has {rows} rows; {dim * sum(counts.values())} are needed.")
+        raise CheckpointError(f"tensor {quoted(tensor.name)} has {rows} rows; {dim * sum(counts.values())} are needed.")
     size = tensor.data.size // rows
     for part, heads in counts.items():
         taken = slice(start, start + size * dim * heads)

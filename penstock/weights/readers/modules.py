@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.config.errors import CheckpointError
-from penstock.weights.readers.files import read_object, shown
+from penstock.weights.readers.files import quoted, read_object
 
 SERVED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
 
@@ -48,9 +48,9 @@ def read_modules(folder: Path) -> tuple[Module, ...] | None:
     for entry in listed:
         name, kind = str(entry.get("path", "")), str(entry.get("type")).rpartition(".")[2]
         if kind not in SERVED:
-            raise CheckpointError(f"{file} has a module {shown(kind)}; served: {', '.join(SERVED)}.")
+            raise CheckpointError(f"{file} has a module {quoted(kind)}; served: {', '.join(SERVED)}.")
         if ".." in PurePosixPath(name).parts or name.startswith("/") or "\\" in name:
-            raise CheckpointError(f"{file} names the path {shown(name)}; a folder below the model's is needed.")
+            raise CheckpointError(f"{file} names the path {quoted(name)}; a folder below the model's is needed.")
         found.append(Module(kind, name, read_object(folder / name / "config.json", missing_ok=True) if name else {}))
     kinds = [module.kind for module in found]
     if "Normalize" in kinds and kinds[-1] != "Normalize":
@@ -81,10 +81,10 @@ def read_prompts(folder: Path) -> Prompts:
     settings = read_object(file, missing_ok=True)
     texts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(texts, Mapping) or not all(isinstance(part, str) for pair in texts.items() for part in pair):
-        raise CheckpointError(f"{file}: prompts is {shown(repr(texts))}; an object of strings is needed.")
+        raise CheckpointError(f"{file}: prompts is {quoted(repr(texts))}; an object of strings is needed.")
     if default is not None and default not in texts:
         raise CheckpointError(
-            f"{file}: default_prompt_name is {shown(str(default))}; allowed: {', '.join(texts) or 'null'}."
+            f"{file}: default_prompt_name is {quoted(str(default))}; allowed: {', '.join(texts) or 'null'}."
         )
     return Prompts(texts, default)
 

@@ -21,7 +21,7 @@ from penstock.config.errors import CheckpointError
 from penstock.quant.formats import FORMATS
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import StoredTensor, TensorInfo
-from penstock.weights.readers.files import map_file, parse_object, read_object, shown
+from penstock.weights.readers.files import map_file, parse_object, quoted, read_object
 from penstock.weights.readers.modules import dense_layers, read_modules
 from penstock.weights.readers.tied import untie
 
@@ -51,10 +51,10 @@ class SafetensorsCheckpoint:
         """
         info = self.tensors.get(name)
         if info is None:
-            raise CheckpointError(f"{self.path} has no tensor {shown(name)}.")
+            raise CheckpointError(f"{self.path} has no tensor {quoted(name)}.")
         if info.format not in FORMATS:
             raise CheckpointError(
-                f"tensor {shown(name)} is stored as {info.format.upper()}, which has no decoder; "
+                f"tensor {quoted(name)} is stored as {info.format.upper()}, which has no decoder; "
                 f"there are: {', '.join(FORMATS)}."
             )
         return StoredTensor(info, self._data[name])
@@ -62,7 +62,7 @@ class SafetensorsCheckpoint:
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(shown(name) for name in names[:_LISTED]) + more
+    return ", ".join(quoted(name) for name in names[:_LISTED]) + more
 
 
 def _validate(path: Path) -> None:
@@ -84,15 +84,15 @@ def _entry(path: Path, name: str, entry: Any, data_size: int) -> tuple[TensorInf
     shape = fields.get("shape")
     offsets = fields.get("data_offsets")
     if not isinstance(dtype, str) or not _whole(shape) or not _whole(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{path}: the header of tensor {shown(name)} lacks dtype, shape or data_offsets.")
+        raise CheckpointError(f"{path}: the header of tensor {quoted(name)} lacks dtype, shape or data_offsets.")
     if len(name) > limits.MAX_TENSOR_NAME_CHARS:
         raise CheckpointError(
-            f"{path}: the tensor {shown(name)} has a name of {len(name)} characters; at most "
+            f"{path}: the tensor {quoted(name)} has a name of {len(name)} characters; at most "
             f"{limits.MAX_TENSOR_NAME_CHARS} are allowed."
         )
     if len(shape) > limits.MAX_TENSOR_DIMS:
         raise CheckpointError(
-            f"{path}: tensor {shown(name)} has {len(shape)} dimensions; at most {limits.MAX_TENSOR_DIMS} are allowed."
+            f"{path}: tensor {quoted(name)} has {len(shape)} dimensions; at most {limits.MAX_TENSOR_DIMS} are allowed."
         )
     fmt = _FORMAT_NAMES.get(dtype, dtype.lower())
     elements = 1
@@ -100,9 +100,9 @@ def _entry(path: Path, name: str, entry: Any, data_size: int) -> tuple[TensorInf
         elements *= size
     first, last = offsets
     if not first <= last <= data_size:
-        raise CheckpointError(f"{path}: tensor {shown(name)} lies at {first} to {last} of {data_size} data bytes.")
+        raise CheckpointError(f"{path}: tensor {quoted(name)} lies at {first} to {last} of {data_size} data bytes.")
     if fmt in FORMATS and elements * FORMATS[fmt].block_bytes != last - first:
-        raise CheckpointError(f"{path}: tensor {shown(name)}, {dtype} of shape {shape}, has {last - first} bytes.")
+        raise CheckpointError(f"{path}: tensor {quoted(name)}, {dtype} of shape {shape}, has {last - first} bytes.")
     return TensorInfo(name, tuple(shape), fmt, last - first), first, last
 
 
@@ -134,7 +134,7 @@ def read_safetensors_file(path: Path) -> dict[str, StoredTensor]:
     spans.sort()
     for (_, last, before), (first, _, after) in itertools.pairwise(spans):
         if last > first:
-            raise CheckpointError(f"{path}: tensors {shown(before)} and {shown(after)} overlap at byte {first}.")
+            raise CheckpointError(f"{path}: tensors {quoted(before)} and {quoted(after)} overlap at byte {first}.")
     return found
 
 
@@ -146,7 +146,8 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file or "\\" in file:
             raise CheckpointError(
-                f"{index} maps {shown(name)} to {shown(str(file))}; a .safetensors file name without folders is needed."
+                f"{index} maps {quoted(name)} to {quoted(str(file))}; a .safetensors file name without folders "
+                "is needed."
             )
     files = sorted(set(weight_map.values()))
     missing = [file for file in files if not (folder / file).is_file()]

@@ -8,7 +8,7 @@ from typing import TypeVar
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from penstock.config.errors import spelled
+from penstock.config.errors import param_names
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import EventStream, Service, complete, event, opened_within_context
 from penstock.server.body import read_body, translated
@@ -41,7 +41,7 @@ def anthropic_router(service: Service) -> APIRouter:
     async def messages(request: Request) -> Response:
         body = await _read(request, MessagesBody)
         service.check_model(body.model)
-        with spelled(_sent_names(body)):
+        with param_names(_sent_names(body)):
             call = await translated(request, messages_call, body, frontend.text.defaults)
             service.require_ready()
             answer = await opened_within_context(request, service, call.request)
@@ -60,7 +60,7 @@ def anthropic_router(service: Service) -> APIRouter:
     async def count_tokens(request: Request) -> Response:
         body = await _read(request, CountTokensBody)
         service.check_model(body.model)
-        with spelled(_sent_names(body)):
+        with param_names(_sent_names(body)):
             asked = await translated(request, prompt_request, body, SamplingParams(max_tokens=1))
             service.require_ready()
             return json_response({"input_tokens": len(await frontend.tokenize(asked))})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.errors import ParameterError, RequestError, shown
+from penstock.config.errors import ParameterError, RequestError, format_value
 from penstock.core.constraint import ANY_TOOL, ToolChoice, ToolMode
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
@@ -80,7 +80,7 @@ def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> Generatio
     """
     for name, code in _UNAVAILABLE.items():
         if value := getattr(body, name):
-            message = f"{name} is {shown(value)}; it is not available here, leave it out."
+            message = f"{name} is {format_value(value)}; it is not available here, leave it out."
             raise RequestError(message, param=name, code=code)
     tools = _tools(body.tools or ())
     choice = _tool_choice(body, [tool["function"]["name"] for tool in tools])
@@ -171,7 +171,7 @@ def _add(turns: Turns, where: str, message: Mapping[str, Any]) -> None:
     for spot, block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind not in _OF_ROLE[role]:
-            allowed = f"{', '.join(map(shown, _OF_ROLE[role]))} (this model takes text)"
+            allowed = f"{', '.join(map(format_value, _OF_ROLE[role]))} (this model takes text)"
             raise bad_value(f"{spot}.type" if isinstance(block, dict) else spot, kind, allowed, "unsupported_content")
     for spot, block in blocks:
         if block["type"] == "tool_result":

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse, Response
 
 from penstock import __version__
-from penstock.config.errors import RequestError, shown, spelled
+from penstock.config.errors import RequestError, format_value, param_names
 from penstock.core.pooling import PoolingParams
 from penstock.engine.api import EngineState
 from penstock.engine.pooling import Pooled, pool_all
@@ -87,18 +87,18 @@ def _add_answers(router: APIRouter, service: Service) -> None:
     async def generate(request: Request) -> Response:
         body = await _read(request, GenerateBody)
         service.check_model(served(service, body.model))
-        with spelled(SENT):
+        with param_names(SENT):
             service.check_template(body.template or None)
             templated = frontend.text.template is not None
             call = await translated(request, generate_call, body, frontend.text.defaults, templated)
-        with spelled({**SENT, "messages": "prompt", "prompt": "context" if call.context else "prompt"}):
+        with param_names({**SENT, "messages": "prompt", "prompt": "context" if call.context else "prompt"}):
             return await run(request, call)
 
     @router.post("/api/chat", summary="Answer a chat", openapi_extra=takes(OllamaChatBody, _LINES))
     async def chat(request: Request) -> Response:
         body = await _read(request, OllamaChatBody)
         service.check_model(served(service, body.model))
-        with spelled(SENT):
+        with param_names(SENT):
             return await run(request, await translated(request, chat_call, body, frontend.text.defaults))
 
 
@@ -173,7 +173,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
         return json_response(described(service))
 
     async def library(request: Request) -> Response:
-        path, why = shown(request.url.path), "this server keeps the one model it was started with"
+        path, why = format_value(request.url.path), "this server keeps the one model it was started with"
         raise HttpError(501, f"{path} is not available yet: {why}.", code="not_implemented")
 
     async def blob(request: Request, digest: str) -> Response:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from penstock.config.errors import spelled
+from penstock.config.errors import param_names
 from penstock.server.answer import EventStream, Service, complete, opened
 from penstock.server.body import read_body, translated
 from penstock.server.dialects.openai.reply import Reply
@@ -30,7 +30,7 @@ def openai_router(service: Service) -> APIRouter:
     router, frontend = APIRouter(), service.frontend
 
     async def run(request: Request, call: Call) -> Response:
-        with spelled({"grammar": call.form}):
+        with param_names({"grammar": call.form}):
             answer = await opened(request, service, call.requests, call.search)
         reply = Reply(named(call, request), answer, frontend)
         if call.stream:
@@ -42,7 +42,7 @@ def openai_router(service: Service) -> APIRouter:
         body = await read_body(request, ChatBody)
         service.check_model(body.model)
         service.check_template(body.chat_template)
-        with spelled(sent_names(body)):
+        with param_names(sent_names(body)):
             call = await translated(request, chat_call, body, frontend.text.defaults)
             service.require_ready()
             return await run(request, call)
@@ -51,7 +51,7 @@ def openai_router(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
         service.check_model(body.model)
-        with spelled(sent_names(body)):
+        with param_names(sent_names(body)):
             call = await translated(request, completion_call, body, frontend.text.defaults)
             service.require_ready()
             return await run(request, call)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import ParameterError, shown
+from penstock.config.errors import ParameterError, format_value
 from penstock.server.conversation import check_kind, string_of
 from penstock.server.errors import bad_value
 from penstock.server.turns import Turns
@@ -83,7 +83,7 @@ def _item(where: str, raw: object, suffix: str) -> Item:
         raise bad_value(where, raw, "an object")
     kind, role = _kind(raw), raw.get("role")
     if not isinstance(kind, str) or kind not in _FORMS:
-        raise bad_value(f"{where}.type", kind, ", ".join(map(shown, _FORMS)), "unsupported_content")
+        raise bad_value(f"{where}.type", kind, ", ".join(map(format_value, _FORMS)), "unsupported_content")
     check_kind(f"{where}.id", raw.get("id"), str, "a string")
     item: Item = {"id": raw.get("id") or item_id(kind, suffix), "type": kind, "status": "completed"}
     if kind == "message":
@@ -111,7 +111,7 @@ def _parts(where: str, content: object, kind: str) -> list[Item]:
 def _part(where: str, part: object, kind: str) -> Item:
     given = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or given not in (*_TEXTS, "refusal"):
-        raise bad_value(f"{where}.type", given, f"{shown(kind)} (no media, no files)", "unsupported_content")
+        raise bad_value(f"{where}.type", given, f"{format_value(kind)} (no media, no files)", "unsupported_content")
     text = string_of(where, part, "refusal" if given == "refusal" else "text")
     return {"type": kind, "text": text} | ({"annotations": []} if kind == "output_text" else {})
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from penstock.config.errors import spelled
+from penstock.config.errors import param_names
 from penstock.server.answer import EventStream, complete, opened, typed_event
 from penstock.server.auth import owner_of
 from penstock.server.background import Job
@@ -31,7 +31,7 @@ def responses_router(responses: Responses) -> APIRouter:
     async def create(request: Request) -> Response:
         body = await read_body(request, ResponsesBody)
         service.check_model(body.model)
-        with spelled(sent_names(body)):
+        with param_names(sent_names(body)):
             call = await responses.call(request, body)
             service.require_ready()
             if body.background:
