@@ -19,7 +19,7 @@ from penstock.startup.assemble import load, make_runner, scheduler_options
 from penstock.startup.claim import Claim
 from penstock.startup.levels import guarantee, level_notes, products_note
 from penstock.startup.prepare import Prepared, kernel_decisions, prepare
-from penstock.startup.shortage import told
+from penstock.startup.shortage import shortage_as_plan_error
 from penstock.structured.grammar_compiler import Vocabulary
 from penstock.structured.manager import Constraints, GrammarGate
 
@@ -45,7 +45,7 @@ def build_engine(
         return _built(claim, progress, grammars)
     except BaseException as error:
         claim.release()
-        if (said := told(error)) is not error:
+        if (said := shortage_as_plan_error(error)) is not error:
             raise said from None
         raise
 

@@ -29,7 +29,7 @@ from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
 from penstock.engine.messages import MessageError
 from penstock.engine.watched_time import WatchedTime
-from penstock.startup.shortage import told
+from penstock.startup.shortage import shortage_as_plan_error
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineInfo
@@ -206,7 +206,7 @@ def build(launch: messages.Launch, events: EventSocket) -> tuple[Engine, EngineI
     try:
         from penstock.engine.build import build_engine
     except Exception as error:  # libraries that find no room
-        raise told(error) from None
+        raise shortage_as_plan_error(error) from None
 
     return build_engine(launch.options, events.progress, grammars=True)
 

@@ -20,11 +20,13 @@ from penstock.runtime.graphs import CudaRecorder, DecodeGraphs, InterpretedRecor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
-from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights, told
+from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
 from penstock.startup.memory_plan import MemoryPlan, format_bytes
+from penstock.startup.out_of_memory import oom_as_plan_error
 from penstock.startup.peak import measure
 from penstock.startup.prepare import Prepared, packed_file, plan_again, plan_measured
+from penstock.startup.resident import packer_of
 from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
@@ -58,8 +60,8 @@ def load(
     cache, kept = packed_file(prepared)
     meter = meter or memory_meter(options.torch_device)
     before = meter.read().allocated if meter else 0
-    lighter = partial(smaller_weights, prepared.facts, prepared.kernels, options, prepared.plan, meter)
-    with told(prepared.plan, "the weights were loaded", lighter):
+    lighter = partial(smaller_weights, prepared.facts, packer_of(prepared.kernels), options, prepared.plan, meter)
+    with oom_as_plan_error(prepared.plan, "the weights were loaded", lighter):
         load_weights(
             model,
             prepared.checkpoint,
@@ -77,7 +79,7 @@ def load(
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
         prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))
     if meter is not None:
-        with told(prepared.plan, "a step was tried", partial(smaller_step, options)):
+        with oom_as_plan_error(prepared.plan, "a step was tried", partial(smaller_step, options)):
             found = measure(prepared, kv.of_layer, meter, before, partial(_rehearse, prepared))
         prepared = replace(prepared, plan=plan_measured(prepared, kv.of_layer, found))
         others = f"beside weights of {format_bytes(found.weights)}; {format_bytes(found.others)} are not torch's"
@@ -137,7 +139,8 @@ def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple
     """The runner of a model that is prepared and loaded, for so many sequences a step, and what runs its steps."""
     options = prepared.options
     meter = memory_meter(options.torch_device)
-    with told(prepared.plan, "the caches were made", partial(smaller_share, options, prepared.plan, meter)):
+    lower = partial(smaller_share, options, prepared.plan, meter)
+    with oom_as_plan_error(prepared.plan, "the caches were made", lower):
         memory, builder, executor = make_parts(prepared, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
     model = prepared.model
     sampler = Sampler(model.vocab_size, rows, prepared.kernels.sampling())

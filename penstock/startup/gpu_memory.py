@@ -1,34 +1,36 @@
-"""A GPU's memory: the share an engine may fill, other ways to start a model that does not fit, and what to do when
-
-memory runs out although the plan had room.
-"""
+"""A GPU's memory: the share an engine may fill, and other ways to start a model that does not fit. No torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-
-from penstock.config.errors import MemoryPlanError
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import ModelFacts
-from penstock.kernels.api import KernelSet
-from penstock.kernels.devices import MemoryMeter
-from penstock.startup.memory_plan import NO_REMEDY, MemoryLimits, MemoryPlan, Remedy, format_bytes
-from penstock.startup.resident import PACKING_SLACK, resident_bytes
+from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, Remedy, format_bytes
+from penstock.startup.resident import PACKING_SLACK, Packer, resident_bytes
+
+if TYPE_CHECKING:
+    from penstock.kernels.devices import MemoryMeter
 
 SMALL_STEP = 2048  # tokens of a step that is still worth its launches
 ALMOST_ALL = 0.97  # of a GPU's memory: what a plan may be told to fill at most
 SMALLER_FORMATS = ("fp8", "int4")  # that float weights may get while they load
 
 
-def share(options: EngineOptions, total: int, free: int) -> int:
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes of a GPU: all, and those that nobody uses."""
+
+    total: int
+    free: int
+
+
+def share(options: EngineOptions, memory: DeviceMemory) -> int:
     """Bytes of a GPU that may be filled besides what is in use."""
-    return max(0, int(options.gpu_memory_utilization * total) - (total - free))
+    return max(0, int(options.gpu_memory_utilization * memory.total) - (memory.total - memory.free))
 
 
 def described(options: EngineOptions, gpu: Accelerator) -> str:
@@ -38,19 +40,19 @@ def described(options: EngineOptions, gpu: Accelerator) -> str:
 
 def remedies(
     facts: ModelFacts,
-    kernels: KernelSet,
+    packer: Packer,
     options: EngineOptions,
     limits: MemoryLimits,
-    device: tuple[int, int],
+    memory: DeviceMemory,
     weights: int,
     machine: Machine | None = None,
 ) -> tuple[Remedy, ...]:
     """Other ways to start, the least loss first.
 
     Args:
-        facts, kernels, options: of the model.
+        facts, packer, options: of the model.
         limits: under which it does not fit.
-        device: total and free bytes of the GPU.
+        memory: of the GPU.
         weights: bytes of the weights as they would be.
         machine: whose CPU may serve instead; None if it may not.
     """
@@ -59,11 +61,11 @@ def remedies(
         smaller = replace(limits, max_num_batched_tokens=SMALL_STEP, activation_bytes=None)
         found.append(Remedy(f"--max-num-batched-tokens {SMALL_STEP}", smaller, weights))
     if options.gpu_memory_utilization < ALMOST_ALL:
-        more = share(replace(options, gpu_memory_utilization=ALMOST_ALL), *device)
+        more = share(replace(options, gpu_memory_utilization=ALMOST_ALL), memory)
         found.append(Remedy(f"--gpu-memory-utilization {ALMOST_ALL}", replace(limits, available_bytes=more), weights))
     if options.quantize is None and facts.float_values:
         for name in SMALLER_FORMATS:
-            size = resident_bytes(facts, kernels, replace(options, quantize=name))
+            size = resident_bytes(facts, packer, replace(options, quantize=name))
             found.append(Remedy(f"--quantize {name}", limits, size))
     if machine is not None and machine.isas and not facts.decoded and options.quantize is None:
         found.append(Remedy("--device cpu", _on_cpu(limits, machine), int(facts.file_bytes * PACKING_SLACK)))
@@ -75,29 +77,6 @@ def _on_cpu(limits: MemoryLimits, machine: Machine) -> MemoryLimits:
     rows, tokens = min(64, limits.max_num_seqs), min(512, limits.max_num_batched_tokens)
     limits = replace(limits, max_num_seqs=rows, max_num_batched_tokens=tokens, activation_bytes=None)
     return replace(limits, available_bytes=machine.memory_available, attention_masks=True)
-
-
-@contextmanager
-def told(plan: MemoryPlan, doing: str, remedy: Callable[[], str]) -> Iterator[None]:
-    """Turns a GPU's refusal of memory into an error that shows the plan.
-
-    Args:
-        plan: of the engine.
-        doing: what is being done, "the weights are loaded" for example.
-        remedy: the flags that help, worked out where memory ran out; "" if none do.
-
-    Raises:
-        MemoryPlanError: in the place of torch.OutOfMemoryError.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        first, flags = str(error).strip().partition("\n")[0], remedy()
-        rows = "\n".join(f"  {what:<12} {size:>10}  {remark}".rstrip() for what, size, remark in plan.table())
-        raise MemoryPlanError(
-            f"the GPU's memory ran out while {doing}, by this plan:\n{rows}\n"
-            f"{first.rstrip('.')}; {f'start with {flags}' if flags else NO_REMEDY}."
-        ) from error
 
 
 def smaller_share(options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None) -> str:
@@ -114,7 +93,7 @@ def smaller_share(options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter |
 
 
 def smaller_weights(
-    facts: ModelFacts, kernels: KernelSet, options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None
+    facts: ModelFacts, packer: Packer, options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None
 ) -> str:
     """--quantize by which weights fit, with a step and some caches, in what nobody else uses now."""
     if meter is None or options.quantize is not None:
@@ -124,7 +103,7 @@ def smaller_weights(
     fits = (
         name
         for name in SMALLER_FORMATS
-        if 1.1 * resident_bytes(facts, kernels, replace(options, quantize=name)) < min(room, plan.weights_bytes)
+        if 1.1 * resident_bytes(facts, packer, replace(options, quantize=name)) < min(room, plan.weights_bytes)
     )
     name = next(fits, None)
     return f"--quantize {name}" if name else ""

@@ -6,7 +6,7 @@ from penstock.config.resolve import Decision
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cpu import native
 from penstock.kernels.triton import FIXED_ORDER
-from penstock.startup.resident import packs_natively
+from penstock.startup.resident import packer_of
 
 STRICT = (
     "strict: tokens and log-probabilities depend only on the request and its seed, to the bit; not on batch, chunking, "
@@ -24,7 +24,7 @@ ROUNDING = (
 
 def guarantee(kernels: KernelSet, fast: bool = False) -> str:
     """The level in use, in a sentence; `fast`: tokens are multiplied by their kind."""
-    if not packs_natively(kernels):
+    if not packer_of(kernels).native:
         return STRICT if _in_fixed_order(kernels) else ROUNDING
     return FAST if fast else STRICT
 
@@ -48,4 +48,4 @@ def level_notes(wanted: str, fast: bool) -> tuple[Decision, ...]:
 
 def products_note(kernels: KernelSet) -> str:
     """What sets answers of this instruction set apart from those of others, beginning with a comma; or nothing."""
-    return ", products in matrix units" if packs_natively(kernels) and native.two_ways() else ""
+    return ", products in matrix units" if packer_of(kernels).native and native.two_ways() else ""

@@ -21,9 +21,9 @@ from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
-from penstock.startup.gpu_memory import described, remedies, share
+from penstock.startup.gpu_memory import DeviceMemory, described, remedies, share
 from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
-from penstock.startup.resident import decoded_formats, packs_natively, resident_bytes
+from penstock.startup.resident import decoded_formats, packer_of, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
@@ -110,17 +110,18 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         return prepare_on_cpu(options, machine, model.runs)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
-    weights = resident_bytes(facts, kernels, concrete, checkpoint.tensors.values())
+    packer = packer_of(kernels)
+    weights = resident_bytes(facts, packer, concrete, checkpoint.tensors.values())
     limits = _limits(options, concrete, machine, gpu)
     if gpu is not None:
-        memory = gpu.memory_total, gpu.memory_free
-        limits = replace(limits, remedies=remedies(facts, kernels, concrete, limits, memory, weights, machine))
+        memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
+        limits = replace(limits, remedies=remedies(facts, packer, concrete, limits, memory, weights, machine))
     plan = _plan(kernels, concrete, model, groups, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
-    settings += decoded_formats(kernels, concrete.dtype, checkpoint.tensors.values())
+    settings += decoded_formats(packer, concrete.dtype, checkpoint.tensors.values())
     if model.runs:
         settings.append(Decision("layers", *model.runs.split(": ", 1)))
     return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
@@ -144,8 +145,11 @@ def prepare_on_cpu(options: EngineOptions, machine: Machine, runs: str) -> Prepa
 def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu: Accelerator | None) -> MemoryLimits:
     """What the plan must respect, for options as they were asked for and as they are resolved."""
     assert options.max_model_len and options.max_num_seqs and options.max_num_batched_tokens
+    available = machine.memory_available
+    if gpu is not None:
+        available = share(options, DeviceMemory(gpu.memory_total, gpu.memory_free))
     return MemoryLimits(
-        available_bytes=share(options, gpu.memory_total, gpu.memory_free) if gpu else machine.memory_available,
+        available_bytes=available,
         max_model_len=options.max_model_len,
         max_model_len_fixed=asked.max_model_len is not None,
         max_num_seqs=options.max_num_seqs,
@@ -180,11 +184,11 @@ def plan_measured(prepared: Prepared, kv_types: Sequence[str], measured: Measure
     Raises:
         MemoryPlanError: it does not fit.
     """
-    device = measured.total, measured.total - measured.others
-    available = share(prepared.options, *device)
+    memory = DeviceMemory(measured.total, measured.total - measured.others)
+    available = share(prepared.options, memory)
     step = measured.step + measured.recordings + _state_bytes(prepared.model.cache_specs)  # of nobody's row
     limits = replace(prepared.limits, available_bytes=available, activation_bytes=step)
-    others = remedies(prepared.facts, prepared.kernels, prepared.options, limits, device, measured.weights)
+    others = remedies(prepared.facts, packer_of(prepared.kernels), prepared.options, limits, memory, measured.weights)
     limits = replace(limits, remedies=others)
     return _plan_loaded(prepared, kv_types, limits, measured.weights)
 
@@ -244,7 +248,7 @@ def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
         return None, "switched off"
     if options.load_format == "dummy":
         return None, "random weights need no file"
-    if not packs_natively(prepared.kernels):
+    if not packer_of(prepared.kernels).native:
         return None, "only the native library's packing is"
     size = prepared.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:

@@ -27,7 +27,7 @@ def is_shortage(error: BaseException) -> bool:
     return cause is not None and is_shortage(cause)
 
 
-def told(error: BaseException) -> BaseException:
+def shortage_as_plan_error(error: BaseException) -> BaseException:
     """The error to raise in place of one: the sentence, where memory ran out."""
     if not is_shortage(error) or (isinstance(error, PenstockError) and not isinstance(error, CheckpointError)):
         return error

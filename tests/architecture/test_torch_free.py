@@ -15,7 +15,8 @@ ENGINE_WORKER = ("penstock.engine.build", "penstock.engine.child")
 FREE = (
     "penstock.config", "penstock.core", "penstock.text", "penstock.server", "penstock.engine", "penstock.library",
     "penstock.llm", "penstock.weights.readers", "penstock.weights.checkpoint", "penstock.weights.open",
-    "penstock.quant.tensor",
+    "penstock.quant.tensor", "penstock.structured", "penstock.startup.memory_plan", "penstock.startup.resident",
+    "penstock.startup.gpu_memory", "penstock.startup.shortage", "penstock.cli.plan",
 )  # fmt: skip
 # Their files may not even name torch, not in a function either.
 NEVER_NAMED = tuple(name for name in FREE if name != "penstock.engine")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import CheckpointError, ConfigError, MemoryPlanError
-from penstock.startup.shortage import told
+from penstock.startup.shortage import shortage_as_plan_error
 
 START = """
 import resource, sys
@@ -65,11 +65,11 @@ def test_a_limit_on_memory_ends_the_start_in_a_sentence(limit: str, mebibytes: i
     ids=repr,
 )
 def test_libraries_have_many_words_for_it(error: Exception) -> None:
-    found = told(error)
+    found = shortage_as_plan_error(error)
     assert isinstance(found, MemoryPlanError) and "--quantize" in str(found)
     wrapped = CheckpointError("x cannot be opened: Cannot allocate memory.")
     wrapped.__cause__ = error
-    assert isinstance(told(wrapped), MemoryPlanError)
+    assert isinstance(shortage_as_plan_error(wrapped), MemoryPlanError)
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_libraries_have_many_words_for_it(error: Exception) -> None:
     ],
 )
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    assert told(error) is error
+    assert shortage_as_plan_error(error) is error

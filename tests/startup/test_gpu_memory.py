@@ -14,15 +14,15 @@ from penstock.config.errors import ConfigError, MemoryPlanError
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, ModelFacts
-from penstock.kernels.api import KernelSet, resolve_kernels
+from penstock.kernels.api import resolve_kernels
 from penstock.kernels.devices import MemoryUse
 from penstock.kernels.registry import KernelContext
 from penstock.quant.tensor import TensorInfo
 from penstock.startup import assemble
-from penstock.startup.gpu_memory import remedies, share, smaller_share, smaller_step, smaller_weights
+from penstock.startup.gpu_memory import DeviceMemory, remedies, share, smaller_share, smaller_step, smaller_weights
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
 from penstock.startup.prepare import prepare_on_cpu
-from penstock.startup.resident import decoded_formats, resident_bytes
+from penstock.startup.resident import Packer, decoded_formats, packer_of, resident_bytes
 from tests.models import tiny
 from tests.startup.test_memory_plan import model, planned_groups
 from tests.startup.test_peak import prepared_tiny
@@ -33,10 +33,10 @@ OPTIONS = EngineOptions(device="cuda", dtype="bfloat16", max_num_seqs=8, max_num
 
 
 @pytest.fixture(scope="module")
-def kernels() -> KernelSet:
+def packer() -> Packer:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
-    return resolve_kernels(KernelContext("interpreter", "bfloat16"))
+    return packer_of(resolve_kernels(KernelContext("interpreter", "bfloat16")))
 
 
 def floats(values: int) -> ModelFacts:
@@ -46,15 +46,16 @@ def floats(values: int) -> ModelFacts:
 
 def planned(
     facts: ModelFacts,
-    kernels: KernelSet,
+    packer: Packer,
     options: EngineOptions,
     total: int,
     fixed: bool = False,
     step: int | None = None,
     machine: Machine | None = None,
 ) -> MemoryPlan:
+    memory = DeviceMemory(total, total)
     limits = MemoryLimits(
-        share(options, total, total),
+        share(options, memory),
         max_model_len=4096,
         max_num_seqs=8,
         max_num_batched_tokens=options.max_num_batched_tokens or 1,
@@ -63,8 +64,8 @@ def planned(
         attention_masks=False,
         where=", 90% of a GPU",
     )
-    weights = resident_bytes(facts, kernels, options)
-    limits = replace(limits, remedies=remedies(facts, kernels, options, limits, (total, total), weights, machine))
+    weights = resident_bytes(facts, packer, options)
+    limits = replace(limits, remedies=remedies(facts, packer, options, limits, memory, weights, machine))
     return plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=2, limits=limits, weights_bytes=weights)
 
 
@@ -80,12 +81,12 @@ def planned(
 )
 @pytest.mark.parametrize("fixed", [False, True])
 def test_one_remedy_is_told_and_works(
-    values: int, total: int, step: int | None, flag: str, fixed: bool, kernels: KernelSet
+    values: int, total: int, step: int | None, flag: str, fixed: bool, packer: Packer
 ) -> None:
     facts = floats(values)
     small = OPTIONS if "batched" in flag else replace(OPTIONS, max_num_batched_tokens=2048)
     with pytest.raises(MemoryPlanError) as caught:
-        planned(facts, kernels, small, total, fixed, step)
+        planned(facts, packer, small, total, fixed, step)
     text = str(caught.value)
     assert text.startswith("the model does not fit:\n  weights ")
     assert re.search(r"\n  available +[\d.]+ MiB  90% of a GPU\n", text)
@@ -98,33 +99,33 @@ def test_one_remedy_is_told_and_works(
     changes = {name.replace("-", "_"): kinds.get(name, int)(value) for name, value in told.items()}
     length = changes.pop("max_model_len", None)
     step = None if "batched" in flag else step
-    found = planned(facts, kernels, replace(small, **changes), total, fixed and length is None, step)
+    found = planned(facts, packer, replace(small, **changes), total, fixed and length is None, step)
     assert found.total_bytes <= found.available_bytes
     assert length is None or found.max_model_len >= length
 
 
-def test_what_kernels_keep_coded_stays_so(kernels: KernelSet) -> None:
+def test_what_kernels_keep_coded_stays_so(packer: Packer) -> None:
     facts = replace(model(3 * MB), parameters=3 * MB, file_bytes=3 * MB, float_values=MB, float_bytes=2 * MB)
     coded, lattice = TensorInfo("a", (1000, 1024), "q4_k", 576_000), TensorInfo("b", (1000, 1024), "iq2_xxs", 264_000)
-    few = resident_bytes(facts, kernels, OPTIONS, [coded])
+    few = resident_bytes(facts, packer, OPTIONS, [coded])
     assert few == int(2 * MB + 1.05 * MB)
-    more = resident_bytes(facts, kernels, OPTIONS, [coded, lattice])
+    more = resident_bytes(facts, packer, OPTIONS, [coded, lattice])
     assert more == pytest.approx(few + 2 * 1_024_000 - 1.05 * 264_000, abs=2)
-    assert decoded_formats(kernels, "bfloat16", [coded, lattice]) == (
+    assert decoded_formats(packer, "bfloat16", [coded, lattice]) == (
         Decision("weights in iq2_xxs", "decoded to bfloat16", "no kernel reads iq2_xxs"),
     )
-    reference = resolve_kernels(KernelContext("interpreter", "bfloat16", prefer_reference=True))
+    reference = packer_of(resolve_kernels(KernelContext("interpreter", "bfloat16", prefer_reference=True)))
     assert resident_bytes(facts, reference, OPTIONS, [coded]) == 6 * MB
     assert decoded_formats(reference, "bfloat16", [coded, lattice]) == ()
 
 
-def test_fp8_is_decoded_where_a_card_lacks_it(kernels: KernelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_is_decoded_where_a_card_lacks_it(packer: Packer, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = replace(model(MB), parameters=MB, file_bytes=MB, float_values=0, float_bytes=0)
     stored = TensorInfo("a", (1000, 1000), "f8_e4m3", MB)
-    assert resident_bytes(facts, kernels, OPTIONS, [stored]) == int(1.05 * MB)
+    assert resident_bytes(facts, packer, OPTIONS, [stored]) == int(1.05 * MB)
     monkeypatch.setattr("penstock.kernels.devices.lacks_fp8", lambda *_: "this GPU has no FP8")
-    assert resident_bytes(facts, kernels, OPTIONS, [stored]) == 2 * MB
-    (told,) = decoded_formats(kernels, "bfloat16", [stored])
+    assert resident_bytes(facts, packer, OPTIONS, [stored]) == 2 * MB
+    (told,) = decoded_formats(packer, "bfloat16", [stored])
     assert (told.value, told.reason) == ("decoded to bfloat16", "this GPU has no FP8")
 
 
@@ -149,14 +150,14 @@ def test_a_smaller_share_gives_up_what_is_missing() -> None:
     assert smaller_step(OPTIONS) == "--max-num-batched-tokens 4096"
 
 
-def test_the_cpu_is_named_where_it_has_room_and_nothing_else_helps(kernels: KernelSet) -> None:
+def test_the_cpu_is_named_where_it_has_room_and_nothing_else_helps(packer: Packer) -> None:
     facts = floats(50 * MB)
     host = Machine(cores=2, memory_total=400 * MB, memory_available=300 * MB, isas=("avx2",))
     with pytest.raises(MemoryPlanError, match=r"start with --device cpu\.$"):
-        planned(facts, kernels, OPTIONS, 20 * MB, machine=host)
+        planned(facts, packer, OPTIONS, 20 * MB, machine=host)
     for less in (replace(host, memory_available=90 * MB), replace(host, isas=())):
         with pytest.raises(MemoryPlanError, match="take a smaller model"):
-            planned(facts, kernels, OPTIONS, 20 * MB, machine=less)
+            planned(facts, packer, OPTIONS, 20 * MB, machine=less)
 
 
 def test_caches_that_are_refused_name_a_smaller_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +190,8 @@ def test_a_refusal_of_memory_shows_the_plan(
     assert text.startswith("the GPU's memory ran out while ")
     assert all(f"\n  {what} " in text for what in ("weights", "KV cache", "activations", "total"))
     assert text.endswith(f"CUDA out of memory. Tried to allocate 2.00 MiB; {remedy}.")
-    assert smaller_weights(prepared.facts, prepared.kernels, prepared.options, prepared.plan, Full(0, 10)) == ""
+    packer = packer_of(prepared.kernels)
+    assert smaller_weights(prepared.facts, packer, prepared.options, prepared.plan, Full(0, 10)) == ""
 
 
 def test_foreign_code_stays_on_the_cpu(tmp_path: Path) -> None:

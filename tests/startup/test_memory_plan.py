@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -20,6 +23,41 @@ from penstock.startup.memory_plan import (
     format_bytes,
     plan_memory,
 )
+
+_BUDGET = """
+import json, sys
+import penstock.cli.plan
+from penstock.config.machine import read_machine
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import resolve
+from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.startup.gpu_memory import DeviceMemory, remedies, share
+from penstock.startup.memory_plan import MemoryLimits, plan_memory
+from penstock.startup.resident import Packer, resident_bytes
+from penstock.weights.facts import model_facts
+from penstock.weights.open import open_checkpoint
+
+asked = EngineOptions(device="cpu", max_model_len=256)
+machine, facts = read_machine(), model_facts(open_checkpoint(asked.model))
+options = resolve(asked, facts, machine).options
+packer, memory = Packer("native"), DeviceMemory(2**34, 2**33)
+weights = resident_bytes(facts, packer, options)
+limits = MemoryLimits(share(options, memory), 256, options.max_num_seqs, options.max_num_batched_tokens)
+elements = sum(layer.elements_per_token for layer in facts.layers)
+groups = [CacheGroup(CacheKind.FULL, None, tuple(range(len(facts.layers))), elements)]
+plan = plan_memory(model=facts, groups=groups, dtype_bytes=4, limits=limits, weights_bytes=weights)
+assert remedies(facts, packer, options, limits, memory, weights, machine)
+print(json.dumps([plan.total_bytes, plan.max_model_len, "torch" in sys.modules]))
+"""
+
+
+def test_a_budget_is_made_without_torch() -> None:
+    """A process that holds no model may ask what one would need."""
+    done = subprocess.run([sys.executable, "-c", _BUDGET], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    total, length, loads_torch = json.loads(done.stdout)
+    assert total > 0 and length == 256
+    assert not loads_torch
 
 
 def model(parameters: int = 1_000_000, windows: tuple[int | None, ...] = (None, None)) -> ModelFacts:
