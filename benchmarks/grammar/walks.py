@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from penstock.core.sampling import SamplingParams
 from penstock.structured.grammar_compiler import Vocabulary, compile_grammar, compute_mask, matcher_tokenizer
-from penstock.structured.grammar_state import Constraint
+from penstock.structured.grammar_state import GrammarState
 from penstock.text.grammar.translate import translate
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.readers.gguf import read_gguf_file
@@ -73,21 +73,21 @@ class Grammars:
             DeadEnd: a mask allowed nothing, or no end was in sight after `most` tokens.
         """
         chance = random.Random(seed)
-        held = Constraint(matcher.deep_copy(), None, SamplingParams(), self.ends)
+        state = GrammarState(matcher.deep_copy(), None, SamplingParams(), self.ends)
         row = np.zeros((self.matching.vocab_size + 31) // 32, np.uint32)
         tokens: list[int] = []
         while not tokens or tokens[-1] not in self.ends:
-            source, unready = held.source()
+            source, unready = state.mask_source()
             if source is not None:
                 compute_mask(source, row)
             if unready:
-                held.finish(row)
+                state.finish_mask(row)
             token = self._draw(row, chance, len(tokens) > free)
             if token is None:
                 raise DeadEnd("nothing is allowed")
             if len(tokens) > most:
                 raise DeadEnd("no end in sight")
-            tokens += (token, *held.take([token]))
+            tokens += (token, *state.accept([token]))
         return b"".join(map(self.tokenizer.token_bytes, tokens[:-1])).decode("utf-8")
 
     def _draw(self, row: Any, chance: random.Random, ending: bool) -> int | None:

@@ -21,7 +21,7 @@ from penstock.startup.levels import guarantee, level_notes, products_note
 from penstock.startup.prepare import Prepared, kernel_decisions, prepare
 from penstock.startup.shortage import shortage_as_plan_error
 from penstock.structured.grammar_compiler import Vocabulary
-from penstock.structured.manager import Constraints, GrammarGate
+from penstock.structured.manager import GrammarGate, StructuredOutputManager
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: 
     for row in prepared.plan.table():
         log.info("%-12s %12s  %s", *row)
     claim.settle(concrete)
-    constraints = Constraints(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
+    constraints = StructuredOutputManager(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
     if grammars:  # once streams run, it would stop them: it keeps the interpreter to itself for a second
         constraints.warm()
     prepared, kv_types, notes = load(prepared, progress)

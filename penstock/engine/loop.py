@@ -1,4 +1,4 @@
-"""The step loop: scheduler, runner and constraints joined, nothing else. Synchronous, single-threaded, no I/O."""
+"""The step loop: scheduler, runner and structured output joined, nothing else. Synchronous, single-threaded, no I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
 from penstock.core.step_cost import StepCost, UnknownStepCost
-from penstock.structured.manager import Constraints
+from penstock.structured.manager import StructuredOutputManager
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
 _PARTS = ("plan", "commit", "build", "forward", "sample")  # of a step, each timed
@@ -34,7 +34,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        constraints: Constraints | None = None,
+        constraints: StructuredOutputManager | None = None,
         closed: Callable[[], None] | None = None,
         step_cost: StepCost | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class Engine:
         self._closed = closed
         self.scheduler = scheduler
         self.runner = runner
-        self.constraints = constraints or Constraints()
+        self.constraints = constraints or StructuredOutputManager()
         self._depth = scheduler.options.depth
         self._submitted: deque[StepPlan] = deque()
         self._steps = 0
@@ -57,15 +57,15 @@ class Engine:
         return self.scheduler.has_work or self.constraints.pending
 
     def add(self, request: EngineRequest) -> bool:
-        """Queues a request, or has `constraints` hold it until its grammar is compiled; whether it is queued.
+        """Queues a request, unless it has to wait until its grammar is compiled; whether it is queued.
 
         Raises:
             RequestError: it can never be served; see Scheduler.add.
         """
-        return not self.constraints.hold(request) and self.admit(request)
+        return not self.constraints.add(request) and self.admit(request)
 
     def admit(self, request: EngineRequest) -> bool:
-        """Queues a request that is held no longer; raises as `add`."""
+        """Queues a request whose grammar is compiled; raises as `add`."""
         try:
             self.scheduler.add(request)
         except BaseException:

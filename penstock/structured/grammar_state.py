@@ -1,11 +1,12 @@
-"""What holds one sequence of an answer to its grammar and its budget of reasoning.
+"""Where one sequence of an answer stands in its grammar and its reasoning, and so which tokens may come next.
 
-After sampling, tokens that have to follow become known at once.
+Tokens that have to follow a sampled one become known at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,32 +21,40 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 Words = npt.NDArray[np.uint32]
-ALL: Final = np.uint32(0xFFFFFFFF)
-_MOST_STRIKES: Final = 16
+ALL_ALLOWED: Final = np.uint32(0xFFFFFFFF)  # a word of a mask
+_MOST_SLOW_MASKS: Final = 16
 _MOST_FORCED: Final = 512  # tokens taken in one step; masks lead to the rest
 _NOT_ALLOWED: Final = "satisfy the grammar"  # in what the library says of a token that its mask did not allow
 _LEFT: Final = "the answer left its grammar, which is an error of the engine; send the request again."
 
 
 class BrokenMatcher(Exception):
-    """A matcher has failed: by what it was given, or by what another one that shares its lexer was."""
+    """A matcher has failed: from what it was given, or from what another one that shares its lexer was given."""
 
 
-class Constraint:
-    """What one sequence may say next. It reasons until `end_ids` came; what follows is the grammar's.
+@dataclass(slots=True)
+class SlowMasks:
+    """How many masks of one request took too long to make; all its sequences share it."""
+
+    count: int = 0
+
+
+class GrammarState:
+    """Which tokens one sequence may take next. It reasons until `end_ids` came; the grammar is about what follows.
 
     Args:
         matcher: at the grammar's beginning, this sequence's own; None for a budget of reasoning alone.
         thinking: how the reasoning ends; None if there is none.
         sampling: the request's parameters.
         eos_ids: tokens that end an answer, the usual one first.
-        tally: masks that took too long to make, one number, which all sequences of a request share.
+        slow_masks: the request's.
         owner: the request's id and the sequence's number.
 
     Attributes:
-        owner: as given.
-        broken: whether the matcher has failed, so that the last mask says nothing; see `renew`.
+        owner, slow_masks: as given.
+        broken: whether the matcher has failed, so that the last mask means nothing; see `renew`.
         renewed: whether this is not the first matcher.
+        deferred: whether forced tokens are still to be looked for; `mask_source` does.
     """
 
     def __init__(
@@ -54,86 +63,79 @@ class Constraint:
         thinking: Thinking | None,
         sampling: SamplingParams,
         eos_ids: Sequence[int],
-        tally: list[int] | None = None,
+        slow_masks: SlowMasks | None = None,
         owner: tuple[str, int] = ("", 0),
     ) -> None:
         self.owner = owner
-        self.broken = self.renewed = False
+        self.slow_masks = slow_masks or SlowMasks()
+        self.broken = False
+        self.renewed = False
+        self.deferred = False
         self._fault: RequestError | None = None
-        self._tally = [0] if tally is None else tally
         self._matcher = matcher
         self._thinking = thinking
         self._sampling = sampling
         self._eos_ids = tuple(eos_ids)
-        # A client's ban may hit a token that is forced; then all are chosen, one by one, among those that are left.
+        # A client may ban a token that the grammar forces. Then no token is forced: each is drawn from what is left.
         self._bans = bool(sampling.bad_words_ids) or sampling.allowed_token_ids is not None
         self._plain = not (self._bans or sampling.min_tokens) and sampling.logprobs is None
-        self._most = min(_MOST_FORCED, sampling.max_tokens or _MOST_FORCED)
+        self._most_forced = min(_MOST_FORCED, sampling.max_tokens or _MOST_FORCED)
         self._tokens: list[int] = []
-        self._opened = 0 if thinking is not None and not thinking.begin_ids else -1  # where the reasoning begins
-        self._closed = 0 if thinking is None else -1  # where what follows it begins
-        self._must: list[int] = []  # the tokens that come next, no other being allowed
-        self.late = False
-        """Whether it has not been looked yet for those; `source` does."""
+        # Places in `_tokens`: the first of the reasoning, and the first behind it; -1 while there is none.
+        self._think_start = 0 if thinking is not None and not thinking.begin_ids else -1
+        self._think_end = 0 if thinking is None else -1
+        self._forced: list[int] = []  # the tokens that come next, no other being allowed
         self._look_ahead()
 
     @property
-    def strikes(self) -> int:
-        """Masks of the request that took too long to make."""
-        return self._tally[0]
-
-    def strike(self) -> None:
-        """Counts a mask that took too long."""
-        self._tally[0] += 1
-
-    @property
-    def idle(self) -> bool:
+    def unconstrained(self) -> bool:
         """Whether any token may come next."""
-        return not self._must and self._matcher is None
+        return not self._forced and self._matcher is None
 
     @property
     def length(self) -> int:
         """Tokens taken."""
         return len(self._tokens)
 
-    def source(self) -> tuple[LLMatcher | None, bool]:
-        """Whose mask `finish` wants to find in the row, None if it does not matter; and whether `finish` is needed."""
-        if self.late:
+    def mask_source(self) -> tuple[LLMatcher | None, bool]:
+        """The matcher that makes the next mask, None if none is needed; and whether `finish_mask` has to follow."""
+        if self.deferred:
             self._look_ahead()
-        if self._must or self._reasons or self._matcher is None:
+        if self._forced or self._reasons or self._matcher is None:
             return None, True
-        return self._matcher, self._closed < 0 or (self._sampling.ignore_eos and self._matcher.is_accepting())
+        return self._matcher, self._think_end < 0 or (self._sampling.ignore_eos and self._matcher.is_accepting())
 
     @property
     def _reasons(self) -> bool:
-        return self._opened >= 0 and self._closed < 0
+        return self._think_start >= 0 and self._think_end < 0
 
-    def finish(self, row: Words) -> None:
+    def finish_mask(self, mask: Words) -> None:
         """Turns the matcher's mask into that of the next token; [ceil(V / 32)] words, changed in place."""
-        if self._must:
-            row[:] = 0
-            row[self._must[0] // 32] = 1 << (self._must[0] % 32)
+        if self._forced:
+            mask[:] = 0
+            mask[self._forced[0] // 32] = 1 << (self._forced[0] % 32)
         elif self._matcher is None:
-            row[:] = ALL
+            mask[:] = ALL_ALLOWED
         elif self._reasons:
-            row[:] = ALL
-            self._ban_end(row)
+            mask[:] = ALL_ALLOWED
+            self._ban_end(mask)
         else:
-            if self._closed < 0 and self._thinking is not None:
+            if self._think_end < 0 and self._thinking is not None:
                 begin = self._thinking.begin_ids[0]
-                row[begin // 32] |= np.uint32(1 << (begin % 32))
-            if self._sampling.ignore_eos and allows_more(row, self._eos_ids):
-                self._ban_end(row)
+                mask[begin // 32] |= np.uint32(1 << (begin % 32))
+            if self._sampling.ignore_eos and allows_more(mask, self._eos_ids):
+                self._ban_end(mask)
 
-    def _ban_end(self, row: Words) -> None:
+    def _ban_end(self, mask: Words) -> None:
         for token in self._eos_ids:
-            row[token // 32] &= ~np.uint32(1 << (token % 32))
+            mask[token // 32] &= ~np.uint32(1 << (token % 32))
 
-    def take(self, tokens: Sequence[int], *, later: bool = False) -> tuple[int, ...]:
+    def accept(self, tokens: Sequence[int], *, defer: bool = False) -> tuple[int, ...]:
         """Takes sampled tokens; returns those that have to follow, or many of them, which are taken too.
 
-        The others are left to masks that allow no other: all with log-probabilities asked for, for the model to score,
-        and with `later`, as it takes long to find them. The same tokens come.
+        Forced tokens that are not returned come one by one, from masks that allow nothing else: all of them where
+        log-probabilities are asked for, since the model has to score them, and all with `defer`, since it takes long
+        to find them. The tokens are the same either way.
 
         Raises:
             RequestError: the grammar has become too complex, or does not allow a token.
@@ -141,80 +143,83 @@ class Constraint:
         """
         if self._fault is not None:
             raise self._fault
-        if self.strikes > _MOST_STRIKES:
+        if self.slow_masks.count > _MOST_SLOW_MASKS:
             raise RequestError(GRAMMAR_TOO_COMPLEX)
         if self.broken:
             raise BrokenMatcher
-        length, before = len(self._tokens), (self._opened, self._closed, self._must, self.late)
+        length, start, end = len(self._tokens), self._think_start, self._think_end
+        forced, deferred = self._forced, self.deferred
         try:
-            return self._take(tokens, later)
+            return self._accept(tokens, defer)
         except BrokenMatcher:
             del self._tokens[length:]
-            self._opened, self._closed, self._must, self.late = before
+            self._think_start, self._think_end = start, end
+            self._forced, self.deferred = forced, deferred
             raise
 
-    def _take(self, tokens: Sequence[int], later: bool) -> tuple[int, ...]:
-        if self._plain and self._closed >= 0 and self._matcher is not None and len(tokens) == 1:
-            return self._take_plainly(self._matcher, tokens[0], later)
+    def _accept(self, tokens: Sequence[int], defer: bool) -> tuple[int, ...]:
+        if self._plain and self._think_end >= 0 and self._matcher is not None and len(tokens) == 1:
+            return self._accept_plainly(self._matcher, tokens[0], defer)
         self.replay(tokens)
         if self._sampling.logprobs is not None and not self._ends_against_bans:
             return ()
         forced: list[int] = []
-        while self._must and len(forced) < self._most:
-            forced += (following := tuple(self._must))
+        while self._forced and len(forced) < self._most_forced:
+            following = tuple(self._forced)
+            forced += following
             self.replay(following)
         return tuple(forced)
 
-    def _take_plainly(self, matcher: LLMatcher, token: int, later: bool) -> tuple[int, ...]:
-        """As `take`, for nearly all sequences in nearly all steps, in few calls."""
+    def _accept_plainly(self, matcher: LLMatcher, token: int, defer: bool) -> tuple[int, ...]:
+        """As `_accept`, in fewer calls, for the usual case: behind the reasoning, without bans or log-probabilities."""
         taken, forced = [token], list[int]()
-        following = self._must[1:] if self._must[:1] == [token] else []
-        self._must, self.late = [], False
+        following = self._forced[1:] if self._forced[:1] == [token] else []
+        self._forced, self.deferred = [], False
         while taken:
             if taken[-1] in self._eos_ids or not matcher.consume_tokens(taken):
-                self.replay(taken)  # which knows the end, and errors
+                self.replay(taken)  # handles the end of the answer and raises the errors
                 break
             self._tokens += taken
-            if later:
-                self._must, self.late = following, not following
+            if defer:
+                self._forced, self.deferred = following, not following
                 break
             following = following or matcher.compute_ff_tokens()
             if not following and matcher.is_stopped():
                 following = [self._eos_ids[0]] if self._at_end(matcher) else []
-            if len(forced) >= self._most:
-                self._must = following
+            if len(forced) >= self._most_forced:
+                self._forced = following
                 break
             forced += following
             taken, following = following, []
         return tuple(forced)
 
     def replay(self, tokens: Iterable[int]) -> None:
-        """Takes tokens that are known, and those alone; raises as `take`."""
+        """Takes tokens that are known, and no forced ones; raises as `accept`."""
         for token in tokens:
             self._step(token)
         self._look_ahead()
 
     @property
     def _ends_against_bans(self) -> bool:
-        """Whether only the end can come, and sampling would not allow it."""
+        """Whether only the end is allowed, but the client's bans or min_tokens forbid it."""
         early = self._bans or len(self._tokens) < self._sampling.min_tokens
-        return early and self._must == [self._eos_ids[0]]
+        return early and self._forced == [self._eos_ids[0]]
 
     def _step(self, token: int) -> None:
         self._tokens.append(token)
-        if self._closed >= 0 and not self._must:
+        if self._think_end >= 0 and not self._forced:
             self._match(token)
             return
-        self._must = self._must[1:] if self._must[:1] == [token] else []
-        if self._closed >= 0:
+        self._forced = self._forced[1:] if self._forced[:1] == [token] else []
+        if self._think_end >= 0:
             self._match(token)
-        elif self._opened < 0:
+        elif self._think_start < 0:
             self._begin(token)
         else:
             assert self._thinking is not None
             end = self._thinking.end_ids
-            if tuple(self._tokens[self._opened :][-len(end) :]) == end:
-                self._closed = len(self._tokens)
+            if tuple(self._tokens[self._think_start :][-len(end) :]) == end:
+                self._think_end = len(self._tokens)
 
     def _match(self, token: int) -> None:
         matcher = self._matcher
@@ -231,37 +236,40 @@ class Constraint:
         assert self._thinking is not None
         begin, so_far = self._thinking.begin_ids, tuple(self._tokens)
         if so_far == begin:
-            self._opened = len(so_far)
+            self._think_start = len(so_far)
         elif so_far != begin[: len(so_far)]:
-            self._closed = 0
+            self._think_end = 0
             for known in so_far:
                 self._match(known)
         elif self._matcher is not None:
-            self._must = list(begin[len(so_far) :])
+            self._forced = list(begin[len(so_far) :])
 
     def _look_ahead(self) -> None:
         """Finds what has to come next, as far as that is known."""
-        self.late = False
-        if self._must:
+        self.deferred = False
+        if self._forced:
             return
-        if self._closed < 0:
-            self._spend()
+        if self._think_end < 0:
+            self._end_spent_reasoning()
         elif self._matcher is not None and not (self._tokens and self._tokens[-1] in self._eos_ids):
-            self._must = [] if self._bans else self._matcher.compute_ff_tokens()
-            if not self._must and self._at_end(self._matcher):
-                self._must = [self._eos_ids[0]]
+            self._forced = [] if self._bans else self._matcher.compute_ff_tokens()
+            if not self._forced and self._at_end(self._matcher):
+                self._forced = [self._eos_ids[0]]
 
-    def _spend(self) -> None:
+    def _end_spent_reasoning(self) -> None:
         """Forces the end of the reasoning, or the rest of it, once the budget is spent."""
         thinking = self._thinking
-        if self._opened < 0 or thinking is None or thinking.budget is None:
+        if self._think_start < 0 or thinking is None or thinking.budget is None:
             return
-        spent = self._tokens[self._opened :]
+        spent = self._tokens[self._think_start :]
         if len(spent) >= thinking.budget:
-            self._must = list(thinking.end_ids[_overlap(spent, thinking.end_ids) :])
+            self._forced = list(thinking.end_ids[_overlap(spent, thinking.end_ids) :])
 
     def _at_end(self, matcher: LLMatcher) -> bool:
-        """Whether nothing but the end is allowed. A mask tells at last; it is asked where sampling may ban the end."""
+        """Whether nothing but the end is allowed.
+
+        Only a mask tells for certain. It takes longest and is made only where the client's bans may forbid the end.
+        """
         if matcher.is_error() or not matcher.is_accepting():
             return False
         if matcher.is_stopped():
@@ -273,15 +281,16 @@ class Constraint:
     @property
     def matched(self) -> tuple[int, ...]:
         """The tokens the matcher has taken."""
-        return () if self._closed < 0 else tuple(t for t in self._tokens[self._closed :] if t not in self._eos_ids)
+        answer = self._tokens[self._think_end :] if self._think_end >= 0 else ()
+        return tuple(token for token in answer if token not in self._eos_ids)
 
     def renew(self, found: LLMatcher | RequestError) -> None:
-        """Goes on with a matcher of the same grammar that has taken `matched`, or fails where there is none."""
+        """Continues with a matcher of the same grammar that has taken `matched`; with an error, `accept` raises it."""
         self.broken, self.renewed = False, True
         if isinstance(found, RequestError):
             self._fault = found
             self._matcher = None
-            self._must = []
+            self._forced = []
         else:
             self._matcher = found
             self._look_ahead()
@@ -295,20 +304,20 @@ class Constraint:
         left = len(self._tokens) - count
         if count < 0 or left < 0:
             raise ValueError(f"{count} tokens cannot be taken back; {len(self._tokens)} were taken")
-        thinking, matched = self._thinking, self._closed
+        thinking, matched = self._thinking, self._think_end
         if thinking is not None:
             begin = thinking.begin_ids
-            if self._closed > left or (left < len(begin) and tuple(self._tokens[:left]) == begin[:left]):
-                self._closed = -1
-            if begin and self._opened > left:
-                self._opened = -1
+            if self._think_end > left or (left < len(begin) and tuple(self._tokens[:left]) == begin[:left]):
+                self._think_end = -1
+            if begin and self._think_start > left:
+                self._think_start = -1
         if self._matcher is not None and matched >= 0:
-            first = matched if self._closed < 0 else left
+            first = matched if self._think_end < 0 else left
             gone = [token for token in self._tokens[first:] if token not in self._eos_ids]
             if gone and not self._matcher.rollback(len(gone)):
                 raise ValueError(f"the grammar cannot take back {len(gone)} tokens")
         del self._tokens[left:]
-        self._must = []
+        self._forced = []
         self._look_ahead()
 
 

@@ -1,4 +1,4 @@
-"""The constraints of all sequences of an engine, and a step's masks, which are made while its forward pass runs."""
+"""Structured output of all sequences of an engine; a step's masks are made while its forward pass runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from penstock.structured.grammar_compiler import (
     compute_mask,
     unavailable_reason,
 )
-from penstock.structured.grammar_state import ALL, BrokenMatcher, Constraint, Words
+from penstock.structured.grammar_state import ALL_ALLOWED, BrokenMatcher, GrammarState, SlowMasks, Words
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
 Forced = Mapping[int, tuple[int, ...]]
-_SLOW_S: Final = 0.02  # a mask that takes longer keeps the other streams waiting
+_SLOW_S: Final = 0.02  # a mask that takes longer makes the other streams wait
 _CHEAP_S: Final = 0.0003
 _RETRY_STEPS: Final = 64
-_MOST_FORCING_S: Final = 0.01  # of a step: what is forced on further sequences is found beside the next forward pass
+_MOST_FORCING_S: Final = 0.01  # of a step; forced tokens not found by then are found during the next forward pass
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
 
 
@@ -45,85 +45,93 @@ class Masks:
     def __init__(
         self,
         words: int,
-        constrained: Mapping[int, Constraint],
+        constrained: Mapping[int, GrammarState],
         pool: ThreadPoolExecutor | None = None,
         together: LLExecutor | None = None,
         *,
         timed: bool = False,
     ) -> None:
-        """With a `pool` they are made there, with `together` several at a time; `timed` counts strikes of slow ones."""
+        """Starts the masks of some slots.
+
+        Args:
+            words: of a mask, ceil(V / 32).
+            constrained: by slot.
+            pool: makes them in a thread; None makes them at once.
+            together: makes several at a time.
+            timed: times each, and counts slow ones for their requests.
+        """
         self.seconds = 0.0
         self._timed = timed
         self._made = np.empty((len(constrained), words), np.uint32)
-        self._places = {row: place for place, row in enumerate(constrained)}
+        self._places = {slot: place for place, slot in enumerate(constrained)}
         self._done: Future[None] | None = None
         if pool is None:
             self._make(list(constrained.values()), None)
         else:
             self._done = pool.submit(self._make, list(constrained.values()), together)
 
-    def _make(self, constraints: Sequence[Constraint], together: LLExecutor | None) -> None:
+    def _make(self, states: Sequence[GrammarState], together: LLExecutor | None) -> None:
         began, made = perf_counter(), self._made
         address, size = made.ctypes.data, made.strides[0]
         wanted: list[tuple[LLMatcher, int]] = []
-        unfinished: list[tuple[Constraint, int]] = []
-        for place, constraint in enumerate(constraints):
-            matcher, unready = constraint.source()
+        unfinished: list[tuple[GrammarState, int]] = []
+        for place, state in enumerate(states):
+            matcher, unready = state.mask_source()
             if matcher is not None:
                 wanted.append((matcher, place))
             if unready:
-                unfinished.append((constraint, place))
+                unfinished.append((state, place))
         if self._timed:
             for matcher, place in wanted:
                 since = thread_time()
                 compute_mask(matcher, made[place])
                 if thread_time() - since > _SLOW_S:
-                    constraints[place].strike()
+                    states[place].slow_masks.count += 1
         elif together is not None and len(wanted) > 1:
             together.unsafe_compute_mask_ptr(wanted, address, size, len(made))
         else:
             for matcher, place in wanted:
                 matcher.unsafe_compute_mask_ptr(address + place * size, size)
         for matcher, place in wanted:
-            constraints[place].broken = matcher.is_error()
-        for constraint, place in unfinished:
-            constraint.finish(made[place])
+            states[place].broken = matcher.is_error()
+        for state, place in unfinished:
+            state.finish_mask(made[place])
         self.seconds = perf_counter() - began
 
-    def of(self, rows: Sequence[int]) -> Words:
-        """[L, ceil(V / 32)]: the masks of these rows, waited for; all ones for rows that are free."""
+    def of(self, slots: Sequence[int]) -> Words:
+        """[L, ceil(V / 32)]: the masks of these request slots, waited for; all ones for unconstrained ones."""
         if self._done is not None:
             self._done.result()
-        if tuple(rows) == tuple(self._places):
+        if tuple(slots) == tuple(self._places):
             return self._made
-        masks = np.full((len(rows), self._made.shape[1]), ALL)
-        for place, row in enumerate(rows):
-            if row in self._places:
-                masks[place] = self._made[self._places[row]]
+        masks = np.full((len(slots), self._made.shape[1]), ALL_ALLOWED)
+        for place, slot in enumerate(slots):
+            if slot in self._places:
+                masks[place] = self._made[self._places[slot]]
         return masks
 
 
 @dataclass(slots=True)
 class _Request:
-    """A live request with constraints.
+    """A request with a grammar or a budget of reasoning.
 
     Attributes:
         job: its grammar's, None without one.
-        sequences: constraints of its sequences, by number, made as they enter the batch.
+        sequences: the states of its sequences, by number, made as they enter the batch.
         finished: sequences that ended.
-        tally: masks that took too long, of all sequences.
+        slow_masks: of all its sequences.
     """
 
     request: EngineRequest
     job: Compilation | None
     matcher: LLMatcher | None = None
-    sequences: dict[int, Constraint] = field(default_factory=dict)
+    sequences: dict[int, GrammarState] = field(default_factory=dict)
     finished: int = 0
-    tally: list[int] = field(default_factory=lambda: [0])
+    slow_masks: SlowMasks = field(default_factory=SlowMasks)
 
 
-class Constraints:
-    """The constraints of all sequences of an engine. Belongs to the thread of its step loop.
+class StructuredOutputManager:
+    """The grammar states of all sequences of an engine. Belongs to the thread of its step loop.
 
     Args:
         vocab_size: logits a position.
@@ -136,11 +144,11 @@ class Constraints:
         self._pool: ThreadPoolExecutor | None = None
         self._together: LLExecutor | None = None
         self._masks: Masks | None = None
-        self._held: dict[str, _Request] = {}
-        self._live: dict[str, _Request] = {}
-        self._rows: dict[int, Constraint] = {}
-        self._steps: dict[int, dict[int, Constraint]] = {}
-        self._renewals: dict[tuple[str, int], tuple[Constraint, Compilation]] = {}
+        self._compiling: dict[str, _Request] = {}
+        self._active: dict[str, _Request] = {}
+        self._slots: dict[int, GrammarState] = {}
+        self._steps: dict[int, dict[int, GrammarState]] = {}
+        self._renewals: dict[tuple[str, int], tuple[GrammarState, Compilation]] = {}
 
     def warm(self) -> None:
         """Prepares for grammars in the background: the first one would keep the steps of others waiting for it."""
@@ -150,7 +158,7 @@ class Constraints:
     @property
     def pending(self) -> bool:
         """Whether requests wait for their grammars."""
-        return bool(self._held)
+        return bool(self._compiling)
 
     @property
     def renewing(self) -> bool:
@@ -161,8 +169,8 @@ class Constraints:
         """Whether a sequence waits for a matcher in place of one that has failed."""
         return (request_id, sequence) in self._renewals
 
-    def hold(self, request: EngineRequest) -> bool:
-        """Takes a request's constraints; whether it has to wait for `ready`.
+    def add(self, request: EngineRequest) -> bool:
+        """Takes a request; whether it has to wait for its grammar, until `ready` returns it.
 
         Raises:
             RequestError: it has a grammar, and this engine takes none.
@@ -170,69 +178,70 @@ class Constraints:
         if not request.constrained:
             return False
         if request.grammar is None:
-            self._live[request.request_id] = _Request(request, None)
+            self._active[request.request_id] = _Request(request, None)
             return False
         if self._compiler is None:
             raise RequestError("this engine takes no grammars.", param="grammar")
         if (reason := unavailable_reason()) is not None:
             raise RequestError(reason, param="grammar")
-        self._held[request.request_id] = _Request(request, self._compiler.want(request.grammar.source, request.owner))
+        job = self._compiler.want(request.grammar.source, request.owner)
+        self._compiling[request.request_id] = _Request(request, job)
         return True
 
     def ready(self) -> list[tuple[EngineRequest, RequestError | None]]:
-        """Requests that wait no longer, and why they are refused, if so; sequences with a new matcher go on."""
-        for owner, (constraint, job) in list(self._renewals.items()):
+        """Requests whose grammars are compiled, and refused ones with the reason. Renews failed matchers too."""
+        for owner, (state, job) in list(self._renewals.items()):
             assert self._compiler is not None
             if (renewed := self._compiler.outcome(job)) is not None:
-                constraint.renew(RequestError(GRAMMAR_TOO_COMPLEX) if isinstance(renewed, RequestError) else renewed)
+                state.renew(RequestError(GRAMMAR_TOO_COMPLEX) if isinstance(renewed, RequestError) else renewed)
                 del self._renewals[owner]
-        if not self._held or self._compiler is None:
+        if not self._compiling or self._compiler is None:
             return []
         found: list[tuple[EngineRequest, RequestError | None]] = []
-        for request_id, held in list(self._held.items()):
-            assert held.job is not None
-            outcome = self._compiler.outcome(held.job)
+        for request_id, waiting in list(self._compiling.items()):
+            assert waiting.job is not None
+            outcome = self._compiler.outcome(waiting.job)
             if outcome is None:
                 continue
-            del self._held[request_id]
+            del self._compiling[request_id]
             if isinstance(outcome, RequestError):
-                found.append((held.request, outcome))
+                found.append((waiting.request, outcome))
             else:
-                held.matcher = outcome
-                self._live[request_id] = held
-                found.append((held.request, None))
+                waiting.matcher = outcome
+                self._active[request_id] = waiting
+                found.append((waiting.request, None))
         return found
 
     def wait(self, seconds: float) -> None:
         """Sleeps until a grammar was compiled, at most so long; not at all if none is."""
-        if (self._held or self._renewals) and self._compiler is not None:
+        if (self._compiling or self._renewals) and self._compiler is not None:
             self._compiler.wait(seconds)
 
     def cancel(self, request_id: str) -> bool:
         """Forgets a request that waits for its grammar; whether it did."""
-        held = self._held.pop(request_id, None)
-        if held is None:
+        waiting = self._compiling.pop(request_id, None)
+        if waiting is None:
             return False
-        assert self._compiler is not None and held.job is not None
-        if all(other.job is not held.job for other in self._held.values()):
-            self._compiler.drop(held.job)
+        assert self._compiler is not None and waiting.job is not None
+        if all(other.job is not waiting.job for other in self._compiling.values()):
+            self._compiler.drop(waiting.job)
         return True
 
     def drop(self, request_id: str) -> None:
         """Forgets a request that was not admitted."""
-        self._live.pop(request_id, None)
+        self._active.pop(request_id, None)
 
     def forget(self, outputs: Iterable[EngineOutput]) -> None:
         """Forgets the sequences that ended."""
-        for output in outputs if self._live else ():
-            if output.finish_reason is not None and (live := self._live.get(output.request_id)) is not None:
-                constraint = live.sequences.pop(output.sequence, None)
+        for output in outputs if self._active else ():
+            if output.finish_reason is not None and (live := self._active.get(output.request_id)) is not None:
+                state = live.sequences.pop(output.sequence, None)
                 self._give_up(output.request_id, output.sequence)
-                if constraint is not None and live.job is not None and self._compiler is not None:
-                    self._compiler.used(live.job, constraint.length)
+                if state is not None and live.job is not None and self._compiler is not None:
+                    self._compiler.used(live.job, state.length)
                 live.finished += 1
                 if live.finished >= live.request.sampling.n:
-                    del self._live[output.request_id]
+                    del self._active[output.request_id]
 
     def _give_up(self, request_id: str, sequence: int) -> None:
         _, job = self._renewals.pop((request_id, sequence), (None, None))
@@ -241,22 +250,22 @@ class Constraints:
 
     def begin(self, plan: StepPlan) -> Masks | None:
         """Starts a step's masks; None if every token is allowed everywhere."""
-        if not self._live and not self._rows:
+        if not self._active and not self._slots:
             return None
-        for row in plan.released_rows:
-            self._rows.pop(row, None)
+        for slot in plan.released_rows:
+            self._slots.pop(slot, None)
         for new in plan.new_rows:
-            self._rows.pop(new.row, None)
-            if (live := self._live.get(new.request_id)) is not None:
-                self._rows[new.row] = self._constraint(live, new)
-        step = {span.row: self._rows[span.row] for span in plan.spans if span.sample and span.row in self._rows}
+            self._slots.pop(new.row, None)
+            if (live := self._active.get(new.request_id)) is not None:
+                self._slots[new.row] = self._state_of(live, new)
+        step = {span.row: self._slots[span.row] for span in plan.spans if span.sample and span.row in self._slots}
         self._steps[plan.step] = step
-        masked = {row: constraint for row, constraint in step.items() if not constraint.idle}
+        masked = {slot: state for slot, state in step.items() if not state.unconstrained}
         if not masked:
             return None
         before = self._masks.seconds if self._masks is not None else 0.0
-        late = any(constraint.late for constraint in masked.values())
-        if not late and (before < _CHEAP_S or plan.step % _RETRY_STEPS == 0):  # handing them over would cost more
+        deferred = any(state.deferred for state in masked.values())
+        if not deferred and (before < _CHEAP_S or plan.step % _RETRY_STEPS == 0):  # handing them over would cost more
             self._masks = Masks(self._words, masked, timed=True)
             return self._masks
         if self._pool is None:
@@ -267,19 +276,20 @@ class Constraints:
         self._masks = Masks(self._words, masked, self._pool, self._together, timed=before > _SLOW_S)
         return self._masks
 
-    def _constraint(self, live: _Request, new: NewSequence) -> Constraint:
+    def _state_of(self, live: _Request, new: NewSequence) -> GrammarState:
         found = live.sequences.get(new.sequence)
         if found is None:
             matcher = None if live.matcher is None else live.matcher.deep_copy()
             eos_ids = () if self._compiler is None or matcher is None else self._compiler.vocabulary.eos_ids
             owner = new.request_id, new.sequence
-            found = Constraint(matcher, live.request.thinking, live.request.sampling, eos_ids, live.tally, owner)
+            request = live.request
+            found = GrammarState(matcher, request.thinking, request.sampling, eos_ids, live.slow_masks, owner)
             found.replay(new.generated_ids)
             live.sequences[new.sequence] = found
         return found
 
     def end(self, result: StepResult) -> tuple[StepResult, Forced]:
-        """Takes a step's tokens; the result, in which a row may now have failed, and by row what is forced."""
+        """Takes a step's tokens; the result, in which a slot may now have failed, and the forced tokens by slot."""
         step = self._steps.pop(result.step, None)
         if not step:
             return result, _NONE_FORCED
@@ -287,28 +297,28 @@ class Constraints:
         changed: dict[int, SlotResult] = {}
         latest = perf_counter() + _MOST_FORCING_S
         for row in result.rows:
-            constraint = step.get(row.row)
-            if constraint is None or not row.tokens:
+            state = step.get(row.row)
+            if state is None or not row.tokens:
                 continue
             try:
-                if following := constraint.take(row.tokens, later=perf_counter() > latest):
+                if following := state.accept(row.tokens, defer=perf_counter() > latest):
                     forced[row.row] = following
             except RequestError as error:
                 changed[row.row] = SlotResult(row.row, error=str(error))
             except BrokenMatcher:
-                changed[row.row] = self._renew(constraint, row)
+                changed[row.row] = self._renew(state, row)
         if changed:
             result = replace(result, rows=tuple(changed.get(row.row, row) for row in result.rows))
         return result, forced
 
-    def _renew(self, constraint: Constraint, row: SlotResult) -> SlotResult:
-        """A row without its token, which comes again with a matcher of its sequence's own; fails where that one has."""
-        live = self._live[constraint.owner[0]]
-        if constraint.renewed:
+    def _renew(self, state: GrammarState, row: SlotResult) -> SlotResult:
+        """A result without its token, which is drawn again with a new matcher; an error where that one failed too."""
+        live = self._active[state.owner[0]]
+        if state.renewed:
             return SlotResult(row.row, error=GRAMMAR_TOO_COMPLEX)
         assert self._compiler is not None and live.job is not None
-        if constraint.owner not in self._renewals:
-            self._renewals[constraint.owner] = constraint, self._compiler.renew(live.job, constraint.matched)
+        if state.owner not in self._renewals:
+            self._renewals[state.owner] = state, self._compiler.renew(live.job, state.matched)
         return replace(row, tokens=(), logprobs=(), again=True)
 
     def abort(self) -> None:
@@ -330,8 +340,8 @@ class GrammarGate:
     passable = True
     until_release = False
 
-    def __init__(self, constraints: Constraints) -> None:
-        self._constraints = constraints
+    def __init__(self, manager: StructuredOutputManager) -> None:
+        self._manager = manager
 
     def holds(self, admission: Admission) -> bool:
-        return self._constraints.waits(admission.sequence.request.request_id, admission.sequence.index)
+        return self._manager.waits(admission.sequence.request.request_id, admission.sequence.index)

@@ -16,7 +16,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
 from penstock.runtime.null_runner import NullRunner, mix, next_token
-from penstock.structured.manager import Constraints
+from penstock.structured.manager import StructuredOutputManager
 
 
 def cache_groups(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
@@ -120,7 +120,7 @@ def null_engine(
     if places:
         cache = planner.cache
         cache.transfers.tier = BoundedTier(places, 16, cache.tree.forget_below)
-    return Engine(planner, runner, Constraints(vocab_size))
+    return Engine(planner, runner, StructuredOutputManager(vocab_size))
 
 
 def request(

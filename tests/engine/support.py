@@ -19,7 +19,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo, Outputs
 from penstock.engine.loop import Engine
 from penstock.runtime.null_runner import NullRunner
-from penstock.structured.manager import Constraints
+from penstock.structured.manager import StructuredOutputManager
 
 VOCAB = 4096
 GROUPS = (CacheGroup(CacheKind.FULL, None, (0,), 2),)
@@ -30,7 +30,7 @@ def null_engine(
     max_model_len: int = 2048,
     num_blocks: int = 1024,
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
-    constraints: Constraints | None = None,
+    constraints: StructuredOutputManager | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """An engine over the null runner, which `wrap` may replace by one that misbehaves."""
     options = SchedulerOptions(64, 512, max_model_len, 16, (num_blocks,))

@@ -33,7 +33,7 @@ from penstock.engine.thread_client import ThreadClient
 from penstock.startup.assemble import load
 from penstock.structured import grammar_compiler, manager
 from penstock.structured.grammar_compiler import compute_mask
-from penstock.structured.manager import Constraints
+from penstock.structured.manager import StructuredOutputManager
 from penstock.text.grammar.translate import translate
 from tests.engine.support import VOCAB, Slow, null_engine, read, request, tokens_of
 
@@ -79,7 +79,7 @@ def finish(engine: Engine, *requests: EngineRequest, between: Callable[[], None]
             answers.setdefault((output.request_id, output.sequence), []).extend(output.tokens)
         between()
         engine.scheduler.check_integrity()
-    assert not engine.constraints._live
+    assert not engine.constraints._active
     return answers
 
 
@@ -182,7 +182,7 @@ def test_reasoning_comes_before_the_grammar_within_its_budget(
 
 
 def null_over(text: TextPipeline) -> tuple[Engine, EngineInfo]:
-    made = Constraints(VOCAB, partial(grammar_vocabulary, text, VOCAB))
+    made = StructuredOutputManager(VOCAB, partial(grammar_vocabulary, text, VOCAB))
     return null_engine(wrap=lambda runner: Slow(runner, 0.001), constraints=made)
 
 
@@ -324,7 +324,7 @@ def run(engine: Engine, *requests: EngineRequest) -> dict[str, tuple[list[int], 
             tokens, _ = found[output.request_id]
             found[output.request_id] = ([*tokens, *output.tokens], output.error)
         engine.scheduler.check_integrity()
-    assert not (engine.constraints._live or engine.constraints._renewals)
+    assert not (engine.constraints._active or engine.constraints._renewals)
     return found
 
 

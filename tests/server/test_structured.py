@@ -23,7 +23,7 @@ from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
 from penstock.server.structured import FIELDS, asked
-from penstock.structured.manager import Constraints
+from penstock.structured.manager import StructuredOutputManager
 from tests.engine.support import VOCAB, null_engine
 from tests.server.support import Serving, serving, until
 
@@ -195,7 +195,7 @@ def grammars(text: TextPipeline) -> Iterator[Serving]:
     """A server whose model draws at random from what the masks allow."""
 
     def build() -> tuple[Engine, EngineInfo]:
-        engine, info = null_engine(constraints=Constraints(VOCAB, partial(grammar_vocabulary, text, VOCAB)))
+        engine, info = null_engine(constraints=StructuredOutputManager(VOCAB, partial(grammar_vocabulary, text, VOCAB)))
         return engine, replace(info, vocab_size=text.vocab_size)
 
     client = ThreadClient(build)

@@ -1,4 +1,4 @@
-"""Constraints on sequences: masks, forced tokens, budgets of reasoning, rewinding."""
+"""Grammar states of sequences: masks, forced tokens, budgets of reasoning, rewinding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.core.constraint import Thinking
 from penstock.core.sampling import SamplingParams
 from penstock.structured import grammar_compiler, manager
 from penstock.structured.grammar_compiler import GrammarCompiler, Vocabulary, compute_mask
-from penstock.structured.grammar_state import Constraint, Words
+from penstock.structured.grammar_state import GrammarState, SlowMasks, Words
 from penstock.structured.manager import Masks
 from penstock.text.grammar.translate import translate
 
@@ -61,25 +61,25 @@ def matcher(compiler: GrammarCompiler, kind: str, source: str) -> LLMatcher:
     return outcome.deep_copy()
 
 
-def constraint(
+def state_of(
     compiler: GrammarCompiler, kind: str, source: str, thinking: Thinking | None = None, **sampling: object
-) -> Constraint:
+) -> GrammarState:
     params = SamplingParams(**{"max_tokens": 100, **sampling})  # type: ignore[arg-type]
-    return Constraint(matcher(compiler, kind, source) if kind else None, thinking, params, (EOS, ALSO_EOS))
+    return GrammarState(matcher(compiler, kind, source) if kind else None, thinking, params, (EOS, ALSO_EOS))
 
 
-def mask(held: Constraint, size: int = SIZE) -> Words:
+def mask(state: GrammarState, size: int = SIZE) -> Words:
     row = np.zeros((size + 31) // 32, np.uint32)
-    source, unready = held.source()
+    source, unready = state.mask_source()
     if source is not None:
         compute_mask(source, row)
     if unready:
-        held.finish(row)
+        state.finish_mask(row)
     return row
 
 
-def allowed(held: Constraint, size: int = SIZE) -> set[int]:
-    bits = np.unpackbits(mask(held, size).view(np.uint8), bitorder="little")
+def allowed(state: GrammarState, size: int = SIZE) -> set[int]:
+    bits = np.unpackbits(mask(state, size).view(np.uint8), bitorder="little")
     return set(np.flatnonzero(bits[:size]).tolist())
 
 
@@ -87,13 +87,13 @@ def text(tokens: Sequence[int]) -> str:
     return "".join(TEXTS[token] for token in tokens if token not in (EOS, ALSO_EOS))
 
 
-def walk(held: Constraint, seed: int = 0, most: int = 500) -> list[int]:
+def walk(state: GrammarState, seed: int = 0, most: int = 500) -> list[int]:
     """Random tokens that the masks allow, up to the end."""
     chance, tokens = random.Random(seed), list[int]()
     while not tokens or tokens[-1] not in (EOS, ALSO_EOS):
         assert len(tokens) < most
-        token = chance.choice(sorted(allowed(held)))
-        tokens += (token, *held.take([token]))
+        token = chance.choice(sorted(allowed(state)))
+        tokens += (token, *state.accept([token]))
     return tokens
 
 
@@ -108,28 +108,28 @@ SCHEMA = json.dumps(
 
 
 def test_forced_tokens_follow_what_was_sampled_to_the_very_end(compiler: GrammarCompiler) -> None:
-    held = constraint(compiler, "json_schema", SCHEMA)
-    assert allowed(held) == {TEXTS.index('{"')}
-    forced = held.take([TEXTS.index('{"')])
+    state = state_of(compiler, "json_schema", SCHEMA)
+    assert allowed(state) == {TEXTS.index('{"')}
+    forced = state.accept([TEXTS.index('{"')])
     assert text(forced) == 'name":"'
-    forced = held.take([TEXTS.index("yes")])
+    forced = state.accept([TEXTS.index("yes")])
     assert text(forced) == '","other":'
-    assert text(held.take([TEXTS.index("f")])) == "alse}"
-    assert held.take([]) == ()
+    assert text(state.accept([TEXTS.index("f")])) == "alse}"
+    assert state.accept([]) == ()
 
 
 def test_the_end_is_forced_when_nothing_else_is_allowed(compiler: GrammarCompiler) -> None:
-    held = constraint(compiler, "choice", '["yes", "no"]')
-    assert held.take([TEXTS.index("no")]) == (EOS,)
+    state = state_of(compiler, "choice", '["yes", "no"]')
+    assert state.accept([TEXTS.index("no")]) == (EOS,)
 
 
 def test_with_logprobs_the_same_tokens_come_one_by_one(compiler: GrammarCompiler) -> None:
     for seed in range(20):
-        tokens = walk(constraint(compiler, "json_schema", SCHEMA), seed)
-        one_by_one = constraint(compiler, "json_schema", SCHEMA, logprobs=0)
+        tokens = walk(state_of(compiler, "json_schema", SCHEMA), seed)
+        one_by_one = state_of(compiler, "json_schema", SCHEMA, logprobs=0)
         for token in tokens:
             assert token in allowed(one_by_one)
-            assert one_by_one.take([token]) == ()
+            assert one_by_one.accept([token]) == ()
     json.loads(text(tokens))
 
 
@@ -146,19 +146,19 @@ def test_long_forced_texts_are_found_and_taken_in_parts(first: object) -> None:
 
     compiler = GrammarCompiler(lambda: Vocabulary(300, token_bytes, encode_bytes, frozenset(range(4)), (EOS,)))
     schema = json.dumps({"type": "array", "prefixItems": [first, {"const": wanted[1]}], "minItems": 2, "items": False})
-    held = constraint(compiler, "json_schema", schema, max_tokens=100_000)
+    state = state_of(compiler, "json_schema", schema, max_tokens=100_000)
     tokens: list[int] = []
     while tokens[-1:] != [EOS]:
-        token = max(allowed(held, 300))
-        forced = held.take([token])
+        token = max(allowed(state, 300))
+        forced = state.accept([token])
         assert len(forced) < 2048
         tokens += [token, *forced]
     assert json.loads(bytes(token - 4 for token in tokens[:-1])) == wanted
     assert max(asked) <= 1025
-    brief = constraint(compiler, "json_schema", schema, max_tokens=20)
+    brief = state_of(compiler, "json_schema", schema, max_tokens=20)
     before = len(asked)
     while brief.length < 20:
-        brief.take([max(allowed(brief, 300))])
+        brief.accept([max(allowed(brief, 300))])
     assert len(asked) - before <= 5, "no more is looked for than max_tokens lets come"
     compiler.close()
 
@@ -166,19 +166,19 @@ def test_long_forced_texts_are_found_and_taken_in_parts(first: object) -> None:
 def test_what_is_looked_for_later_is_the_same(compiler: GrammarCompiler) -> None:
     waited = 0
     for seed in range(20):
-        chance, now, later = random.Random(seed), constraint(compiler, "json_schema", SCHEMA), list[int]()
-        held, tokens = constraint(compiler, "json_schema", SCHEMA), list[int]()
+        chance, now, later = random.Random(seed), state_of(compiler, "json_schema", SCHEMA), list[int]()
+        state, tokens = state_of(compiler, "json_schema", SCHEMA), list[int]()
         while tokens[-1:] != [EOS]:
             token = chance.choice(sorted(allowed(now)))
-            tokens += (token, *now.take([token]))
+            tokens += (token, *now.accept([token]))
             while len(later) < len(tokens):
-                assert tokens[len(later)] in allowed(held)
+                assert tokens[len(later)] in allowed(state)
                 waits = chance.random() < 0.5
                 later.append(tokens[len(later)])
-                later += (following := held.take(later[-1:], later=waits))
+                later += (following := state.accept(later[-1:], defer=waits))
                 waited += waits and not following
-                if held.late and chance.random() < 0.5:
-                    held.rewind(1)
+                if state.deferred and chance.random() < 0.5:
+                    state.rewind(1)
                     del later[-1]
         assert later == tokens
     assert waited > 20
@@ -194,7 +194,7 @@ def test_a_warm_compiler_has_its_vocabulary_before_it_is_asked() -> None:
     compiler = GrammarCompiler(load)
     compiler.warm()
     assert loaded.wait(10)
-    assert allowed(constraint(compiler, "choice", '["no"]')) == {TEXTS.index("no")}
+    assert allowed(state_of(compiler, "choice", '["no"]')) == {TEXTS.index("no")}
     compiler.close()
 
 
@@ -310,22 +310,22 @@ def test_a_panic_of_native_code_refuses_its_grammar_alone(monkeypatch: pytest.Mo
     assert isinstance(refusal, RequestError)
     assert refusal.status == 400
     assert "fewer rules" in str(refusal)
-    assert allowed(constraint(compiler, "regex", "b")) == {TEXTS.index("b")}  # its only thread lives
+    assert allowed(state_of(compiler, "regex", "b")) == {TEXTS.index("b")}  # its only thread lives
     compiler.close()
 
 
 def test_the_masks_of_forced_tokens_allow_one(compiler: GrammarCompiler) -> None:
-    held = constraint(compiler, "choice", '["certainly yes"]', logprobs=0)
-    tokens = walk(held)
-    again = constraint(compiler, "choice", '["certainly yes"]', logprobs=0)
+    state = state_of(compiler, "choice", '["certainly yes"]', logprobs=0)
+    tokens = walk(state)
+    again = state_of(compiler, "choice", '["certainly yes"]', logprobs=0)
     for token in tokens:
         assert allowed(again) == {token}
-        again.take([token])
+        again.accept([token])
     assert tokens == [*encode("certainly yes"), EOS]
 
 
 def test_rows_behind_the_vocabulary_are_never_allowed(compiler: GrammarCompiler) -> None:
-    assert max(allowed(constraint(compiler, "regex", "(?s:.)*"))) < len(TEXTS)
+    assert max(allowed(state_of(compiler, "regex", "(?s:.)*"))) < len(TEXTS)
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])
@@ -333,49 +333,49 @@ def test_a_grammars_end_is_the_end_whatever_min_tokens_and_bans_say(
     compiler: GrammarCompiler, logprobs: int | None
 ) -> None:
     for rest in ({"min_tokens": 50}, {"allowed_token_ids": tuple(encode("no"))}, {"ignore_eos": True}):
-        held = constraint(compiler, "choice", '["no"]', logprobs=logprobs, **rest)
-        assert held.take([TEXTS.index("no")]) == (EOS,) or allowed(held) == {EOS}
+        state = state_of(compiler, "choice", '["no"]', logprobs=logprobs, **rest)
+        assert state.accept([TEXTS.index("no")]) == (EOS,) or allowed(state) == {EOS}
 
 
 def test_ignore_eos_goes_on_where_the_grammar_does(compiler: GrammarCompiler) -> None:
-    going = constraint(compiler, "regex", "a+", ignore_eos=True)
-    going.take([TEXTS.index("a")])
+    going = state_of(compiler, "regex", "a+", ignore_eos=True)
+    going.accept([TEXTS.index("a")])
     assert allowed(going) == {TEXTS.index("a")}
-    ending = constraint(compiler, "regex", "a+")
-    ending.take([TEXTS.index("a")])
+    ending = state_of(compiler, "regex", "a+")
+    ending.accept([TEXTS.index("a")])
     assert allowed(ending) == {TEXTS.index("a"), EOS, ALSO_EOS}
 
 
 def test_reasoning_is_free_but_cannot_end_the_answer(compiler: GrammarCompiler) -> None:
-    held = constraint(compiler, "choice", '["yes", "no"]', Thinking((END,)))
-    assert allowed(held) >= set(range(len(TEXTS))) - {EOS, ALSO_EOS}
-    assert not allowed(held) & {EOS, ALSO_EOS}
-    held.take(encode("let me see"))
-    held.take([END])
-    assert allowed(held) == {TEXTS.index(t) for t in ("yes", "no", "y", "n")}
+    state = state_of(compiler, "choice", '["yes", "no"]', Thinking((END,)))
+    assert allowed(state) >= set(range(len(TEXTS))) - {EOS, ALSO_EOS}
+    assert not allowed(state) & {EOS, ALSO_EOS}
+    state.accept(encode("let me see"))
+    state.accept([END])
+    assert allowed(state) == {TEXTS.index(t) for t in ("yes", "no", "y", "n")}
 
 
 def test_a_spent_budget_forces_the_end_of_reasoning_and_what_the_grammar_forces(compiler: GrammarCompiler) -> None:
-    held = constraint(compiler, "choice", '["certain", "certainty"]', Thinking((END, 5), budget=3))
-    assert held.take([10]) == () == held.take([11])
-    assert held.take([12]) == (END, 5)[:2] + held_prefix(compiler)
-    alone = Constraint(None, Thinking((END,), budget=0), SamplingParams(), ())
-    assert not alone.idle and allowed(alone) == {END}
-    alone.take([END])
-    assert alone.idle
+    state = state_of(compiler, "choice", '["certain", "certainty"]', Thinking((END, 5), budget=3))
+    assert state.accept([10]) == () == state.accept([11])
+    assert state.accept([12]) == (END, 5)[:2] + forced_at_first(compiler)
+    alone = GrammarState(None, Thinking((END,), budget=0), SamplingParams(), ())
+    assert not alone.unconstrained and allowed(alone) == {END}
+    alone.accept([END])
+    assert alone.unconstrained
 
 
-def held_prefix(compiler: GrammarCompiler) -> tuple[int, ...]:
+def forced_at_first(compiler: GrammarCompiler) -> tuple[int, ...]:
     """What is forced at the beginning of the grammar of the test above."""
     return tuple(matcher(compiler, "choice", '["certain", "certainty"]').compute_ff_tokens())
 
 
 def test_an_end_half_said_when_the_budget_is_spent_is_completed() -> None:
-    held = Constraint(None, Thinking((7, 8, 9), budget=3), SamplingParams(), ())
-    held.take([5])
-    held.take([7])
-    assert held.take([8]) == (9,)
-    assert held.idle
+    state = GrammarState(None, Thinking((7, 8, 9), budget=3), SamplingParams(), ())
+    state.accept([5])
+    state.accept([7])
+    assert state.accept([8]) == (9,)
+    assert state.unconstrained
 
 
 def test_owners_have_grammars_of_their_own(compiler: GrammarCompiler) -> None:
@@ -388,13 +388,13 @@ def test_owners_have_grammars_of_their_own(compiler: GrammarCompiler) -> None:
 
 def test_a_model_may_think_or_answer_at_once(compiler: GrammarCompiler) -> None:
     thinking = Thinking((END,), begin_ids=(BEGIN,), budget=2)
-    held = constraint(compiler, "choice", '["yes"]', thinking)
-    assert allowed(held) == {BEGIN, TEXTS.index("yes")}
-    assert held.take([TEXTS.index("yes")]) == (EOS,)
-    held = constraint(compiler, "choice", '["yes"]', thinking)
-    assert held.take([BEGIN]) == ()
-    assert held.take(encode("a")) == ()
-    assert held.take(encode("b")) == (END, TEXTS.index("yes"), EOS)
+    state = state_of(compiler, "choice", '["yes"]', thinking)
+    assert allowed(state) == {BEGIN, TEXTS.index("yes")}
+    assert state.accept([TEXTS.index("yes")]) == (EOS,)
+    state = state_of(compiler, "choice", '["yes"]', thinking)
+    assert state.accept([BEGIN]) == ()
+    assert state.accept(encode("a")) == ()
+    assert state.accept(encode("b")) == (END, TEXTS.index("yes"), EOS)
 
 
 @pytest.mark.parametrize(
@@ -403,31 +403,31 @@ def test_a_model_may_think_or_answer_at_once(compiler: GrammarCompiler) -> None:
 def test_rewinding_leads_to_the_same_masks(compiler: GrammarCompiler, thinking: Thinking | None) -> None:
     chance = random.Random(1)
     for seed in range(8):
-        held = constraint(compiler, "json_schema", SCHEMA, thinking, logprobs=0)
+        state = state_of(compiler, "json_schema", SCHEMA, thinking, logprobs=0)
         tokens: list[int] = []
-        before = [allowed(held)]
+        before = [allowed(state)]
         pick = random.Random(seed)
         while not (tokens and tokens[-1] in (EOS, ALSO_EOS)) and len(tokens) < 60:
-            options = allowed(held)
+            options = allowed(state)
             token = END if END in options and pick.random() < 0.3 else pick.choice(sorted(options))
-            held.take([token])
+            state.accept([token])
             tokens.append(token)
-            before.append(allowed(held))
+            before.append(allowed(state))
         for _ in range(6):
             count = chance.randint(0, len(tokens))
-            held.rewind(count)
-            assert allowed(held) == before[len(tokens) - count]
+            state.rewind(count)
+            assert allowed(state) == before[len(tokens) - count]
             for place in range(len(tokens) - count, len(tokens)):
-                held.take([tokens[place]])
-                assert allowed(held) == before[place + 1]
+                state.accept([tokens[place]])
+                assert allowed(state) == before[place + 1]
         with pytest.raises(ValueError, match="cannot be taken back"):
-            held.rewind(len(tokens) + 1)
+            state.rewind(len(tokens) + 1)
 
 
 def test_a_token_outside_the_grammar_is_an_error_of_the_sequence(compiler: GrammarCompiler) -> None:
-    held = constraint(compiler, "choice", '["yes"]')
+    state = state_of(compiler, "choice", '["yes"]')
     with pytest.raises(RequestError, match="left its grammar"):
-        held.take([TEXTS.index("x")])
+        state.accept([TEXTS.index("x")])
 
 
 def test_a_grammar_whose_masks_take_too_long_ends_its_own_sequence_alone(
@@ -435,15 +435,15 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_own_sequence_alone(
 ) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(manager, "thread_time", lambda: next(clock))  # each mask takes a second
-    slow = constraint(compiler, "regex", "a+")
+    slow = state_of(compiler, "regex", "a+")
     with ThreadPoolExecutor(1) as pool:
         for _ in range(17):
             Masks((SIZE + 31) // 32, {0: slow}, pool, timed=True).of([0])
-            slow.take([TEXTS.index("a")])
-        assert slow.strikes == 16  # the first token is forced
+            slow.accept([TEXTS.index("a")])
+        assert slow.slow_masks.count == 16  # the first token is forced
         Masks((SIZE + 31) // 32, {0: slow}, pool, timed=True).of([0])
         with pytest.raises(RequestError, match="too complex"):
-            slow.take([TEXTS.index("a")])
+            slow.accept([TEXTS.index("a")])
 
 
 def test_slow_masks_are_counted_for_all_sequences_of_a_request_and_where_they_are_made_at_once(
@@ -451,22 +451,22 @@ def test_slow_masks_are_counted_for_all_sequences_of_a_request_and_where_they_ar
 ) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(manager, "thread_time", lambda: next(clock))  # each mask takes a second
-    made, tally = matcher(compiler, "regex", "[ab]+"), [0]
-    sequences = {row: Constraint(made.deep_copy(), None, SamplingParams(), (EOS,), tally) for row in range(3)}
+    made, shared = matcher(compiler, "regex", "[ab]+"), SlowMasks()
+    sequences = {row: GrammarState(made.deep_copy(), None, SamplingParams(), (EOS,), shared) for row in range(3)}
     for _ in range(6):
         Masks((SIZE + 31) // 32, sequences, timed=True).of([0, 1, 2])
-    assert {sequence.strikes for sequence in sequences.values()} == {18}
+    assert {sequence.slow_masks.count for sequence in sequences.values()} == {18}
     for sequence in sequences.values():
         with pytest.raises(RequestError, match="too complex"):
-            sequence.take([TEXTS.index("a")])
+            sequence.accept([TEXTS.index("a")])
 
 
 def test_masks_come_in_the_order_asked_for_with_all_ones_for_free_rows(compiler: GrammarCompiler) -> None:
-    held = {row: constraint(compiler, "choice", json.dumps([word])) for row, word in ((4, "yes"), (2, "no"))}
+    state = {row: state_of(compiler, "choice", json.dumps([word])) for row, word in ((4, "yes"), (2, "no"))}
     with ThreadPoolExecutor(1) as pool:
         for how in ((), (pool,), (pool, LLExecutor())):
-            masks = Masks((SIZE + 31) // 32, held, *how)
+            masks = Masks((SIZE + 31) // 32, state, *how)
             got = masks.of([2, 7, 4])
             assert (got[1] == 0xFFFFFFFF).all()
             for row, place in ((2, 0), (4, 2)):
-                assert (got[place] == mask(held[row])).all()
+                assert (got[place] == mask(state[row])).all()
