@@ -35,7 +35,7 @@ from penstock.evaluate.scoring import Divergence, Perplexity, Scorer, Window, co
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cache import KV_TYPES
 from penstock.kernels.registry import KernelContext
-from penstock.startup.prepare import Prepared
+from penstock.startup.engine_spec import EngineSpec
 from penstock.weights.writers.quantize import quantize_model
 
 _NEEDS_256 = re.compile(r"q\d_k|iq4_xs|tq\d_0")  # a block is 256 weights; narrower rows stay in another format
@@ -107,15 +107,15 @@ def _windows(model: str, text: str, context: int, chunks: int) -> list[Window]:
     return halved_windows(ids, context, tokenizer.bos_id if begins else None)[:chunks]
 
 
-def exact(prepared: Prepared) -> KernelSet:
+def exact(spec: EngineSpec) -> KernelSet:
     """The reference ops."""
-    options = prepared.options
+    options = spec.options
     context = KernelContext(options.device, options.dtype, options.isa, options.kv_cache_dtype, prefer_reference=True)
     return resolve_kernels(context)
 
 
 def load(
-    subject: Subject, model: str, kv: str = "float32", kernels: Callable[[Prepared], KernelSet] | None = None
+    subject: Subject, model: str, kv: str = "float32", kernels: Callable[[EngineSpec], KernelSet] | None = None
 ) -> Scorer:
     """A model in float32 on one thread, with that KV cache type."""
     settings: dict[str, Any] = {"dtype": "float32", "kv_cache_dtype": kv, "threads": 1, "pack_cache": "off"}

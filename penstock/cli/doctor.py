@@ -76,7 +76,7 @@ def examine(dtype: str = "float32", isa: str = "auto", device: str = "auto") -> 
     from penstock.kernels.api import resolve_kernels
     from penstock.kernels.cpu import native
     from penstock.kernels.registry import KernelContext
-    from penstock.startup.prepare import kernel_decisions, measure_machine
+    from penstock.startup.engine_spec import kernel_decisions, measure_machine
 
     machine = measure_machine("auto" if device == "cpu" else device)
     device = auto_device(machine)[0] if device == "auto" else device

@@ -51,7 +51,7 @@ def perplexity(
     with loading_bar() as told:
         scorer = scoring.Scorer(engine, size, progress=told)
     with closing(scorer):
-        figures |= {"dtype": scorer.prepared.options.dtype, "windows": len(windows)}
+        figures |= {"dtype": scorer.spec.options.dtype, "windows": len(windows)}
         if against is None:
             with loading_bar(title="Scoring", unit="") as told:
                 figures |= _perplexity(scoring.perplexity(scorer, windows, told))

@@ -12,7 +12,7 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
-    from penstock.startup.prepare import Prepared
+    from penstock.startup.engine_spec import EngineSpec
 
 app = typer.Typer(add_completion=False)
 
@@ -24,29 +24,29 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what memory a model needs, without loading it. Exit code 1 says that it does not fit."""
-    from penstock.startup.prepare import prepare
+    from penstock.startup.engine_spec import make_engine_spec
 
     try:
-        prepared = prepare(engine)
+        spec = make_engine_spec(engine)
     except MemoryPlanError as error:
         if not as_json:
             raise
         typer.echo(json.dumps({"fits": False, "error": str(error)}))
         raise typer.Exit(1) from None
-    facts = describe(prepared)
+    facts = describe(spec)
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        _print(prepared, facts)
+        _print(spec, facts)
 
 
-def describe(prepared: Prepared) -> dict[str, Any]:
+def describe(spec: EngineSpec) -> dict[str, Any]:
     """The plan as plain values; sizes in bytes."""
-    made, options = prepared.plan, prepared.options
+    made, options = spec.plan, spec.options
     return {
         "fits": True,
-        "model": prepared.facts.name,
-        "parameters": prepared.facts.parameters,
+        "model": spec.facts.name,
+        "parameters": spec.facts.parameters,
         "dtype": options.dtype,
         "device": options.device,
         "max_model_len": made.max_model_len,
@@ -64,12 +64,12 @@ def describe(prepared: Prepared) -> dict[str, Any]:
             "free": made.available_bytes - made.total_bytes,
         },
         "full_length_sequences": made.max_concurrent_full_length,
-        "settings": [{"name": s.name, "value": s.value, "reason": s.reason} for s in prepared.settings],
+        "settings": [{"name": s.name, "value": s.value, "reason": s.reason} for s in spec.settings],
         "notes": list(made.notes),
     }
 
 
-def _print(prepared: Prepared, facts: dict[str, Any]) -> None:
+def _print(spec: EngineSpec, facts: dict[str, Any]) -> None:
     from penstock.cli.terminal import print_table
     from penstock.startup.memory_plan import format_bytes
 
@@ -79,7 +79,7 @@ def _print(prepared: Prepared, facts: dict[str, Any]) -> None:
         ("weights on disk", "weights_on_disk", f"{facts['parameters']:,} parameters"),
         ("weights resident", "weights_resident", facts["dtype"]),
         ("KV cache", "kv_cache", f"{blocks} blocks of {facts['block_size']} tokens"),
-        ("activations", "activations", prepared.plan.step_remark),
+        ("activations", "activations", spec.plan.step_remark),
         ("total", "total", f"on {facts['device']}"),
         ("free", "free", f"of {format_bytes(sizes['available'])} available now"),
     )

@@ -1,4 +1,4 @@
-"""From options to a running engine: prepare, load, join. The engine's only module that needs torch."""
+"""From options to a running engine: make its spec, load, join. The engine's only module that needs torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
 from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.startup.assemble import load, make_runner, scheduler_options
+from penstock.startup.build_runner import load, make_runner, scheduler_options
 from penstock.startup.claim import Claim
+from penstock.startup.engine_spec import EngineSpec, kernel_decisions, make_engine_spec
 from penstock.startup.levels import guarantee, level_notes, products_note
-from penstock.startup.prepare import Prepared, kernel_decisions, prepare
 from penstock.startup.shortage import shortage_as_plan_error
 from penstock.structured.grammar_compiler import Vocabulary
 from penstock.structured.manager import GrammarGate, StructuredOutputManager
@@ -34,11 +34,11 @@ def build_engine(
     Args:
         options: as given by the user.
         progress: called with (bytes read, bytes in all) while weights load.
-        grammars: the vocabulary is prepared for them meanwhile; else the first grammar waits for it.
+        grammars: the vocabulary is loaded for them meanwhile; else the first grammar waits for it.
 
     Raises:
-        PenstockError: as `prepare`; also weights that are missing, left over or damaged, or another engine of this
-            process that has other threads or another instruction set.
+        PenstockError: as `make_engine_spec`; also weights that are missing, left over or damaged, or another engine of
+            this process that has other threads or another instruction set.
     """
     claim = Claim(options)
     try:
@@ -51,21 +51,21 @@ def build_engine(
 
 
 def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool) -> tuple[Engine, EngineInfo]:
-    prepared = prepare(claim.options)
-    concrete = prepared.options
-    model = prepared.model
-    kernels = prepared.kernels
-    for row in prepared.plan.table():
+    spec = make_engine_spec(claim.options)
+    concrete = spec.options
+    model = spec.model
+    kernels = spec.kernels
+    for row in spec.plan.table():
         log.info("%-12s %12s  %s", *row)
     claim.settle(concrete)
     constraints = StructuredOutputManager(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
     if grammars:  # once streams run, it would stop them: it keeps the interpreter to itself for a second
         constraints.warm()
-    prepared, kv_types, notes = load(prepared, progress)
-    limits = scheduler_options(concrete, prepared.plan, model)
-    runner, executor = make_runner(prepared, kv_types, limits.max_num_seqs)
+    spec, kv_types, notes = load(spec, progress)
+    limits = scheduler_options(concrete, spec.plan, model)
+    runner, executor = make_runner(spec, kv_types, limits.max_num_seqs)
     gates = (GrammarGate(constraints), *default_gates())
-    engine = Engine(Scheduler(limits, prepared.groups, gates=gates), runner, constraints, claim.release)
+    engine = Engine(Scheduler(limits, spec.groups, gates=gates), runner, constraints, claim.release)
     if concrete.shared_prompts:
         pin_shared_prompts(engine, TextPipeline.load(concrete.model), concrete.shared_prompts)
     mode, _, detail = executor.describe.partition(": ")
@@ -73,7 +73,7 @@ def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: 
     for note in notes:
         log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
     numbers = f"weights {concrete.quantize or 'as stored'}, KV cache {' '.join(kv_types)}{products_note(kernels)}"
-    return engine, replace(engine_info(prepared, model.vocab_size, notes, executor.fast), numbers=numbers)
+    return engine, replace(engine_info(spec, model.vocab_size, notes, executor.fast), numbers=numbers)
 
 
 def _vocabulary(model: str, size: int) -> Vocabulary:
@@ -86,25 +86,25 @@ def grammar_vocabulary(text: TextPipeline, size: int) -> Vocabulary:
     return Vocabulary(size, text.tokenizer.token_bytes, encode, text.tokenizer.special_ids, text.eos_ids)
 
 
-def engine_info(prepared: Prepared, vocab_size: int, notes: Sequence[Decision] = (), fast: bool = False) -> EngineInfo:
-    """The facts of an engine built as prepared; `fast`: level fast is in use."""
-    concrete = prepared.options
-    architectures = prepared.checkpoint.config.get("architectures") or ["?"]
+def engine_info(spec: EngineSpec, vocab_size: int, notes: Sequence[Decision] = (), fast: bool = False) -> EngineInfo:
+    """The facts of an engine built from this; `fast`: level fast is in use."""
+    concrete = spec.options
+    architectures = spec.checkpoint.config.get("architectures") or ["?"]
     assert concrete.max_num_seqs and concrete.max_num_batched_tokens and concrete.served_model_name
     return EngineInfo(
         model=concrete.served_model_name,
-        model_path=str(prepared.checkpoint.path),
+        model_path=str(spec.checkpoint.path),
         architecture=str(architectures[0]),
-        max_model_len=prepared.plan.max_model_len,
+        max_model_len=spec.plan.max_model_len,
         vocab_size=vocab_size,
         block_size=concrete.block_size,
-        num_blocks=prepared.plan.kv_blocks[0],
+        num_blocks=spec.plan.kv_blocks[0],
         max_num_seqs=concrete.max_num_seqs,
         max_num_batched_tokens=concrete.max_num_batched_tokens,
         dtype=concrete.dtype,
         device=concrete.device,
-        determinism=guarantee(prepared.kernels, fast),
-        settings=(*prepared.settings, *notes),
-        memory=tuple(Decision(*row) for row in prepared.plan.table()),
-        kernels=kernel_decisions(prepared.kernels),
+        determinism=guarantee(spec.kernels, fast),
+        settings=(*spec.settings, *notes),
+        memory=tuple(Decision(*row) for row in spec.plan.table()),
+        kernels=kernel_decisions(spec.kernels),
     )

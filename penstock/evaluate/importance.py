@@ -20,7 +20,7 @@ from penstock.kernels.reference import dense
 from penstock.kernels.reference.experts import grouped_experts
 from penstock.kernels.registry import KernelContext
 from penstock.layers.weight import Weight
-from penstock.startup.prepare import Prepared
+from penstock.startup.engine_spec import EngineSpec
 from penstock.weights.imatrix import Entry, ImportanceMatrix
 from penstock.weights.writers.gguf_model import gguf_name
 
@@ -52,9 +52,9 @@ class _Tap:
         return dense.linear(x, weight, *rest, **named)
 
 
-def _tapped(tap: _Tap, prepared: Prepared) -> KernelSet:
+def _tapped(tap: _Tap, spec: EngineSpec) -> KernelSet:
     """The reference ops, products listened to."""
-    options = prepared.options
+    options = spec.options
     context = KernelContext(
         options.device_kind, options.dtype, options.isa, options.kv_cache_dtype, prefer_reference=True
     )
@@ -100,7 +100,7 @@ def collect_importance(
             scorer.run(window)
             if progress is not None:
                 progress(done, len(windows))
-        names = partial(gguf_name, scorer.prepared.checkpoint)
+        names = partial(gguf_name, scorer.spec.checkpoint)
         entries: dict[str, Entry] = {}
         for weight in scorer.model.weights():
             if weight.pack is not None and isinstance(weight.value, Tensor):

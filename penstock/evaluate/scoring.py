@@ -17,9 +17,9 @@ from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import KernelSet
 from penstock.models.registry import Model, build_model
-from penstock.startup.assemble import load, make_parts
+from penstock.startup.build_runner import load, make_parts
 from penstock.startup.claim import Claim
-from penstock.startup.prepare import Prepared, prepare
+from penstock.startup.engine_spec import EngineSpec, make_engine_spec
 
 Progress = Callable[[int, int], None]
 _LOGIT_ROWS = 128  # logits are made for that many positions at a time: [128, vocab] float32
@@ -103,7 +103,7 @@ class Scorer:
         options: EngineOptions,
         context: int,
         *,
-        kernels: Callable[[Prepared], KernelSet] | None = None,
+        kernels: Callable[[EngineSpec], KernelSet] | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Loads a model.
@@ -127,20 +127,18 @@ class Scorer:
             "pack_cache": "off",
         }
         self._claim = Claim(replace(options, **single, enable_prefix_caching=False))
-        prepared = prepare(self._claim.options)
-        if prepared.model.head is None:
-            raise ConfigError(
-                f"{prepared.facts.name} embeds or classifies; only models that predict tokens can be scored."
-            )
-        self._claim.settle(prepared.options)
+        spec = make_engine_spec(self._claim.options)
+        if spec.model.head is None:
+            raise ConfigError(f"{spec.facts.name} embeds or classifies; only models that predict tokens can be scored.")
+        self._claim.settle(spec.options)
         if kernels is not None:
-            used, dtype = kernels(prepared), prepared.model.dtype
-            model = build_model(prepared.checkpoint.config, used, dtype=dtype, max_model_len=context)
-            prepared = replace(prepared, kernels=used, model=model)
-        self.prepared, self.kv_types, self.notes = load(prepared, progress)
-        self.model: Model = prepared.model
-        self._memory, self._builder, self._executor = make_parts(self.prepared, self.kv_types, 1, _LOGIT_ROWS)
-        self._blocks = tuple(tuple(range(1, blocks)) for _ in prepared.groups)
+            used, dtype = kernels(spec), spec.model.dtype
+            model = build_model(spec.checkpoint.config, used, dtype=dtype, max_model_len=context)
+            spec = replace(spec, kernels=used, model=model)
+        self.spec, self.kv_types, self.notes = load(spec, progress)
+        self.model: Model = spec.model
+        self._memory, self._builder, self._executor = make_parts(self.spec, self.kv_types, 1, _LOGIT_ROWS)
+        self._blocks = tuple(tuple(range(1, blocks)) for _ in spec.groups)
 
     @property
     def vocab_size(self) -> int:

@@ -31,11 +31,11 @@ def refill(target: Tensor, array: npt.NDArray[Any]) -> None:
     target.copy_(tensor if target.device.type == "cpu" else tensor.pin_memory(), non_blocking=True)
 
 
-class Download:
-    """Tensors as they are when what was queued before has run, on their way to the host.
+class AsyncCopy:
+    """A copy of tensors to the host, queued behind the work that was queued before it.
 
     Args:
-        tensors: of one device; they may be overwritten by work that is queued later.
+        tensors: of one device; work that is queued later may overwrite them.
     """
 
     __slots__ = ("_event", "_here")
@@ -60,8 +60,8 @@ class Download:
         return self._here
 
 
-class Mark:
-    """A place behind all that was queued on a device; where computing is not queued, nothing."""
+class Event:
+    """Marks the end of all that was queued on a device so far; nothing where computing is not queued."""
 
     __slots__ = ("_event",)
 
@@ -72,7 +72,7 @@ class Mark:
             self._event.record()
 
     def wait(self) -> None:
-        """Until the device has come there."""
+        """Waits until the device has reached it."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -99,7 +99,7 @@ def check(device: torch.device | str) -> None:
     For whoever caught an error and goes on: what is wrong with the device, not with the call, shows again.
     """
     with device_errors():
-        Mark(torch.device(device)).wait()
+        Event(torch.device(device)).wait()
 
 
 def _is_lost() -> bool:

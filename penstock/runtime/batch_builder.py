@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,21 @@ from penstock.kernels.copies import upload
 from penstock.layers.batch import Batch, GroupTables, MaskKind
 
 
-class BatchBuilder:
-    """Keeps every row's block tables, its adapter and the last token it sampled. A row's state lies in the slot of its
+class SpanColumns(NamedTuple):
+    """The spans of a step, each field [R] int64."""
 
-    number, so that nothing needs to be handed out; slots behind the rows are free for checkpoints.
+    slots: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    prompt_tokens: npt.NDArray[np.int64]
+    draft_tokens: npt.NDArray[np.int64]
+
+
+class BatchBuilder:
+    """Keeps the block tables of every request slot, its adapter and the last token it sampled.
+
+    A recurrent state lies at the number of its request slot, so none is handed out; the places behind those of the
+    slots are free for checkpoints.
 
     Attributes:
         tables: per group [max_rows, max_blocks] int32, block ids by row and logical block.
@@ -79,12 +91,12 @@ class BatchBuilder:
         given = np.array(tokens, np.int64)
         return np.where(given < 0, -1 - given, len(self._last)), np.maximum(given, 0)
 
-    def facts(self, spans: Sequence[ScheduledTokens]) -> npt.NDArray[np.int64]:
-        """Takes the blocks that spans bring; [5, R]: their rows, starts, lengths, prompt tokens and draft tokens."""
+    def columns(self, spans: Sequence[ScheduledTokens]) -> SpanColumns:
+        """Takes the blocks that spans bring; what else they say, as columns."""
         for span in spans:
             self._append_blocks(span)
-        facts = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
-        return np.ascontiguousarray(np.array(facts, np.int64).T)
+        said = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
+        return SpanColumns._make(np.ascontiguousarray(np.array(said, np.int64).T))
 
     def adapted(self, spans: Sequence[ScheduledTokens]) -> bool:
         """Whether a row among these has an adapter."""
@@ -104,7 +116,9 @@ class BatchBuilder:
     def build(self, spans: Sequence[ScheduledTokens], logit_rows: Sequence[int]) -> Batch:
         """The batch of these spans, in their order."""
         count = len(spans)
-        rows, starts, lens, prompt, draft = self.facts(spans)
+        columns = self.columns(spans)
+        rows, starts = columns.slots, columns.starts
+        lens = columns.lengths
         tokens = self._tokens(spans)
         contexts = starts + lens
         if len(tokens) == count:  # one token a row
@@ -112,7 +126,7 @@ class BatchBuilder:
             token_rows = rows
             positions = starts
         else:
-            ends = lens.cumsum()
+            ends: npt.NDArray[np.int64] = lens.cumsum()
             query_start = np.zeros(count + 1, np.int32)
             query_start[1:] = ends
             token_rows = rows.repeat(lens)
@@ -134,8 +148,8 @@ class BatchBuilder:
             query_start=self._tensor(query_start),
             context_len=self._tensor(contexts.astype(np.int32)),
             groups=groups,
-            prompt_tokens=self._tensor(prompt.astype(np.int32)),
-            draft_tokens=self._tensor(draft.astype(np.int32)),
+            prompt_tokens=self._tensor(columns.prompt_tokens.astype(np.int32)),
+            draft_tokens=self._tensor(columns.draft_tokens.astype(np.int32)),
             logit_rows=self._tensor(np.asarray(logit_rows, np.int64)),
             query_lens=tuple(lens.tolist()),
             context_lens=tuple(context_lens),

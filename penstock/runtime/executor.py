@@ -82,11 +82,20 @@ class RecordedExecutor:
         self.describe = f"recorded: {body.num_ops + head.num_ops} native ops in an arena of {arena} MiB"
 
     def forward(self, batch: Batch) -> None:
-        tables = [(group.block_table, group.slot) for group in batch.groups]
-        lengths = batch.query_start, batch.context_len, batch.prompt_tokens
-        rows = *lengths, tables, batch.logit_rows, batch.state_slot, batch.adapter_slot
-        masks = mask_kinds([mask.value for mask in batch.masks])
-        self._body.run(batch.token_ids, batch.positions, *rows, masks, batch.spans, batch.token_types)
+        self._body.run(
+            batch.token_ids,
+            batch.positions,
+            batch.query_start,
+            batch.context_len,
+            batch.prompt_tokens,
+            groups=[(group.block_table, group.slot) for group in batch.groups],
+            logit_rows=batch.logit_rows,
+            state_slot=batch.state_slot,
+            adapter_slot=batch.adapter_slot,
+            masks=mask_kinds([mask.value for mask in batch.masks]),
+            spans=batch.spans,
+            token_types=batch.token_types,
+        )
         self._rows = len(batch.logit_rows)
 
     def hidden(self) -> Tensor:

@@ -38,15 +38,15 @@ def padded_sizes(most: int) -> tuple[int, ...]:
     return (*(size for size in usual if size < most), most)
 
 
-class Recorder(Protocol):
-    """How launches are recorded."""
+class GraphCapture(Protocol):
+    """How launches are captured."""
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Runs `run`, then records it: what is returned does the same again, on the same tensors."""
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Runs `run`, then captures it: what is returned does the same again, on the same tensors."""
 
 
-class CudaRecorder:
-    """CUDA graphs. They are recorded on a stream of their own, behind what was launched before."""
+class CudaGraphCapture:
+    """CUDA graphs. They are captured on a stream of their own, behind what was launched before."""
 
     def __init__(self) -> None:
         self._renew()
@@ -55,8 +55,8 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As Recorder; the first run compiles kernels, which cannot be done while recording.
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """As GraphCapture; the first run compiles kernels, which cannot be done while capturing.
 
         It runs where steps do, so that what it frees is theirs: torch keeps freed memory for the stream that had it.
         """
@@ -71,28 +71,28 @@ class CudaRecorder:
                 finally:
                     graph.capture_end()
         except BaseException:
-            self._renew()  # torch takes the pool of a recording that broke off for one that is being recorded
+            self._renew()  # torch believes that the pool of a capture that failed is still in use
             raise
         current.wait_stream(self._stream)
         return graph.replay
 
 
-class InterpretedRecorder:
+class InterpretedCapture:
     """Stands in for CUDA graphs where there is no GPU: refuses what they refuse, and runs the function again."""
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As Recorder."""
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """As GraphCapture."""
         run()
         with _NoReads():  # type: ignore[no-untyped-call]
             run()
         return run
 
 
-class Rehearsal:
-    """Runs what would be recorded, once."""
+class DryRun:
+    """Runs once what would be captured."""
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """As Recorder."""
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """As GraphCapture."""
         run()
         return run
 
@@ -157,7 +157,7 @@ class DecodeGraphs:
         model: Model,
         caches: Sequence[LayerCache],
         builder: BatchBuilder,
-        recorder: Recorder,
+        capture: GraphCapture,
         sizes: Sequence[int],
         tokens: Sequence[int],
         queries: int = 1,
@@ -166,7 +166,7 @@ class DecodeGraphs:
 
         Args:
             model, caches, builder: of the steps.
-            recorder: how to record.
+            capture: how to capture.
             sizes: numbers of rows to record for, ascending.
             tokens: positions that rows may have in each cache group in all; those that rows share count for each.
             queries: tokens of every row. Steps of this engine have one; more are for drafts, which nothing makes yet.
@@ -174,7 +174,7 @@ class DecodeGraphs:
         self._model = model
         self._caches = caches
         self._builder = builder
-        self._recorder = recorder
+        self._capture = capture
         self._sizes = tuple(sizes)
         self._capacity = tuple(tokens)
         self._queries = queries
@@ -225,21 +225,20 @@ class DecodeGraphs:
         if not all(plan.fill(contexts, out[f"plan{g}"]) for g, plan in graph.plans.items()):
             return False
         builder = self._builder
-        facts = builder.facts(spans)
-        rows, starts, _, prompt, draft = facts
+        columns = builder.columns(spans)
         tokens = count * queries
         out["sources"][:] = self._free_row
         given = builder.sources([token for span in spans for token in span.tokens])
         out["sources"][:tokens], out["known"][:tokens] = given
         positions = np.tile(np.arange(queries), size).reshape(size, queries)
-        positions[:count] += starts[:, None]
+        positions[:count] += columns.starts[:, None]
         out["positions"][:] = positions.reshape(-1)
         out["rows"][:] = self._free_row
-        out["rows"][:count] = rows
-        out["prompt_tokens"][:count] = prompt
-        out["draft_tokens"][:count] = draft
+        out["rows"][:count] = columns.slots
+        out["prompt_tokens"][:count] = columns.prompt_tokens
+        out["draft_tokens"][:count] = columns.draft_tokens
         out["context_len"][:] = contexts
-        self._fill_tables(out, rows, positions[:count])
+        self._fill_tables(out, columns.slots, positions[:count])
         return True
 
     def _fill_tables(
@@ -264,7 +263,7 @@ class DecodeGraphs:
         """A request is over: recordings may be made from now on."""
         self._answered = 1
 
-    def record_asked(self) -> None:
+    def capture_missed(self) -> None:
         """While requests run: records what a step has missed, if little of the time went into that so far."""
         if self._asked and self._answered and perf_counter() >= self._next:
             size, self._asked = self._asked, 0
@@ -274,7 +273,7 @@ class DecodeGraphs:
                 ended = perf_counter()
                 self._next = ended + (ended - started) * (1 / _SHARE - 1)
 
-    def record_next(self) -> bool:
+    def capture_next(self) -> bool:
         """While nothing runs: records the largest size that is left; whether there are more."""
         left = [size for size in self._sizes if size not in self._graphs and size not in self.failed]
         if not left or not self._answered:
@@ -282,8 +281,8 @@ class DecodeGraphs:
         self._record(left[-1])
         return len(left) > 1
 
-    def rehearse(self) -> None:
-        """Makes the largest recording, to see what memory it takes: as much as all of them do, which share a pool."""
+    def dry_run(self) -> None:
+        """Makes the largest recording to see what memory it takes: as much as all of them, since they share a pool."""
         self._make(self._sizes[-1])
 
     def _record(self, size: int) -> None:
@@ -344,7 +343,7 @@ class DecodeGraphs:
         graph = _Graph(fields, inputs, plans, run, logits)
         assert self._fill_free(graph, fields.arrays(memory), size)
         refill(inputs, memory)
-        return replace(graph, replay=self._recorder.record(run))
+        return replace(graph, replay=self._capture.capture(run))
 
     def _fill_free(self, graph: _Graph, out: dict[str, npt.NDArray[Any]], size: int) -> bool:
         """Inputs of a step that has free rows only."""

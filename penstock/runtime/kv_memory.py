@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.core.kv.cache_spec import CacheGroup, CacheSpec
+from penstock.core.kv.cache_spec import CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import KvCache
@@ -21,7 +21,6 @@ class KVMemory:
         self,
         kernels: KernelSet,
         specs: Sequence[CacheSpec],
-        groups: Sequence[CacheGroup],
         num_blocks: Sequence[int],
         block_size: int,
         *,
@@ -33,12 +32,13 @@ class KVMemory:
         """Allocates it.
 
         Args:
-            kernels, specs, groups, num_blocks, block_size, device: of the model and its plan.
+            kernels, specs, num_blocks, block_size, device: of the model and its plan.
             kv_types: the layers' types; without them all keep float32.
             state_slots: of recurrent layers.
             shared: layers of a group take turns in one memory, since nothing is read after its layer has been computed.
         """
         kv_types = kv_types or ("float32",) * len(specs)
+        groups = group_layers(specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.caches: list[LayerCache] = []
         kept: dict[tuple[object, ...], KvCache] = {}
@@ -49,11 +49,19 @@ class KVMemory:
                 self.caches.append(LayerCache(len(groups), KvCache(nothing, nothing), arrays))
                 continue
             group = group_of[layer]
-            sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
-            place = (group, kv_types[layer], *sizes, None if shared else layer)
+            kv_type = kv_types[layer]
+            place = (group, kv_type, spec.num_kv_heads, spec.key_dim, spec.value_dim, None if shared else layer)
             if place not in kept:
-                make = kernels.make_cache
-                kept[place] = make(kv_types[layer], num_blocks[group], block_size, *sizes, device, spec.latent)
+                kept[place] = kernels.make_cache(
+                    kv_type,
+                    num_blocks[group],
+                    block_size,
+                    spec.num_kv_heads,
+                    spec.key_dim,
+                    spec.value_dim,
+                    device,
+                    spec.latent,
+                )
             self.caches.append(LayerCache(group, kept[place]))
         self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
         self._states: list[Tensor] = [array for cache in self.caches for array in cache.state]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.protocol import NewSequence, ScheduledTokens
-from penstock.kernels.copies import Download
+from penstock.kernels.copies import AsyncCopy
 
 _SUMMED = 256  # states at once, which are copied as float64
 Head = Callable[[Tensor], Tensor]
@@ -24,12 +24,12 @@ class _Row:
 
     params: PoolingParams
     kept: Tensor | None = None
-    parts: list[Download] = field(default_factory=list)
+    parts: list[AsyncCopy] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """A row's result that was begun.
+    """A row's result, being computed.
 
     Attributes:
         row: whose.
@@ -37,9 +37,9 @@ class Pooled:
 
     row: int
     _params: PoolingParams
-    _parts: list[Download]
+    _parts: list[AsyncCopy]
 
-    def take(self) -> bytes:
+    def wait(self) -> bytes:
         """Waits for what the row asked for."""
         params = self._params
         found = torch.cat([part.wait()[0] for part in self._parts]).float()
@@ -94,7 +94,7 @@ class Pooler:
         row = self._rows[span.row]
         params, kind = row.params, row.params.kind
         if kind is PoolingKind.ALL and not params.choices:
-            row.parts.append(Download(self._passed(params, states, states.dtype)))
+            row.parts.append(AsyncCopy(self._passed(params, states, states.dtype)))
         elif kind is PoolingKind.MEAN:
             row.kept = _summed(row.kept, states)
         elif len(states):
@@ -102,12 +102,12 @@ class Pooler:
         if not span.sample:
             return None
         if params.choices:
-            row.parts.append(Download(logits()))
+            row.parts.append(AsyncCopy(logits()))
         elif kind is not PoolingKind.ALL:
             assert row.kept is not None
             mean = kind is PoolingKind.MEAN
             pooled = (row.kept / (span.start + len(span.tokens))).float() if mean else row.kept
-            row.parts.append(Download(self._passed(params, pooled, states.dtype)))
+            row.parts.append(AsyncCopy(self._passed(params, pooled, states.dtype)))
         return Pooled(span.row, params, row.parts)
 
     def _passed(self, params: PoolingParams, states: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
-from penstock.kernels.copies import Mark, device_errors
+from penstock.kernels.copies import Event, device_errors
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.pooling import Head, Pooled, Pooler
-from penstock.runtime.sampler import Draw, Drawing, PromptScores, Sampler
+from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
 
 PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
 
@@ -35,12 +35,12 @@ class _Scored:
 
 @dataclass(slots=True)
 class _Wanted:
-    """Whose final states a step is for.
+    """Which final states a step is to give, and what for.
 
     Attributes:
-        tokens: indices of those tokens; the others are places in this list.
-        draws: those to sample after.
-        scored, pooled: spans of scored prompts, and of rows that pool with the places of theirs.
+        tokens: indices of their tokens in the step; the other fields have places in this list.
+        draws: places to sample after.
+        scored, pooled: spans of scored prompts; spans of slots that pool, with their places.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -50,23 +50,23 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _InFlightStep:
     """A step that was launched: what its result will be made of.
 
     Attributes:
-        draws, drawing: tokens to sample; None where there are none.
-        pooled: results of rows that pool.
-        scored: rows of scored prompts, with their log-probabilities in parts.
-        end: of the step on the device, where nothing of it comes back that could be waited for.
+        draws, samples: tokens to sample, and the handle of their samples; None where there are none.
+        pooled: results of slots that pool.
+        scored: slots of scored prompts, with their log-probabilities in parts.
+        end: of the step on the device, where nothing comes back from it that could be waited for.
         build, forward: seconds the host took.
     """
 
     step: int
     draws: list[Draw]
-    drawing: Drawing | None
+    samples: SamplingHandle | None
     pooled: list[Pooled]
     scored: list[tuple[int, list[PromptScores]]]
-    end: Mark | None
+    end: Event | None
     build: float
     forward: float
 
@@ -98,7 +98,7 @@ class ModelRunner:
         self._builder = builder
         self._pooler = Pooler(classifier, projection)
         self._queue: deque[tuple[StepPlan, Any]] = deque()
-        self._flights: deque[_Flight] = deque()
+        self._in_flight: deque[_InFlightStep] = deque()
         self._new: dict[int, NewSequence] = {}
         self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted, those in flight included
 
@@ -106,19 +106,19 @@ class ModelRunner:
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         if self._sampler.on_device:
             with device_errors():
-                self._flights.append(self._launch(plan, masks))
+                self._in_flight.append(self._launch(plan, masks))
         else:
             self._queue.append((plan, masks))
 
     @torch.inference_mode()
     def sample(self, step: int) -> StepResult:
         with device_errors():
-            flight = self._flights.popleft() if self._flights else self._launch(*self._queue.popleft())
-            if flight.step != step:
-                raise ValueError(f"step {step} was asked for while step {flight.step} is the oldest outstanding")
-            result = self._collect(flight)
+            launched = self._in_flight.popleft() if self._in_flight else self._launch_oldest()
+            if launched.step != step:
+                raise ValueError(f"step {step} was asked for while step {launched.step} is the oldest outstanding")
+            result = self._collect(launched)
             if self._graphs is not None:
-                self._graphs.record_asked()
+                self._graphs.capture_missed()
         return result
 
     @torch.inference_mode()
@@ -129,9 +129,13 @@ class ModelRunner:
             return False
         if self._new:  # there were rows, and nothing runs: their requests are over
             self._graphs.note_answer()
-        return self._graphs.record_next()
+        return self._graphs.capture_next()
 
-    def _launch(self, plan: StepPlan, masks: Any) -> _Flight:
+    def _launch_oldest(self) -> _InFlightStep:
+        plan, masks = self._queue.popleft()
+        return self._launch(plan, masks)
+
+    def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
         started = perf_counter()
         self._apply_rows(plan)
         for op in plan.cache_ops:
@@ -145,33 +149,33 @@ class ModelRunner:
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
         computed = perf_counter()
-        draws, drawing = self._draw(plan, logits, masks)
+        draws, samples = self._draw(plan, logits, masks)
         begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
         pooled = [one for one in begun if one is not None]
         scored = [(entry.row, list(self._score(entry))) for entry in wanted.scored]
-        end = None if draws or pooled or scored else Mark(self._builder.device)
-        return _Flight(plan.step, draws, drawing, pooled, scored, end, built - started, computed - built)
+        end = None if draws or pooled or scored else Event(self._builder.device)
+        return _InFlightStep(plan.step, draws, samples, pooled, scored, end, built - started, computed - built)
 
-    def _collect(self, flight: _Flight) -> StepResult:
+    def _collect(self, step: _InFlightStep) -> StepResult:
         started = perf_counter()
         rows: dict[int, SlotResult] = {}
-        if flight.end is not None:  # else a long prompt would be queued whole
-            flight.end.wait()
-        for draw, sample in zip(flight.draws, flight.drawing.take() if flight.drawing else (), strict=True):
+        if step.end is not None:  # without waiting, all chunks of a long prompt would be queued at once
+            step.end.wait()
+        for draw, sample in zip(step.draws, step.samples.wait() if step.samples else (), strict=True):
             if sample.error is not None:
                 rows[draw.row] = SlotResult(draw.row, error=sample.error)
                 continue
             self._builder.note_sample(draw.row, sample.token)
             logprobs = () if sample.logprobs is None else (sample.logprobs,)
             rows[draw.row] = SlotResult(draw.row, (sample.token,), logprobs)
-        for pooled in flight.pooled:
-            rows[pooled.row] = SlotResult(pooled.row, pooled=pooled.take())
-        for row, parts in flight.scored:
+        for pooled in step.pooled:
+            rows[pooled.row] = SlotResult(pooled.row, pooled=pooled.wait())
+        for row, parts in step.scored:
             result = rows.get(row, SlotResult(row))
-            scores = tuple(score for part in parts for score in part.take())
+            scores = tuple(score for part in parts for score in part.wait())
             rows[row] = SlotResult(row, result.tokens, result.logprobs, scores, result.error)
-        timings = StepTimings(flight.build, flight.forward, perf_counter() - started)
-        return StepResult(flight.step, tuple(rows.values()), timings=timings)
+        timings = StepTimings(step.build, step.forward, perf_counter() - started)
+        return StepResult(step.step, tuple(rows.values()), timings=timings)
 
     def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
         """Logits of all tokens, if that is what is wanted and a recorded step can give them."""
@@ -186,7 +190,7 @@ class ModelRunner:
 
     def abort(self) -> None:
         self._queue.clear()
-        self._flights.clear()
+        self._in_flight.clear()
 
     def close(self) -> None:
         self.abort()
@@ -239,19 +243,19 @@ class ModelRunner:
         hidden = self._executor.hidden()[places]
         return self._pooler.begin(span, hidden, lambda: self._executor.logits(torch.tensor([places.stop - 1])))
 
-    def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> tuple[list[Draw], Drawing | None]:
-        """Begins to sample, once the masks of the step have been made."""
+    def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> tuple[list[Draw], SamplingHandle | None]:
+        """Begins to sample, once the step's masks are made."""
         if logits is None:
             return [], None
         sampled = (span for span in plan.spans if span.sample and self._new[span.row].pooling is None)
         draws = [Draw(span.row, span.start + len(span.tokens)) for span in sampled]
         rows = [draw.row for draw in draws]
-        drawing = self._sampler.begin(logits, draws, None if masks is None else masks.of(rows))
-        if drawing.tokens is not None:
-            self._builder.keep_samples(rows, drawing.tokens)
+        samples = self._sampler.begin(logits, draws, None if masks is None else masks.of(rows))
+        if samples.tokens is not None:
+            self._builder.keep_samples(rows, samples.tokens)
         for row in rows:
             self._known[row] += 1
-        return draws, drawing
+        return draws, samples
 
     def _score(self, entry: _Scored) -> Iterator[PromptScores]:
         for begin in range(0, len(entry.targets), PROMPT_LOGIT_ROWS):

@@ -48,8 +48,8 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
-    """Draws that were begun: those of a kernel on the device may not be over.
+class SamplingHandle:
+    """Samples that are being drawn: a kernel on the device may still be at it.
 
     Attributes:
         tokens: [L] int64 on the device, -1 where there is an error; None where the kernel samples on the host.
@@ -61,7 +61,7 @@ class Drawing:
     _scored: list[int]
     _table: Callable[[], LogprobTable]
 
-    def take(self) -> list[RowSample]:
+    def wait(self) -> list[RowSample]:
         """Waits for the samples, one a draw."""
         tokens, codes = self._take()
         sampled, errors = tokens.tolist(), codes.tolist()
@@ -81,7 +81,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Log-probabilities of known tokens that were begun."""
+    """Log-probabilities of known tokens, being computed."""
 
     _targets: npt.NDArray[np.int64]
     _inside: npt.NDArray[np.bool_]
@@ -89,7 +89,7 @@ class PromptScores:
     _vocab_size: int
     _table: Callable[[], LogprobTable]
 
-    def take(self) -> list[TokenLogprobs]:
+    def wait(self) -> list[TokenLogprobs]:
         """Waits for them; where logits are not finite or the token is beyond the vocabulary, logprob is -inf."""
         table = self._table()
         return [
@@ -145,7 +145,7 @@ class Sampler:
 
     @property
     def on_device(self) -> bool:
-        """Whether samples stay where the logits are until they are taken."""
+        """Whether samples stay where the logits are until somebody waits for them."""
         return bool(self._kernel.on_device)
 
     def add_row(self, new: NewSequence) -> None:
@@ -162,7 +162,9 @@ class Sampler:
         for token in tokens:
             kernel_row.extend(token)
 
-    def begin(self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None) -> Drawing:
+    def begin(
+        self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
+    ) -> SamplingHandle:
         """Begins to sample one token for each draw; the row then counts it as generated.
 
         Args:
@@ -186,17 +188,17 @@ class Sampler:
             drawn = kernel.draw(values, kernel_rows, positions, masks)
             chosen = drawn.tokens.clamp(min=0)
             table = self._score(values, chosen, scored, rows) if scored else _no_table
-            return Drawing(drawn.tokens, rows, drawn.take, scored, table)
+            return SamplingHandle(drawn.tokens, rows, drawn.take, scored, table)
         found = kernel.sample(values, kernel_rows, positions, masks)
         scored = [i for i in scored if not found[1][i]]
         table = self._score(values, found[0], scored, rows) if scored else _no_table
-        return Drawing(None, rows, lambda: found, scored, table)
+        return SamplingHandle(None, rows, lambda: found, scored, table)
 
     def sample(
         self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
     ) -> list[RowSample]:
         """As `begin`, and waits."""
-        return self.begin(logits, draws, masks).take()
+        return self.begin(logits, draws, masks).wait()
 
     def _score(self, values: Any, chosen: Any, scored: list[int], rows: list[_Row]) -> Callable[[], LogprobTable]:
         """Begins to score what the rows `scored` drew, as far as each row asks."""
@@ -232,7 +234,7 @@ class Sampler:
 
     def prompt_logprobs(self, logits: Tensor, target_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
         """As `begin_prompt_logprobs`, and waits: one entry a target."""
-        return self.begin_prompt_logprobs(logits, target_ids, top).take() if target_ids else []
+        return self.begin_prompt_logprobs(logits, target_ids, top).wait() if target_ids else []
 
     def _as_taken(self, logits: Tensor) -> Any:
         """Logits as the kernel takes them."""

@@ -103,7 +103,6 @@ class _Probe:
         memory = KVMemory(
             self._model.kernels,
             self._model.cache_specs,
-            self._groups,
             counts,
             self._block_size,
             kv_types=types,

@@ -242,10 +242,15 @@ def _concurrent(groups: Sequence[CacheGroup], blocks: Sequence[int], limits: Mem
 
 
 def _no_room(
-    model: ModelFacts, groups: Sequence[CacheGroup], dtype_bytes: int, limits: MemoryLimits, parts: tuple[int, int, int]
+    model: ModelFacts,
+    groups: Sequence[CacheGroup],
+    dtype_bytes: int,
+    limits: MemoryLimits,
+    weights: int,
+    step: int,
+    least: int,
 ) -> MemoryPlanError:
-    """Weights and one step alone are too much. `parts`: bytes of weights, of a step, of the least KV cache."""
-    weights, step, least = parts
+    """Weights and one step alone are too much. The last three are bytes; `least` those of the least KV cache."""
     remedy = NO_REMEDY
     ways = [(dtype_bytes, Remedy("", limits, weights))] if limits.max_model_len_fixed else []
     if dtype_bytes == 4:
@@ -262,7 +267,7 @@ def _no_room(
     return MemoryPlanError(
         f"the weights need {format_bytes(weights)}, a step {format_bytes(step)} and the KV cache of one sequence "
         f"{format_bytes(least)}, but only {format_bytes(limits.available_bytes)} are available: "
-        f"{sum(parts) - limits.available_bytes} bytes are missing; {remedy}."
+        f"{weights + step + least - limits.available_bytes} bytes are missing; {remedy}."
     )
 
 
@@ -437,7 +442,7 @@ def _made(
     if left <= 0 or (may_shrink and left < _fewest_bytes(groups, sizes, limits)):
         least = _least(groups, sizes, limits.max_model_len, limits)
         if not may_shrink:
-            raise _no_room(model, groups, dtype_bytes, limits, (weights, activations, least))
+            raise _no_room(model, groups, dtype_bytes, limits, weights, activations, least)
         half = replace(limits, max_model_len=max(limits.block_size, limits.max_model_len // 2))
         shorter = _made(model, groups, dtype_bytes, block_bytes, half, weights)
         note = _shrunk(shorter.max_model_len, limits.max_model_len, least - left, "a step with its KV cache")

@@ -16,8 +16,8 @@ from penstock.layers.batch import Batch, GroupTables, MaskKind
 from penstock.models.registry import Model
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS
+from penstock.startup.engine_spec import EngineSpec
 from penstock.startup.memory_plan import Measured
-from penstock.startup.prepare import Prepared
 
 TOP = 20  # log-probabilities asked for with each token
 
@@ -99,17 +99,17 @@ def dummy_batch(shape: StepShape, model: Model, groups: int, block_size: int, de
     )
 
 
-def _shape_of(prepared: Prepared) -> StepShape:
-    options, plan = prepared.options, prepared.plan
+def _shape_of(spec: EngineSpec) -> StepShape:
+    options, plan = spec.options, spec.plan
     assert options.max_num_seqs and options.max_num_batched_tokens
-    attention = next(choice for choice in prepared.kernels.choices if choice.op == "paged_attention")
+    attention = next(choice for choice in spec.kernels.choices if choice.op == "paged_attention")
     return largest_step(
         options.max_num_seqs,
         options.max_num_batched_tokens,
         plan.max_model_len,
         options.block_size * (max(plan.kv_blocks) - 1),
         options.max_chunk_tokens,
-        prepared.model.whole_prompts,
+        spec.model.whole_prompts,
         attention.chosen.name == "reference",
     )
 
@@ -134,52 +134,51 @@ def run_step(model: Model, memory: KVMemory, batch: Batch) -> Tensor | None:
 
 
 @torch.inference_mode()
-def run_largest_step(prepared: Prepared, memory: KVMemory) -> None:
+def run_largest_step(spec: EngineSpec, memory: KVMemory) -> None:
     """Runs it on caches that have a block 1, with logits and draws for every row, or for as many as are scored."""
-    options, model = prepared.options, prepared.model
-    shape = _shape_of(prepared)
-    batch = dummy_batch(shape, model, len(prepared.groups), options.block_size, options.torch_device)
+    options, model = spec.options, spec.model
+    shape = _shape_of(spec)
+    batch = dummy_batch(shape, model, len(spec.groups), options.block_size, options.torch_device)
     logits = run_step(model, memory, batch)
     if logits is not None:
-        _sample(prepared.kernels, logits)
+        _sample(spec.kernels, logits)
 
 
 def measure(
-    prepared: Prepared,
+    spec: EngineSpec,
     kv_types: Sequence[str],
     meter: MemoryMeter,
     before: int = 0,
-    rehearse: Callable[[KVMemory], None] = lambda memory: None,
+    dry_run: Callable[[KVMemory], None] = lambda memory: None,
 ) -> Measured:
     """Runs the largest step of a loaded model, then what will be recorded, and says what they took.
 
     Args:
-        prepared: with a plan whose blocks and context length the real ones will not exceed by much.
+        spec: with a plan whose blocks and context length the real ones will not exceed by much.
         kv_types: of every layer's cache.
         meter: of the model's device.
         before: bytes that were allocated there when the model was not loaded yet: other engines' in this process.
-        rehearse: takes the memory that recorded steps will keep.
+        dry_run: takes the memory that recorded steps will keep.
     """
     meter.reset()
     weights = meter.read().allocated - before
     memory = KVMemory(
-        prepared.kernels,
-        prepared.model.cache_specs,
-        prepared.groups,
-        (2,) * len(prepared.groups),
-        prepared.options.block_size,
+        spec.kernels,
+        spec.model.cache_specs,
+        (2,) * len(spec.groups),
+        spec.options.block_size,
         kv_types=kv_types,
-        device=prepared.options.torch_device,
-        state_slots=(prepared.options.max_num_seqs or 0) + 1,
-        shared=prepared.model.whole_prompts,
+        device=spec.options.torch_device,
+        state_slots=(spec.options.max_num_seqs or 0) + 1,
+        shared=spec.model.whole_prompts,
     )
     held = meter.read().allocated
     meter.reset()
-    run_largest_step(prepared, memory)
+    run_largest_step(spec, memory)
     peak = meter.read().peak
     meter.reset()
     with torch.inference_mode():
-        rehearse(memory)
+        dry_run(memory)
     recordings = meter.read().peak - held
     memory.close()
     meter.reset()

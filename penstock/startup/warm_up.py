@@ -20,8 +20,8 @@ from penstock.kernels.api import KernelSet
 from penstock.kernels.copies import check
 from penstock.kernels.sampling import RowSettings
 from penstock.runtime.kv_memory import KVMemory
+from penstock.startup.engine_spec import EngineSpec
 from penstock.startup.peak import StepShape, dummy_batch, largest_step, run_step
-from penstock.startup.prepare import Prepared
 
 AHEAD: Final = 10.0  # seconds for steps before the engine is ready
 _REACH: Final = 1024  # tokens of contexts, of which attention sums parts by themselves
@@ -63,12 +63,12 @@ def draw(kernels: KernelSet, logits: Tensor) -> None:
 class WarmUp:
     """The steps that are left to run for a loaded model, on its own caches, where they write to the null block."""
 
-    def __init__(self, prepared: Prepared, memory: KVMemory) -> None:
-        options = prepared.options
-        plan = prepared.plan
-        model = prepared.model
+    def __init__(self, spec: EngineSpec, memory: KVMemory) -> None:
+        options = spec.options
+        plan = spec.plan
+        model = spec.model
         assert options.max_num_seqs and options.max_num_batched_tokens
-        self._prepared, self._memory = prepared, memory
+        self._spec, self._memory = spec, memory
         self._left = deque(
             steps(
                 options.max_num_seqs,
@@ -78,7 +78,7 @@ class WarmUp:
                 options.max_chunk_tokens,
             )
         )
-        self._draws = prepared.kernels.sampling().on_device
+        self._draws = spec.kernels.sampling().on_device
 
     def ahead(self, seconds: float = AHEAD) -> None:
         """Runs steps until that much time has gone by."""
@@ -95,7 +95,7 @@ class WarmUp:
         try:
             self._run(shape)
         except Exception:
-            check(self._prepared.options.torch_device)
+            check(self._spec.options.torch_device)
             log.warning("kernels cannot be compiled ahead; requests will wait for them", exc_info=True)
             self._left.clear()
         else:
@@ -104,10 +104,10 @@ class WarmUp:
         return bool(self._left)
 
     def _run(self, shape: StepShape) -> None:
-        prepared, model = self._prepared, self._prepared.model
-        options = prepared.options
-        batch = dummy_batch(shape, model, len(prepared.groups), options.block_size, options.torch_device, block=0)
+        spec, model = self._spec, self._spec.model
+        options = spec.options
+        batch = dummy_batch(shape, model, len(spec.groups), options.block_size, options.torch_device, block=0)
         logits = run_step(model, self._memory, batch)
         if logits is not None and self._draws:
-            draw(prepared.kernels, logits)
+            draw(spec.kernels, logits)
             self._draws = False

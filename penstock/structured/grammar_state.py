@@ -147,7 +147,8 @@ class GrammarState:
             raise RequestError(GRAMMAR_TOO_COMPLEX)
         if self.broken:
             raise BrokenMatcher
-        length, start, end = len(self._tokens), self._think_start, self._think_end
+        length = len(self._tokens)
+        start, end = self._think_start, self._think_end
         forced, deferred = self._forced, self.deferred
         try:
             return self._accept(tokens, defer)

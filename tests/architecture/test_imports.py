@@ -90,7 +90,7 @@ def test_nothing_is_imported_relatively() -> None:
         ("penstock.server.x", "from importlib import import_module\nimport_module('penstock.models.llama')"),
         ("penstock.server.x", "from penstock.startup.memory_plan import MemoryPlan"),
         ("penstock.structured.x", "from penstock.runtime.runner import ModelRunner"),
-        ("penstock.runtime.x", "from penstock.startup.prepare import prepare"),
+        ("penstock.runtime.x", "from penstock.startup.engine_spec import EngineSpec"),
         ("penstock.startup.x", "from penstock.evaluate import scoring"),
         ("penstock.engine.x", "from penstock.cli.main import main"),
         ("penstock.engine.x", "if TYPE_CHECKING:\n    from penstock.server.app import App"),

@@ -30,7 +30,7 @@ from penstock.engine.build import build_engine, grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
-from penstock.startup.assemble import load
+from penstock.startup.build_runner import load
 from penstock.structured import grammar_compiler, manager
 from penstock.structured.grammar_compiler import compute_mask
 from penstock.structured.manager import StructuredOutputManager

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
 from penstock.models.registry import named
-from penstock.startup import assemble
-from penstock.startup.prepare import prepare
+from penstock.startup import build_runner
+from penstock.startup.engine_spec import make_engine_spec
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
@@ -162,18 +162,18 @@ def test_what_cannot_run_is_said_before_its_sizes_are_asked_for(name: str, tmp_p
         config.pop(field, None)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=f"architecture {name}ForCausalLM.*cannot run through transformers"):
-        prepare(EngineOptions(model=str(tmp_path), kv_blocks=64))
+        make_engine_spec(EngineOptions(model=str(tmp_path), kv_blocks=64))
 
 
 def test_an_engine_says_so(tmp_path: Path):
     """The notes of its start name transformers."""
     save("BitNet", tmp_path)
     options = EngineOptions(model=str(tmp_path), dtype="float32", max_model_len=64, kv_blocks=64, pack_cache="off")
-    prepared = prepare(options)
-    (note,) = [note for note in prepared.settings if note.name == "layers"]
+    spec = make_engine_spec(options)
+    (note,) = [note for note in spec.settings if note.name == "layers"]
     assert note.value == f"transformers {transformers.__version__}" and "BitNetForCausalLM" in note.reason
-    prepared, kv_types, _ = assemble.load(prepared)
-    _, executor = assemble.make_runner(prepared, kv_types, 4)
+    spec, kv_types, _ = build_runner.load(spec)
+    _, executor = build_runner.make_runner(spec, kv_types, 4)
     assert executor.describe.startswith("layer by layer")
     with pytest.raises(ConfigError, match=r"--quantize q8_0.*transformers"):
-        assemble.load(prepare(replace(options, quantize="q8_0")))
+        build_runner.load(make_engine_spec(replace(options, quantize="q8_0")))

@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec, group_layers
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence, ScheduledTokens, last_sample
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.api import resolve_kernels
@@ -62,7 +62,7 @@ def test_a_row_starts_over_with_the_tables_of_its_new_sequence() -> None:
 
 def test_a_copy_touches_its_group_alone() -> None:
     specs = [CacheSpec(CacheKind.FULL, 2, 3, 3), CacheSpec(CacheKind.SLIDING, 1, 3, 2, window=4)]
-    memory = KVMemory(KERNELS, specs, group_layers(specs), (4, 5), 4)
+    memory = KVMemory(KERNELS, specs, (4, 5), 4)
     for cache in memory.caches:
         cache.kv.key[1], cache.kv.value[1] = 7.0, 8.0
     memory.apply(CacheOp(CacheOpKind.COPY, 1, source=1, target=3, num_tokens=2))
@@ -78,7 +78,7 @@ def test_a_copy_touches_its_group_alone() -> None:
 
 def test_closing_frees_every_block() -> None:
     specs = [CacheSpec(CacheKind.FULL, 1, 2, 2), CacheSpec(CacheKind.SLIDING, 1, 2, 2, window=4)]
-    memory = KVMemory(KERNELS, specs, group_layers(specs), (4, 5), 4)
+    memory = KVMemory(KERNELS, specs, (4, 5), 4)
     tensors = [weakref.ref(tensor) for cache in memory.caches for tensor in (cache.kv.key, cache.kv.value)]
     assert len(tensors) == 4 and all(tensor() is not None for tensor in tensors)
     memory.close()

@@ -127,7 +127,7 @@ def make_engine(
 ) -> tuple[Engine, KVMemory]:
     groups = group_layers(model.cache_specs)
     counts = (blocks,) * len(groups)
-    memory = KVMemory(model.kernels, model.cache_specs, groups, counts, BLOCK, state_slots=ROWS + checkpoints)
+    memory = KVMemory(model.kernels, model.cache_specs, counts, BLOCK, state_slots=ROWS + checkpoints)
     for cache in memory.caches:
         for array in cache.state:
             array.fill_(float("nan"))  # a row that starts must not read what an earlier one left

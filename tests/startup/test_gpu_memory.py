@@ -18,14 +18,14 @@ from penstock.kernels.api import resolve_kernels
 from penstock.kernels.devices import MemoryUse
 from penstock.kernels.registry import KernelContext
 from penstock.quant.tensor import TensorInfo
-from penstock.startup import assemble
+from penstock.startup import build_runner
+from penstock.startup.engine_spec import make_spec_on_cpu
 from penstock.startup.gpu_memory import DeviceMemory, remedies, share, smaller_share, smaller_step, smaller_weights
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
-from penstock.startup.prepare import prepare_on_cpu
 from penstock.startup.resident import Packer, decoded_formats, packer_of, resident_bytes
 from tests.models import tiny
 from tests.startup.test_memory_plan import model, planned_groups
-from tests.startup.test_peak import prepared_tiny
+from tests.startup.test_peak import tiny_spec
 from tests.tracking import Tracker
 
 MB = 10**6
@@ -164,12 +164,12 @@ def test_caches_that_are_refused_name_a_smaller_share(tmp_path: Path, monkeypatc
     def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    prepared = prepared_tiny(tmp_path)
-    large = replace(prepared.plan, weights_bytes=30 * MB, kv_bytes=50 * MB, activation_bytes=10 * MB)
-    monkeypatch.setattr(assemble, "make_parts", refuse)
-    monkeypatch.setattr(assemble, "memory_meter", lambda _: Full(free=30 * MB, allocated=50 * MB))
+    spec = tiny_spec(tmp_path)
+    large = replace(spec.plan, weights_bytes=30 * MB, kv_bytes=50 * MB, activation_bytes=10 * MB)
+    monkeypatch.setattr(build_runner, "make_parts", refuse)
+    monkeypatch.setattr(build_runner, "memory_meter", lambda _: Full(free=30 * MB, allocated=50 * MB))
     with pytest.raises(MemoryPlanError, match=r"while the caches were made[\s\S]*--gpu-memory-utilization 0\.79\."):
-        assemble.make_runner(replace(prepared, plan=large), ("float32",), 2)
+        build_runner.make_runner(replace(spec, plan=large), ("float32",), 2)
 
 
 @pytest.mark.parametrize(
@@ -182,16 +182,16 @@ def test_a_refusal_of_memory_shows_the_plan(
     def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.\nA hint of many words")
 
-    prepared = prepared_tiny(tmp_path)
-    monkeypatch.setattr(assemble, where, refuse)
+    spec = tiny_spec(tmp_path)
+    monkeypatch.setattr(build_runner, where, refuse)
     with pytest.raises(MemoryPlanError) as caught:
-        assemble.load(prepared, meter=Tracker())
+        build_runner.load(spec, meter=Tracker())
     text = str(caught.value)
     assert text.startswith("the GPU's memory ran out while ")
     assert all(f"\n  {what} " in text for what in ("weights", "KV cache", "activations", "total"))
     assert text.endswith(f"CUDA out of memory. Tried to allocate 2.00 MiB; {remedy}.")
-    packer = packer_of(prepared.kernels)
-    assert smaller_weights(prepared.facts, packer, prepared.options, prepared.plan, Full(0, 10)) == ""
+    packer = packer_of(spec.kernels)
+    assert smaller_weights(spec.facts, packer, spec.options, spec.plan, Full(0, 10)) == ""
 
 
 def test_foreign_code_stays_on_the_cpu(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_foreign_code_stays_on_the_cpu(tmp_path: Path) -> None:
     gpu = Accelerator("cuda", 0, "H", 80 * 2**30, 79 * 2**30)
     host = Machine(cores=2, memory_total=4 * 2**30, memory_available=3 * 2**30, accelerators=(gpu,))
     asked, runs = EngineOptions(model=str(tmp_path)), "transformers 5: X has no implementation of its own here"
-    prepared = prepare_on_cpu(asked, host, runs)
-    assert prepared.options.device == "cpu"
-    assert prepared.settings[0] == Decision("device", "cpu", runs)
+    spec = make_spec_on_cpu(asked, host, runs)
+    assert spec.options.device == "cpu"
+    assert spec.settings[0] == Decision("device", "cpu", runs)
     with pytest.raises(ConfigError, match=r"--device cuda is not possible: transformers .* Take --device cpu"):
-        prepare_on_cpu(replace(asked, device="cuda"), host, runs)
+        make_spec_on_cpu(replace(asked, device="cuda"), host, runs)

@@ -30,7 +30,7 @@ import penstock.cli.plan
 from penstock.config.machine import read_machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import resolve
-from penstock.core.cache_spec import CacheGroup, CacheKind
+from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.startup.gpu_memory import DeviceMemory, remedies, share
 from penstock.startup.memory_plan import MemoryLimits, plan_memory
 from penstock.startup.resident import Packer, resident_bytes

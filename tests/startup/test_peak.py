@@ -12,10 +12,10 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
-from penstock.startup.assemble import load, make_runner, scheduler_options
+from penstock.startup.build_runner import load, make_runner, scheduler_options
+from penstock.startup.engine_spec import EngineSpec, make_engine_spec, plan_measured
 from penstock.startup.memory_plan import Measured
 from penstock.startup.peak import largest_step
-from penstock.startup.prepare import Prepared, plan_measured, prepare
 from tests.engine.test_equality import ask, finish
 from tests.models import tiny
 from tests.tracking import Tracker
@@ -41,7 +41,7 @@ def test_the_largest_step(given: tuple[int, ...], queries: tuple[int, ...], cont
     assert (shape.queries, shape.contexts) == (queries, contexts)
 
 
-def prepared_tiny(folder: Path, **options: object) -> Prepared:
+def tiny_spec(folder: Path, **options: object) -> EngineSpec:
     """A tiny model for interpreted kernels, as if on a GPU."""
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
@@ -53,30 +53,30 @@ def prepared_tiny(folder: Path, **options: object) -> Prepared:
         "block_size": 8,
         **options,
     }
-    found = prepare(EngineOptions(model=str(folder), **given))  # type: ignore[arg-type]
+    found = make_engine_spec(EngineOptions(model=str(folder), **given))  # type: ignore[arg-type]
     rest = replace(found.limits, kv_cache_memory=None, most_sequences=None, attention_masks=False)
     return replace(found, limits=rest)
 
 
 def test_what_is_measured_replaces_what_was_estimated(tmp_path: Path) -> None:
-    prepared = prepared_tiny(tmp_path)
+    spec = tiny_spec(tmp_path)
     types = ("float32",)
-    block = prepared.plan.kv_block_bytes[0]
+    block = spec.plan.kv_block_bytes[0]
     measured = Measured(weights=3 * MIB, step=2 * MIB, others=MIB, total=20 * MIB)
-    plan = plan_measured(prepared, types, measured)
+    plan = plan_measured(spec, types, measured)
     assert (plan.weights_bytes, plan.activation_bytes, plan.available_bytes) == (3 * MIB, 2 * MIB, 17 * MIB)
     assert plan.kv_blocks == (12 * MIB // block,)
     assert plan.total_bytes <= 0.9 * 20 * MIB - MIB < plan.total_bytes + block
     assert ("activations", "2.0 MiB", "largest step, measured") in plan.table()
-    half = replace(prepared, options=replace(prepared.options, gpu_memory_utilization=0.45))
+    half = replace(spec, options=replace(spec.options, gpu_memory_utilization=0.45))
     assert plan_measured(half, types, measured).kv_blocks == (3 * MIB // block,)
-    shrunk = plan_measured(prepared, types, replace(measured, total=7 * MIB))  # 300 KiB are left
+    shrunk = plan_measured(spec, types, replace(measured, total=7 * MIB))  # 300 KiB are left
     assert shrunk.max_model_len == 128
     tight = replace(measured, total=int((6 * MIB + 9.5 * block) / 0.9))
-    shrunk = plan_measured(prepared, types, tight)
+    shrunk = plan_measured(spec, types, tight)
     assert (shrunk.max_model_len, shrunk.kv_blocks) == (64, (9,))
     assert "instead of the model's 128" in shrunk.notes[0]
-    told = replace(prepared, limits=replace(prepared.limits, max_model_len_fixed=True))
+    told = replace(spec, limits=replace(spec.limits, max_model_len_fixed=True))
     with pytest.raises(MemoryPlanError, match="start with --max-model-len 64"):
         plan_measured(told, types, tight)
 
@@ -85,15 +85,15 @@ def test_an_engine_stays_within_its_share(tmp_path: Path) -> None:
     """With recorded steps, once they are all made, too."""
     tracker = Tracker(total=2 * MIB, others=MIB // 2)
     with tracker:
-        prepared, kv_types, notes = load(prepared_tiny(tmp_path, enforce_eager=False), meter=tracker)
-        limits = scheduler_options(prepared.options, prepared.plan, prepared.model)
-        runner, _ = make_runner(prepared, kv_types, limits.max_num_seqs)
+        spec, kv_types, notes = load(tiny_spec(tmp_path, enforce_eager=False), meter=tracker)
+        limits = scheduler_options(spec.options, spec.plan, spec.model)
+        runner, _ = make_runner(spec, kv_types, limits.max_num_seqs)
         tracker.reset()
-        plan, held = prepared.plan, tracker.allocated
+        plan, held = spec.plan, tracker.allocated
         budget = int(0.9 * tracker.total) - tracker.others
         assert budget - 1024 <= plan.available_bytes <= budget  # constants were there before
         assert plan.weights_bytes + plan.kv_bytes <= held <= budget - plan.activation_bytes
-        engine = Engine(Scheduler(limits, prepared.groups), runner)
+        engine = Engine(Scheduler(limits, spec.groups), runner)
         for number in range(ROWS):
             engine.add(ask(str(number), tuple(tiny.prompt(9, number)), 1))
         assert len(finish(engine, tracker.collect)) == ROWS

@@ -11,12 +11,12 @@ import torch
 from penstock.config.options import EngineOptions
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
-from penstock.startup import assemble, warm_up
-from penstock.startup.assemble import load, make_runner, scheduler_options
-from penstock.startup.prepare import prepare
+from penstock.startup import build_runner, warm_up
+from penstock.startup.build_runner import load, make_runner, scheduler_options
+from penstock.startup.engine_spec import make_engine_spec
 from tests.engine.test_equality import ask, finish
 from tests.models import encoders, tiny
-from tests.startup.test_peak import ROWS, prepared_tiny
+from tests.startup.test_peak import ROWS, tiny_spec
 
 
 def test_steps_have_every_class_of_queries_and_every_tile_of_rows() -> None:
@@ -43,16 +43,16 @@ def test_steps_run_ahead_and_between_requests(tmp_path: Path, monkeypatch: pytes
             made.append(self)
             super().ahead(1e-9)
 
-    monkeypatch.setattr(assemble, "WarmUp", Kept)
-    prepared, kv_types, _ = load(prepared_tiny(tmp_path))
-    limits = scheduler_options(prepared.options, prepared.plan, prepared.model)
-    assert make_runner(prepared, kv_types, ROWS)[0].prepare() is False and not made  # no GPU: nothing is compiled
-    gpu = replace(prepared, options=replace(prepared.options, device="cuda"))
+    monkeypatch.setattr(build_runner, "WarmUp", Kept)
+    spec, kv_types, _ = load(tiny_spec(tmp_path))
+    limits = scheduler_options(spec.options, spec.plan, spec.model)
+    assert make_runner(spec, kv_types, ROWS)[0].prepare() is False and not made  # no GPU: nothing is compiled
+    gpu = replace(spec, options=replace(spec.options, device="cuda"))
     monkeypatch.setattr(type(gpu.options), "torch_device", property(lambda _: "cpu"))
     runner, _ = make_runner(gpu, kv_types, ROWS)
     left = made[0]._left
     assert len(left) == 2  # of one, two and four tokens
-    engine = Engine(Scheduler(limits, prepared.groups), runner)
+    engine = Engine(Scheduler(limits, spec.groups), runner)
     runner.prepare()
     assert len(left) == 2  # there was no answer yet
     prompt = tuple(tiny.prompt(9, 1))
@@ -70,10 +70,10 @@ def test_steps_run_ahead_and_between_requests(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_step_that_fails_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    prepared, kv_types, _ = load(prepared_tiny(tmp_path))
-    memory, _, _ = assemble.make_parts(prepared, kv_types, ROWS, ROWS)
-    warm = warm_up.WarmUp(prepared, memory)
-    monkeypatch.setattr(prepared.model, "forward", None)
+    spec, kv_types, _ = load(tiny_spec(tmp_path))
+    memory, _, _ = build_runner.make_parts(spec, kv_types, ROWS, ROWS)
+    warm = warm_up.WarmUp(spec, memory)
+    monkeypatch.setattr(spec.model, "forward", None)
     warm.ahead()
     assert not warm.run_next()
     assert "compiled ahead" in caplog.text
@@ -85,9 +85,9 @@ def test_models_of_every_kind_run_them(family: str, tmp_path: Path) -> None:
     """Recurrent layers, latent attention, encoders."""
     (encoders if "bert" in family else tiny).save(family, tmp_path, num_hidden_layers=1)
     given = {"device": "interpreter", "max_num_seqs": 3, "max_num_batched_tokens": 40, "block_size": 8}
-    prepared, kv_types, _ = load(prepare(EngineOptions(model=str(tmp_path), **given)))  # type: ignore[arg-type]
-    memory, _, _ = assemble.make_parts(prepared, kv_types, 3, 3)
-    warm = warm_up.WarmUp(prepared, memory)
-    for shape in warm_up.steps(3, 40, prepared.plan.max_model_len, prepared.model.whole_prompts)[::2]:
+    spec, kv_types, _ = load(make_engine_spec(EngineOptions(model=str(tmp_path), **given)))  # type: ignore[arg-type]
+    memory, _, _ = build_runner.make_parts(spec, kv_types, 3, 3)
+    warm = warm_up.WarmUp(spec, memory)
+    for shape in warm_up.steps(3, 40, spec.plan.max_model_len, spec.model.whole_prompts)[::2]:
         warm._run(shape)
     memory.close()

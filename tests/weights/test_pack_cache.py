@@ -28,7 +28,7 @@ from penstock.kernels.cpu.ops import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model
 from penstock.quant.tensor import StoredTensor
-from penstock.startup.prepare import packed_file, prepare
+from penstock.startup.engine_spec import make_engine_spec, packed_file
 from penstock.weights import pack_cache
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.loader import load_weights
@@ -424,7 +424,8 @@ def test_engines_keep_packed_weights_where_they_are_told(model_folder: Path, tmp
 
 
 def test_without_room_nothing_is_written(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.startup.prepare.free_bytes", lambda folder: 1000)
-    cache, why = packed_file(prepare(EngineOptions(model=str(model_folder), pack_cache=str(tmp_path / "there"))))
+    monkeypatch.setattr("penstock.startup.engine_spec.free_bytes", lambda folder: 1000)
+    options = EngineOptions(model=str(model_folder), pack_cache=str(tmp_path / "there"))
+    cache, why = packed_file(make_engine_spec(options))
     assert cache is None
     assert "only 1000 B are free" in why

@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from penstock.kernels.copies import Download, upload
+from penstock.kernels.copies import AsyncCopy, upload
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.sampling import MASS_SLACK, NOT_FINITE, LogprobTable, RowSettings
 from penstock.kernels.triton import sampling_kernels as kernels
@@ -93,7 +93,7 @@ class Drawn:
     """
 
     tokens: Tensor
-    copies: Download
+    copies: AsyncCopy
     rows: tuple[DeviceRow, ...]
     _counted: bool = False
 
@@ -115,7 +115,7 @@ class Drawn:
 class Scored:
     """The arrays of a LogprobTable on their way to the host, in parts of rows."""
 
-    parts: tuple[Download, ...]
+    parts: tuple[AsyncCopy, ...]
 
     def take(self) -> LogprobTable:
         """Waits for them."""
@@ -239,7 +239,7 @@ class DeviceSampling:
             part = slice(begin, begin + _ROWS)
             words = None if masks is None else masks[part]
             _sample(logits[part], rows[part], positions[part], words, tokens[part], errors[part])
-        drawn = Drawn(tokens, Download(tokens, errors), tuple(rows))
+        drawn = Drawn(tokens, AsyncCopy(tokens, errors), tuple(rows))
         for row in rows:
             row.drawn += 1
             row.before = drawn
@@ -266,7 +266,7 @@ class DeviceSampling:
             top: alternatives of each row.
         """
         parts = (slice(begin, begin + _ROWS) for begin in range(0, len(logits), _ROWS))
-        return Scored(tuple(Download(*_scored(logits[part].float(), targets[part], top)) for part in parts))
+        return Scored(tuple(AsyncCopy(*_scored(logits[part].float(), targets[part], top)) for part in parts))
 
 
 def _masks(rows: Sequence[DeviceRow], masks: Words | None) -> tuple[Words | None, npt.NDArray[np.int64]]:

@@ -13,9 +13,9 @@ import torch
 from penstock.config.errors import EngineDeadError
 from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.engine.loop import Engine
-from penstock.kernels.copies import Mark
+from penstock.kernels.copies import Event
 from penstock.runtime.executor import EagerExecutor
-from penstock.runtime.graphs import DecodeGraphs, InterpretedRecorder, padded_sizes
+from penstock.runtime.graphs import DecodeGraphs, InterpretedCapture, padded_sizes
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_equality import GREEDY, SAMPLED, ask, finish, make_engine
 from tests.models import tiny
@@ -133,7 +133,7 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
     runner = engines[1].runner
     assert isinstance(runner, ModelRunner) and isinstance(runner._executor, EagerExecutor)
     ours, builder, executor = graphs_of(engines[1]), runner._builder, runner._executor
-    graphs = DecodeGraphs(ours._model, ours._caches, builder, InterpretedRecorder(), (3,), ours._capacity, queries=2)
+    graphs = DecodeGraphs(ours._model, ours._caches, builder, InterpretedCapture(), (3,), ours._capacity, queries=2)
     spans = []
     for row in range(2):
         blocks = (tuple(range(5 * row + 1, 5 * row + 4)),) * len(builder.tables)
@@ -141,7 +141,7 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
         spans.append(ScheduledTokens(row, 7 * row, (5 + row, 9), 0, 1, True, ((),) * len(builder.tables)))
     with torch.inference_mode():
         graphs.note_answer()
-        assert not graphs.record_next() and not graphs.failed
+        assert not graphs.capture_next() and not graphs.failed
         replayed = graphs.run(spans)
         executor.forward(builder.build(spans, range(4)))
         assert replayed is not None and torch.equal(replayed, executor.logits())
@@ -198,7 +198,7 @@ def test_a_device_that_fails_while_nothing_runs_ends_the_engine(
         def record(self, _: Any) -> Any:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
-    def mark(_: Mark) -> None:
+    def mark(_: Event) -> None:
         if broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -207,7 +207,7 @@ def test_a_device_that_fails_while_nothing_runs_ends_the_engine(
     graphs = DecodeGraphs(ours._model, ours._caches, runner._builder, Fails(), (1,), ours._capacity)
     graphs.note_answer()
     monkeypatch.setattr(runner, "_graphs", graphs)
-    monkeypatch.setattr(Mark, "wait", mark)
+    monkeypatch.setattr(Event, "wait", mark)
     if broken:
         with pytest.raises(EngineDeadError, match="illegal memory access"):
             runner.prepare()
@@ -248,4 +248,4 @@ def test_reads_from_the_device_are_refused() -> None:
     one = torch.ones(3)
     for read in (lambda: one.sum().item(), lambda: one.nonzero()):
         with pytest.raises(RuntimeError, match="cannot be recorded"):
-            InterpretedRecorder().record(read)  # type: ignore[arg-type]
+            InterpretedCapture().capture(read)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from penstock.core.constraint import Thinking
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.engine.loop import Engine
-from penstock.kernels.copies import Download, Mark
+from penstock.kernels.copies import AsyncCopy, Event
 from penstock.runtime.runner import ModelRunner
 from tests.engine.test_equality import GREEDY, SAMPLED, Answer, ask, make_engine
 from tests.models import tiny
@@ -105,7 +105,7 @@ def test_the_same_answers_with_plans_ahead(engines: dict[str, Engine]) -> None:
 def test_a_launch_does_not_wait(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read back while a step is launched, but what words of several tokens need."""
     launching, waits = False, 0
-    submit, wait = ModelRunner.submit, Download.wait
+    submit, wait = ModelRunner.submit, AsyncCopy.wait
 
     def launch(self: ModelRunner, plan: Any, masks: Any = None) -> None:
         nonlocal launching
@@ -113,13 +113,13 @@ def test_a_launch_does_not_wait(engines: dict[str, Engine], monkeypatch: pytest.
         submit(self, plan, masks)
         launching = False
 
-    def count(self: Download) -> tuple[torch.Tensor, ...]:
+    def count(self: AsyncCopy) -> tuple[torch.Tensor, ...]:
         nonlocal waits
         waits += launching
         return wait(self)
 
     monkeypatch.setattr(ModelRunner, "submit", launch)
-    monkeypatch.setattr(Download, "wait", count)
+    monkeypatch.setattr(AsyncCopy, "wait", count)
     scored = replace(GREEDY, prompt_logprobs=1)
     run(engines["ahead"], ask("it", PROMPT, 3), ask("scored", PROMPT, 3, scored))
     assert not waits
@@ -134,7 +134,7 @@ def test_every_step_is_waited_for(
     about: dict[str, Any] = {"block_size": 8, "kv_cache_dtype": "float32", "kv_blocks": 24}
     engine, _ = make_engine(model, 4, 1, device=device, **about)
     waited: list[str] = []
-    for kind in (Download, Mark):
+    for kind in (AsyncCopy, Event):
 
         def wait(self: Any, kind: Any = kind, real: Any = kind.wait) -> Any:
             waited.append(kind.__name__)
@@ -146,7 +146,7 @@ def test_every_step_is_waited_for(
         before, steps = len(waited), engine.stats().steps
         engine.step()
         assert len(waited) > before or engine.stats().steps == steps
-    assert waited.count("Mark") == -(-len(PROMPT) // 4) - 1
+    assert waited.count("Event") == -(-len(PROMPT) // 4) - 1
     engine.close()
 
 
@@ -183,13 +183,13 @@ def test_errors_of_the_device_are_final(
 ) -> None:
     """They show while a step is waited for."""
 
-    def fails(_: Download) -> None:
+    def fails(_: AsyncCopy) -> None:
         raise RuntimeError(text)
 
     engine = engines["ahead"]
     engine.add(ask("it", PROMPT, 3))
     with monkeypatch.context() as patch:
-        patch.setattr(Download, "wait", fails)
+        patch.setattr(AsyncCopy, "wait", fails)
         outputs = engine.step()
     assert [output.error for output in outputs] == ["the engine failed while computing this request; send it again."]
     assert not engine.has_work

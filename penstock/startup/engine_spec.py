@@ -1,4 +1,4 @@
-"""Everything decided before a weight is read: options resolved, memory planned, kernels chosen, the model declared."""
+"""What an engine will be, decided before a weight is read: options, memory plan, kernels, the declared model."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """Everything decided before a weight is read.
+class EngineSpec:
+    """What an engine will be: everything that is decided before a weight is read.
 
     Attributes:
         checkpoint: opened, headers only.
@@ -71,7 +71,7 @@ def measure_machine(device: str = "auto") -> Machine:
     )
 
 
-def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
+def make_engine_spec(options: EngineOptions, machine: Machine | None = None) -> EngineSpec:
     """Opens the checkpoint's headers, resolves every option, plans the memory and chooses the kernels.
 
     Raises:
@@ -107,7 +107,7 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
         kernels = resolve_kernels(of_heads)
         model = declare(concrete.max_model_len)
     if model.runs and concrete.on_gpu:
-        return prepare_on_cpu(options, machine, model.runs)
+        return make_spec_on_cpu(options, machine, model.runs)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     packer = packer_of(kernels)
@@ -116,15 +116,16 @@ def prepare(options: EngineOptions, machine: Machine | None = None) -> Prepared:
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
         limits = replace(limits, remedies=remedies(facts, packer, concrete, limits, memory, weights, machine))
-    plan = _plan(kernels, concrete, model, groups, limits, types, facts, weights)
+    plan = _plan(kernels, concrete, model, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
     settings += decoded_formats(packer, concrete.dtype, checkpoint.tensors.values())
     if model.runs:
-        settings.append(Decision("layers", *model.runs.split(": ", 1)))
-    return Prepared(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
+        kind, _, reason = model.runs.partition(": ")
+        settings.append(Decision("layers", kind, reason))
+    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
 
 
 def _of_heads(context: KernelContext, model: Model) -> KernelContext | None:
@@ -134,12 +135,12 @@ def _of_heads(context: KernelContext, model: Model) -> KernelContext | None:
     return replace(context, heads=tuple(sorted(sizes)), shared_memory=limit) if limit and sizes else None
 
 
-def prepare_on_cpu(options: EngineOptions, machine: Machine, runs: str) -> Prepared:
-    """As `prepare`, for a model that foreign code computes, which is not brought to GPUs."""
+def make_spec_on_cpu(options: EngineOptions, machine: Machine, runs: str) -> EngineSpec:
+    """As `make_engine_spec`, for a model that foreign code computes, which runs on CPUs only."""
     if options.device != "auto":
         raise ConfigError(f"--device {options.device} is not possible: {runs}. Take --device cpu.")
-    prepared = prepare(replace(options, device="cpu"), machine)
-    return replace(prepared, settings=(Decision("device", "cpu", runs), *prepared.settings))
+    spec = make_engine_spec(replace(options, device="cpu"), machine)
+    return replace(spec, settings=(Decision("device", "cpu", runs), *spec.settings))
 
 
 def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu: Accelerator | None) -> MemoryLimits:
@@ -168,48 +169,48 @@ def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu:
 WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
 
 
-def plan_again(prepared: Prepared, kv_types: Sequence[str]) -> MemoryPlan:
+def plan_again(spec: EngineSpec, kv_types: Sequence[str]) -> MemoryPlan:
     """The plan with the KV cache in these types, one a layer.
 
     Raises:
         MemoryPlanError: it does not fit.
     """
-    limits = replace(prepared.limits, max_model_len_fixed=True)
-    return _plan_loaded(prepared, kv_types, limits, prepared.plan.weights_bytes)
+    limits = replace(spec.limits, max_model_len_fixed=True)
+    return _plan_loaded(spec, kv_types, limits, spec.plan.weights_bytes)
 
 
-def plan_measured(prepared: Prepared, kv_types: Sequence[str], measured: Measured) -> MemoryPlan:
+def plan_measured(spec: EngineSpec, kv_types: Sequence[str], measured: Measured) -> MemoryPlan:
     """The plan once the weights are loaded and the largest step has been measured.
 
     Raises:
         MemoryPlanError: it does not fit.
     """
     memory = DeviceMemory(measured.total, measured.total - measured.others)
-    available = share(prepared.options, memory)
-    step = measured.step + measured.recordings + _state_bytes(prepared.model.cache_specs)  # of nobody's row
-    limits = replace(prepared.limits, available_bytes=available, activation_bytes=step)
-    others = remedies(prepared.facts, packer_of(prepared.kernels), prepared.options, limits, memory, measured.weights)
+    available = share(spec.options, memory)
+    free_slot = _state_bytes(spec.model.cache_specs)  # captured steps write the states of unused slots there
+    step = measured.step + measured.recordings + free_slot
+    limits = replace(spec.limits, available_bytes=available, activation_bytes=step)
+    others = remedies(spec.facts, packer_of(spec.kernels), spec.options, limits, memory, measured.weights)
     limits = replace(limits, remedies=others)
-    return _plan_loaded(prepared, kv_types, limits, measured.weights)
+    return _plan_loaded(spec, kv_types, limits, measured.weights)
 
 
-def _plan_loaded(prepared: Prepared, kv_types: Sequence[str], limits: MemoryLimits, weights: int) -> MemoryPlan:
-    """A plan for the model as it was declared, which the length that was planned then is part of."""
-    limits = replace(limits, max_model_len=prepared.plan.max_model_len)
-    of_model = prepared.kernels, prepared.options, prepared.model, prepared.groups
-    return _plan(*of_model, limits, kv_types, prepared.facts, weights)
+def _plan_loaded(spec: EngineSpec, kv_types: Sequence[str], limits: MemoryLimits, weights: int) -> MemoryPlan:
+    """A plan for the model as it was declared: with the length that was planned then."""
+    limits = replace(limits, max_model_len=spec.plan.max_model_len)
+    return _plan(spec.kernels, spec.options, spec.model, limits, kv_types, spec.facts, weights)
 
 
 def _plan(
     kernels: KernelSet,
     options: EngineOptions,
     model: Model,
-    groups: Sequence[CacheGroup],
     limits: MemoryLimits,
     kv_types: Sequence[str],
     facts: ModelFacts,
     weights: int,
 ) -> MemoryPlan:
+    groups = group_layers(model.cache_specs)
     sizes = [
         0
         if spec.state
@@ -240,20 +241,20 @@ def _state_bytes(specs: Sequence[CacheSpec]) -> int:
     return sum(4 * prod(shape) for spec in specs for shape in spec.state)
 
 
-def packed_file(prepared: Prepared) -> tuple[PackedFile | None, str]:
+def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
     """The file that keeps the model's packed weights, or None and the reason."""
-    options, checkpoint = prepared.options, prepared.checkpoint
+    options, checkpoint = spec.options, spec.checkpoint
     folder = pack_folder(options.pack_cache)
     if folder is None:
         return None, "switched off"
     if options.load_format == "dummy":
         return None, "random weights need no file"
-    if not packer_of(prepared.kernels).native:
+    if not packer_of(spec.kernels).native:
         return None, "only the native library's packing is"
-    size = prepared.facts.file_bytes
+    size = spec.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
-    path = folder / file_name(checkpoint, "-".join(filter(None, (prepared.facts.name, options.quantize))))
+    path = folder / file_name(checkpoint, "-".join(filter(None, (spec.facts.name, options.quantize))))
     if not path.exists() and (room := free_bytes(folder)) < 2 * size:
         return None, f"only {format_bytes(room)} are free in {folder}"
     return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""

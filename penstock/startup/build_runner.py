@@ -1,4 +1,4 @@
-"""Loads a prepared model and joins it with its KV memory, batch builder, executor and sampler."""
+"""Loads the model of a spec and joins it with its KV memory, batch builder, executor and sampler."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
-from penstock.runtime.graphs import CudaRecorder, DecodeGraphs, InterpretedRecorder, Recorder, Rehearsal, padded_sizes
+from penstock.runtime.graphs import (
+    CudaGraphCapture,
+    DecodeGraphs,
+    DryRun,
+    GraphCapture,
+    InterpretedCapture,
+    padded_sizes,
+)
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
+from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
 from penstock.startup.memory_plan import MemoryPlan, format_bytes
 from penstock.startup.out_of_memory import oom_as_plan_error
 from penstock.startup.peak import measure
-from penstock.startup.prepare import Prepared, packed_file, plan_again, plan_measured
 from penstock.startup.resident import packer_of
 from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
@@ -39,32 +46,32 @@ _READ_BACK = (  # ops whose reference does
 
 
 def load(
-    prepared: Prepared, progress: Callable[[int, int], None] | None = None, meter: MemoryMeter | None = None
-) -> tuple[Prepared, tuple[str, ...], list[Decision]]:
+    spec: EngineSpec, progress: Callable[[int, int], None] | None = None, meter: MemoryMeter | None = None
+) -> tuple[EngineSpec, tuple[str, ...], list[Decision]]:
     """Loads the weights, chooses the types of the caches and, on a GPU, measures what the largest step leaves for them.
 
     Args:
-        prepared: its model's weights are filled.
+        spec: of the engine; its model's weights are filled.
         progress: called with (bytes read, bytes in all).
         meter: of the device's memory; None takes the device's own, if it has one.
 
     Returns:
-        What was prepared, planned again where cache types changed or a step was measured; every layer's cache type;
+        The spec, planned again where cache types changed or a step was measured; every layer's cache type;
         notes on all this.
 
     Raises:
         CheckpointError: weights are missing, left over or damaged.
         MemoryPlanError: the caches do not fit.
     """
-    model, options = prepared.model, prepared.options
-    cache, kept = packed_file(prepared)
+    model, options = spec.model, spec.options
+    cache, why = packed_file(spec)
     meter = meter or memory_meter(options.torch_device)
     before = meter.read().allocated if meter else 0
-    lighter = partial(smaller_weights, prepared.facts, packer_of(prepared.kernels), options, prepared.plan, meter)
-    with oom_as_plan_error(prepared.plan, "the weights were loaded", lighter):
+    lighter = partial(smaller_weights, spec.facts, packer_of(spec.kernels), options, spec.plan, meter)
+    with oom_as_plan_error(spec.plan, "the weights were loaded", lighter):
         load_weights(
             model,
-            prepared.checkpoint,
+            spec.checkpoint,
             dtype=model.dtype,
             progress=progress,
             device=options.torch_device,
@@ -73,42 +80,40 @@ def load(
             quantize=options.quantize,
         )
         model.place(torch.device(options.torch_device))
-    notes = [Decision("packed weights", *(("kept", cache.describe) if cache else ("not kept", kept)))]
-    kv = choose_kv_types(model, prepared.groups, options.kv_cache_dtype, options.block_size, options.torch_device)
+    notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
+    kv = choose_kv_types(model, spec.groups, options.kv_cache_dtype, options.block_size, options.torch_device)
     if kv.reason:
         notes.append(Decision("KV cache types", ", ".join(dict.fromkeys(kv.of_layer)), kv.reason))
-        prepared = replace(prepared, plan=plan_again(prepared, kv.of_layer))
+        spec = replace(spec, plan=plan_again(spec, kv.of_layer))
     if meter is not None:
-        with oom_as_plan_error(prepared.plan, "a step was tried", partial(smaller_step, options)):
-            found = measure(prepared, kv.of_layer, meter, before, partial(_rehearse, prepared))
-        prepared = replace(prepared, plan=plan_measured(prepared, kv.of_layer, found))
+        with oom_as_plan_error(spec.plan, "a step was tried", partial(smaller_step, options)):
+            found = measure(spec, kv.of_layer, meter, before, partial(_dry_run, spec))
+        spec = replace(spec, plan=plan_measured(spec, kv.of_layer, found))
         others = f"beside weights of {format_bytes(found.weights)}; {format_bytes(found.others)} are not torch's"
         notes.append(Decision("largest step", format_bytes(found.step), others))
         if found.recordings:
             notes.append(Decision("recorded steps", format_bytes(found.recordings), "of the largest, beside that"))
-        notes += (Decision("max_model_len", str(prepared.plan.max_model_len), note) for note in prepared.plan.notes)
-    return prepared, kv.of_layer, notes
+        notes += (Decision("max_model_len", str(spec.plan.max_model_len), note) for note in spec.plan.notes)
+    return spec, kv.of_layer, notes
 
 
 def make_parts(
-    prepared: Prepared, kv_types: Sequence[str], rows: int, logit_rows: int
+    spec: EngineSpec, kv_types: Sequence[str], rows: int, logit_rows: int
 ) -> tuple[KVMemory, BatchBuilder, Executor]:
     """What a loaded model's steps need.
 
     Args:
-        prepared: with the plan that is to be followed.
+        spec: with the plan that is to be followed.
         kv_types: of every layer's cache.
         rows: most sequences in a step.
         logit_rows: most rows whose logits are made at once.
     """
-    options = prepared.options
-    plan = prepared.plan
-    model = prepared.model
-    groups = prepared.groups
+    options = spec.options
+    plan = spec.plan
+    model = spec.model
     memory = KVMemory(
-        prepared.kernels,
+        spec.kernels,
         model.cache_specs,
-        groups,
         plan.kv_blocks,
         options.block_size,
         kv_types=kv_types,
@@ -116,18 +121,18 @@ def make_parts(
         state_slots=rows + plan.checkpoints + (options.device != "cpu"),  # one for what recordings leave over
         shared=model.whole_prompts,
     )
-    builder = _builder(prepared, rows)
+    builder = _builder(spec, rows)
     assert options.max_num_batched_tokens
-    sizes = options.max_num_batched_tokens, logit_rows
-    return memory, builder, make_executor(model, memory.caches, *sizes, options.arithmetic == "fast")
+    most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
+    return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast)
 
 
-def _builder(prepared: Prepared, rows: int) -> BatchBuilder:
-    options, model = prepared.options, prepared.model
+def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
+    options, model = spec.options, spec.model
     return BatchBuilder(
-        len(prepared.groups),
+        len(spec.groups),
         rows,
-        -(-prepared.plan.max_model_len // options.block_size),
+        -(-spec.plan.max_model_len // options.block_size),
         options.block_size,
         torch.device(options.torch_device),
         mask=model.mask,
@@ -135,35 +140,42 @@ def _builder(prepared: Prepared, rows: int) -> BatchBuilder:
     )
 
 
-def make_runner(prepared: Prepared, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
-    """The runner of a model that is prepared and loaded, for so many sequences a step, and what runs its steps."""
-    options = prepared.options
+def make_runner(spec: EngineSpec, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
+    """The runner of a loaded model, for so many sequences a step, and what runs its steps."""
+    options = spec.options
     meter = memory_meter(options.torch_device)
-    lower = partial(smaller_share, options, prepared.plan, meter)
-    with oom_as_plan_error(prepared.plan, "the caches were made", lower):
-        memory, builder, executor = make_parts(prepared, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
-    model = prepared.model
-    sampler = Sampler(model.vocab_size, rows, prepared.kernels.sampling())
+    lower = partial(smaller_share, options, spec.plan, meter)
+    with oom_as_plan_error(spec.plan, "the caches were made", lower):
+        memory, builder, executor = make_parts(spec, kv_types, rows, max(rows, PROMPT_LOGIT_ROWS))
+    model = spec.model
+    sampler = Sampler(model.vocab_size, rows, spec.kernels.sampling())
     graphs = None
     if sampler.on_device and isinstance(executor, EagerExecutor):
-        why = _unrecordable(prepared)
+        why = _unrecordable(spec)
         if why is None:
-            recorder = CudaRecorder() if options.torch_device.startswith("cuda") else InterpretedRecorder()
-            graphs = _graphs(prepared, memory, builder, rows, recorder)
+            capture = CudaGraphCapture() if options.torch_device.startswith("cuda") else InterpretedCapture()
+            graphs = _graphs(spec, memory, builder, rows, capture)
         executor.describe = f"layer by layer: {why}" if why else f"graphs: of decoding, for up to {rows} rows"
-    warm_up = WarmUp(prepared, memory) if options.on_gpu and sampler.on_device else None
+    warm_up = WarmUp(spec, memory) if options.on_gpu and sampler.on_device else None
     if warm_up is not None:
         warm_up.ahead()
-    heads = model.classifier, model.projection
-    return ModelRunner(
-        executor, memory, sampler, builder, *heads, graphs, warm_up.run_next if warm_up else None
-    ), executor
+    runner = ModelRunner(
+        executor,
+        memory,
+        sampler,
+        builder,
+        classifier=model.classifier,
+        projection=model.projection,
+        graphs=graphs,
+        warm_up=warm_up.run_next if warm_up else None,
+    )
+    return runner, executor
 
 
-def _unrecordable(prepared: Prepared) -> str | None:
+def _unrecordable(spec: EngineSpec) -> str | None:
     """Why no step of a model can be recorded as a graph, or None."""
-    model, kernels = prepared.model, prepared.kernels
-    if prepared.options.enforce_eager:
+    model, kernels = spec.model, spec.kernels
+    if spec.options.enforce_eager:
         return "--enforce-eager, or no GPU"
     if model.whole_prompts:
         return "the model decodes nothing"
@@ -173,26 +185,28 @@ def _unrecordable(prepared: Prepared) -> str | None:
     return f"the reference of {', '.join(read)} reads from the device" if read else None
 
 
-def _graphs(prepared: Prepared, memory: KVMemory, builder: BatchBuilder, rows: int, recorder: Recorder) -> DecodeGraphs:
-    tokens = [SHARED * count * prepared.options.block_size for count in prepared.plan.kv_blocks]
-    return DecodeGraphs(prepared.model, memory.caches, builder, recorder, padded_sizes(rows), tokens)
+def _graphs(
+    spec: EngineSpec, memory: KVMemory, builder: BatchBuilder, rows: int, capture: GraphCapture
+) -> DecodeGraphs:
+    tokens = [SHARED * count * spec.options.block_size for count in spec.plan.kv_blocks]
+    return DecodeGraphs(spec.model, memory.caches, builder, capture, padded_sizes(rows), tokens)
 
 
-def _rehearse(prepared: Prepared, memory: KVMemory) -> None:
+def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:
     """Takes the memory of recordings for a moment, if there will be any."""
-    rows = prepared.options.max_num_seqs
-    if rows and _unrecordable(prepared) is None:
+    rows = spec.options.max_num_seqs
+    if rows and _unrecordable(spec) is None:
         try:
-            _graphs(prepared, memory, _builder(prepared, rows), rows, Rehearsal()).rehearse()
+            _graphs(spec, memory, _builder(spec, rows), rows, DryRun()).dry_run()
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # it will be told when it is to be recorded
-            check(prepared.options.torch_device)
+        except Exception:  # the error is logged when the step is to be captured
+            check(spec.options.torch_device)
             log.debug("a recording could not be tried", exc_info=True)
 
 
 def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) -> SchedulerOptions:
-    """What the scheduler of a model planned for so is told. Of encoders' prompts nothing is kept, so none is shared."""
+    """The scheduler's options for a planned model. An encoder's prompts are not kept in the cache, nor shared."""
     whole_prompts = model.whole_prompts
     assert options.max_num_seqs and options.max_num_batched_tokens and options.depth is not None
     return SchedulerOptions(
