@@ -53,11 +53,11 @@ def examine_formats() -> list[dict[str, Any]]:
     Raises:
         ConfigError: the native library, which packs them, cannot be loaded.
     """
-    from penstock.startup.residency import residencies
+    from penstock.startup.format_footprint import format_footprints
 
     return [
         {"format": r.format, "runs": r.runs, "resident_per_file_byte": round(r.ratio, 3), "packing": r.packed}
-        for r in residencies()
+        for r in format_footprints()
     ]
 
 

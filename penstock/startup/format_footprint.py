@@ -1,4 +1,4 @@
-"""What a weight of each stored format becomes in memory, found out by packing one matrix of it. No torch here."""
+"""What a weight of each stored format takes in memory, found out by packing one matrix of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]] | npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Residency:
+class FormatFootprint:
     """How matrices of a format lie in memory.
 
     Attributes:
@@ -45,23 +45,23 @@ class Residency:
         return self.ratio <= LARGEST_RATIO
 
 
-def residencies() -> list[Residency]:
+def format_footprints() -> list[FormatFootprint]:
     """Every format that loads. Needs the native library.
 
     Raises:
         ConfigError: the library cannot be loaded.
     """
-    found = [_residency(name, matrix, matrix.data.size) for name, matrix in _file_formats()]
+    found = [_footprint(name, matrix, matrix.data.size) for name, matrix in _file_formats()]
     for name, config, tensors in _methods():
         stored = {suffix: _fill("w" + suffix, spec) for suffix, spec in tensors.items()}
         method = checkpoint_method({"quantization_config": config}, {t.info.name: t.info for t in stored.values()})
         key = "w_blocks" if "_blocks" in tensors else "w.weight"
         matrix = method.canonical(key, stored, (SIZE, SIZE))
-        found.append(_residency(name, matrix, sum(tensor.data.size for tensor in stored.values())))
+        found.append(_footprint(name, matrix, sum(tensor.data.size for tensor in stored.values())))
     return found
 
 
-def _residency(name: str, matrix: Canonical, stored_bytes: int) -> Residency:
+def _footprint(name: str, matrix: Canonical, stored_bytes: int) -> FormatFootprint:
     """As the loader does it: packed as it is, or decoded to float32 where it cannot be."""
     refused = packing.packable(matrix)
     if refused is not None:
@@ -69,7 +69,7 @@ def _residency(name: str, matrix: Canonical, stored_bytes: int) -> Residency:
         matrix = Plain("f32", (SIZE, SIZE), values.reshape(-1).view(np.uint8))
     packed = packing.pack(matrix)
     kind = packed.kind if refused is None else f"{packed.kind}: {refused}"
-    return Residency(name, kind, packed.nbytes / stored_bytes)
+    return FormatFootprint(name, kind, packed.nbytes / stored_bytes)
 
 
 def _file_formats() -> Iterator[tuple[str, Blocks | Plain]]:
