@@ -35,8 +35,9 @@ from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.render import render_router
 from penstock.server.dialects.rerank import RerankBody, ScoreBody, rerank_router
 from penstock.server.dialects.responses.routes import responses_router
-from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
+from penstock.server.dialects.responses.service.responses import Responses
+from penstock.server.dialects.responses.service.store import ResponseStore
 from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, tokenize_router
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
@@ -44,7 +45,6 @@ from penstock.server.errors import HttpError, error_response
 from penstock.server.gate import Gate
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
-from penstock.server.responses_store import ResponseStore
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend

@@ -44,12 +44,14 @@ def test_core_and_engine_fit_in_a_head() -> None:
 
 
 def test_dialects_are_short() -> None:
-    """Each a folder or a file; counted in lines of code as well."""
+    """Each a folder or a file; counted in lines of code as well. A folder within a dialect, which serves the requests
+    that it translates, is counted apart and is no larger."""
     sizes: Counter[str] = Counter()
     for module in modules():
         if module.within("penstock.server.dialects") and module.name != "penstock.server.dialects":
-            sizes[module.name.split(".")[3]] += module.code_lines
-    assert {"openai", "responses", "anthropic", "ollama", "embeddings"} <= sizes.keys()
+            folder = module.path.split("/")[3:-1]
+            sizes["/".join(folder) or module.name.split(".")[3]] += module.code_lines
+    assert {"openai", "responses", "responses/service", "anthropic", "ollama", "embeddings"} <= sizes.keys()
     assert {name: size for name, size in sizes.items() if size > MAX_DIALECT} == {}
 
 

@@ -16,7 +16,7 @@ import pytest
 from penstock.config import limits
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.responses_store import ResponseStore
+from penstock.server.dialects.responses.service.store import ResponseStore
 from tests.server.support import ANSWER, Running, running, until
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import ConfigError, ParameterError
-from penstock.server.responses_store import Record, ResponseStore
+from penstock.server.dialects.responses.service.store import Record, ResponseStore
 
 
 def record(name: str, text: str = "Hello", status: str = "completed") -> Record:

@@ -16,8 +16,8 @@ from penstock.server.body import read_body, translated
 from penstock.server.dialects.openai.routes import named
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
 from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
-from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import InputTokensBody
+from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.responses.translate import sent_names as response_names
 from penstock.server.document import takes
 from penstock.server.encoding import json_answer, json_response, made_answer

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from penstock.config.errors import param_names
 from penstock.server.answer import EventStream, complete, opened, typed_event
 from penstock.server.auth import owner_of
-from penstock.server.background import Job
 from penstock.server.body import read_body, read_query
 from penstock.server.dialects.responses.composer import Composer
-from penstock.server.dialects.responses.running import Responses
 from penstock.server.dialects.responses.schema import ItemsQuery, ResponsesBody, RetrieveQuery
+from penstock.server.dialects.responses.service.background import Job
+from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.responses.translate import sent_names
 from penstock.server.document import EVENTS, asks, gives, takes
 from penstock.server.encoding import json_answer, json_response

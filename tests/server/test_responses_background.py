@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.server.background import Job, Jobs
+from penstock.server.dialects.responses.service.background import Job, Jobs
 from penstock.server.lifecycle import Lifecycle
 
 

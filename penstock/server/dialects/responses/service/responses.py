@@ -16,15 +16,15 @@ from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.server.answer import Answer, Service, typed_event
 from penstock.server.auth import owner_of
-from penstock.server.background import Job, Jobs
 from penstock.server.body import translated
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
+from penstock.server.dialects.responses.service.background import Job, Jobs
+from penstock.server.dialects.responses.service.fitting import shortened
+from penstock.server.dialects.responses.service.store import Record, ResponseStore
 from penstock.server.dialects.responses.translate import Call, check_combinations, prompt_request, sampling_of
 from penstock.server.errors import not_ready
-from penstock.server.fitting import shortened
-from penstock.server.responses_store import Record, ResponseStore
 
 Prompt = tuple[list[Item], GenerationRequest]
 

@@ -1,0 +1,1 @@
+"""Responses that run, in the background too, are kept, and are found again."""
