@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.config.model_defaults import RECURRENT_LAYERS
 from penstock.layers.attention import Attention, AttentionOptions
 from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense, Projection
@@ -35,6 +34,7 @@ from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.ops import Activation, KernelSet
 from penstock.layers.rotary import RopeParameters, Rotary, Temperature
 from penstock.layers.weight import Weight, WeightPart
+from penstock.models.defaults import RECURRENT_LAYERS
 from penstock.models.fields import Fields
 from penstock.models.rope import context_length, read_rope
 

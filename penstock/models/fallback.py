@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from penstock.config.errors import CheckpointError
-from penstock.config.model_defaults import with_defaults
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.decoder import DecoderModel
@@ -24,6 +23,7 @@ from penstock.layers.ops import KernelSet
 from penstock.layers.step import Step
 from penstock.layers.weight import Weight
 from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.defaults import with_defaults
 from penstock.models.fallback_check import TOLERANCE, disagreement
 from penstock.models.fallback_trace import FAILURES, traced
 from penstock.models.fields import Fields

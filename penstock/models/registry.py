@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from penstock.config.errors import CheckpointError
-from penstock.config.model_defaults import with_defaults
 from penstock.layers.decoder import DecoderModel as Model
 from penstock.layers.ops import KernelSet
 from penstock.models import (
@@ -61,6 +60,7 @@ from penstock.models import (
     starcoder2,
 )
 from penstock.models.blueprint import Blueprint
+from penstock.models.defaults import with_defaults
 from penstock.models.fields import Fields
 
 __all__ = ["ARCHITECTURES", "Family", "Model", "build_model", "check_architecture", "text_fields"]

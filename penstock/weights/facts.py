@@ -7,9 +7,9 @@ from math import prod
 from typing import Any
 
 from penstock.config.errors import CheckpointError
-from penstock.config.model_defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS, with_defaults
 from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
+from penstock.models.defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS, with_defaults
 from penstock.quant.methods import checkpoint_method
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config

@@ -16,7 +16,8 @@ FREE = (
     "penstock.config", "penstock.core", "penstock.text", "penstock.server", "penstock.engine", "penstock.library",
     "penstock.llm", "penstock.weights.readers", "penstock.weights.checkpoint", "penstock.weights.open",
     "penstock.quant.tensor", "penstock.structured", "penstock.startup.memory_plan", "penstock.startup.resident",
-    "penstock.startup.gpu_memory", "penstock.startup.shortage", "penstock.cli.plan",
+    "penstock.startup.gpu_memory", "penstock.startup.shortage", "penstock.cli.plan", "penstock.weights.facts",
+    "penstock.models.defaults",
 )  # fmt: skip
 # Their files may not even name torch, not in a function either.
 NEVER_NAMED = tuple(name for name in FREE if name != "penstock.engine")

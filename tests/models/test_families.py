@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.config.model_defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.models.defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS
 from penstock.models.registry import Model
 from tests.models import tiny
 from tests.models.harness import Harness, load

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.errors import CheckpointError
-from penstock.config.model_defaults import with_defaults
 from penstock.config.names import served_name
+from penstock.models.defaults import with_defaults
 from penstock.text.gguf_export import gguf_tokenizer_metadata
 from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.readers.gguf_keys import ARCHITECTURES
