@@ -1,1 +1,1 @@
-"""What a model is worth: perplexity of texts, importance of its weights' inputs."""
+"""Evaluates a model: perplexity of texts, importance of its weights' inputs."""

@@ -35,7 +35,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Tap:
-    """Listens to every product. Matrices are known by where they lie, experts' too."""
+    """Records the inputs of every product. Matrices, also those of experts, are known by their addresses."""
 
     seen: dict[int, _Seen] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class _Tap:
 
 
 def _tapped(tap: _Tap, spec: EngineSpec) -> KernelSet:
-    """The reference ops, products listened to."""
+    """The reference ops, with the inputs of products recorded."""
     options = spec.options
     context = KernelContext(
         options.device_kind, options.dtype, options.isa, options.kv_cache_dtype, prefer_reference=True
@@ -111,7 +111,7 @@ def collect_importance(
 
 
 def _entries(weight: Weight, tap: _Tap, gguf: Callable[[str], str | None]) -> dict[str, Entry]:
-    """One entry a name that a weight has in GGUF files; merged matrices share their input."""
+    """One entry for each name of a weight in GGUF files; matrices that were merged have the same input."""
     matrices = weight.value if weight.value.dim() == 3 else weight.value[None]
     seen = [tap.seen.get(matrix.data_ptr()) for matrix in matrices]
     if not any(seen):

@@ -39,7 +39,7 @@ class Window:
 
 
 def halved_windows(tokens: Sequence[int], context: int, bos: int | None = None) -> list[Window]:
-    """Stretches of `context` tokens side by side, of each the second half scored: llama.cpp's convention.
+    """Stretches of `context` tokens side by side; the second half of each is scored, as llama.cpp does.
 
     Args:
         tokens: the text.
@@ -77,7 +77,7 @@ def strided_windows(tokens: Sequence[int], context: int, stride: int) -> list[Wi
     windows = [Window(tuple(tokens[:context]), 1)]
     done = min(context, len(tokens))
     while done < len(tokens):
-        end = min(done + min(stride, context - 1), len(tokens))  # the first one needs a token before it
+        end = min(done + min(stride, context - 1), len(tokens))  # the first scored token needs one before it
         start = max(0, end - context)
         windows.append(Window(tuple(tokens[start:end]), done - start))
         done = end
@@ -159,7 +159,7 @@ class Scorer:
             yield self._executor.logits(rows).cpu(), targets[rows + 1]
 
     def run(self, window: Window) -> None:
-        """Runs a stretch and its logits for what they do on the way."""
+        """Runs a stretch and its logits; nothing is returned, whoever listens to ops has what it needs."""
         for _ in self.logits(window):
             pass
 

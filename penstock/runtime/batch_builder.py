@@ -47,19 +47,19 @@ class BatchBuilder:
         mask: MaskKind = MaskKind.CAUSAL,
         types: int = 0,
     ) -> None:
-        """`mask` is every row's; of several `types`, tokens of a pair's second text have the second; 0 for none."""
+        """`mask`: of all rows. `types`: token types of the model, of which a pair's second text has the second."""
         self._mask = mask
         self._second: npt.NDArray[np.int64] | None = np.zeros(max_rows, np.int64) if types else None
         self._one_type = types == 1
         self.block_size = block_size
         self.device = device
-        self._on_cpu = device.type == "cpu"  # a call less for each of a step's tensors
+        self._on_cpu = device.type == "cpu"  # saves a call for each of a step's tensors
         self.tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self._used = [[0] * max_rows for _ in range(num_groups)]
-        self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has told of
+        self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has returned
         self._adapters = [0] * max_rows
         self._last = [0] * max_rows
-        self._samples: torch.Tensor | None = None  # the same, where they stay on the device, and 0 behind it
+        self._samples: torch.Tensor | None = None  # as `_last`, where samples stay on the device; then a 0
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
 
     def add_row(self, new: NewSequence) -> None:
@@ -76,23 +76,23 @@ class BatchBuilder:
         self._last[row] = token
 
     def keep_samples(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
-        """As `note_sample`, of tokens [L] int64 that stay on the device; those below 0, errors, are never looked up."""
+        """As `note_sample`, for tokens [L] int64 that stay on the device; those below 0 are errors, never looked up."""
         self.samples[self._tensor(np.array(rows, np.int64))] = tokens.clamp(min=0)
 
     @property
     def samples(self) -> torch.Tensor:
-        """[max_rows + 1] int64 on the device, each row's last sample, and 0. From its first use on they stay there."""
+        """[max_rows + 1] int64 on the device: each slot's last sample, then a 0. Once used, samples stay there."""
         if self._samples is None:
             self._samples = torch.zeros(len(self._last) + 1, dtype=torch.int64, device=self.device)
         return self._samples
 
     def sources(self, tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens as places in `samples` and what is to be added to what is there: placeholders and known ones alike."""
+        """Each token as a place in `samples` and a number to add to it; known tokens take the place that holds 0."""
         given = np.array(tokens, np.int64)
         return np.where(given < 0, -1 - given, len(self._last)), np.maximum(given, 0)
 
     def columns(self, spans: Sequence[ScheduledTokens]) -> SpanColumns:
-        """Takes the blocks that spans bring; what else they say, as columns."""
+        """Enters the spans' new blocks into the tables; returns the rest of the spans as columns."""
         for span in spans:
             self._append_blocks(span)
         said = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
@@ -103,7 +103,7 @@ class BatchBuilder:
         return any(self._adapters[span.row] for span in spans)
 
     def changes(self, group: int, rows: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Where in the flattened table of a group, and what, was entered for these rows since it was asked last."""
+        """What entered a group's table for these slots since the last call: places in the flat table, and blocks."""
         seen = self._seen[group]
         used = self._used[group]
         table = self.tables[group]

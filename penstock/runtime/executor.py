@@ -110,7 +110,7 @@ class RecordedExecutor:
 
 
 def _symbolic(tape: recording.Recording, groups: int) -> Batch:
-    """A batch of handles, of which layers may only do what ops do."""
+    """A batch of handles: layers may only pass them to ops."""
     tables = tuple(GroupTables(tape.block_table(group), tape.slot(group)) for group in range(groups))
     return Batch(
         token_ids=tape.token_ids,

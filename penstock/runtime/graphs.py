@@ -1,9 +1,8 @@
 """Decode steps recorded once for a number of rows, then replayed without the host's work for every launch.
 
-A recorded step has fixed buffers: whatever differs from step to step is copied there before a replay, in one piece, and
-rows that are left over write to the null block and to a recurrent state that is nobody's. What it computes is what the
-layers would, row by row; what does not fit is computed by them. Recordings are made between steps, one at a time, and
-share one pool of memory.
+A recorded step has fixed buffers. What differs from step to step is copied there in one piece before a replay; unused
+rows write to the null block and to a recurrent state that no slot has. A replay computes the same as the layers; steps
+that fit no recording run layer by layer. Recordings are made between steps, one at a time, and share one memory pool.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 
-_WASTE: Final = 4  # a step of n rows takes no recording of more than 4 n, or of more than 8
-_SHARE: Final = 0.1  # of the time, at most, while requests run
+_WASTE: Final = 4  # a step of n rows uses recordings of up to 4 n rows, or up to 8 if that is more
+_SHARE: Final = 0.1  # of the time that captures may take while requests run
 _ALIGNMENT: Final = 16
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class DryRun:
 
 
 class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where the host would read what a device computes."""
+    """Raises where the host would read a value that a device computes."""
 
     READS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select", "equal", "bincount", "unique_dim")
 
@@ -183,7 +182,7 @@ class DecodeGraphs:
         self._asked = self._answered = 0
         self._next = 0.0
         self._device = builder.device
-        self._free_row, self._width = builder.tables[0].shape  # the row behind the last has tables of null blocks
+        self._free_row, self._width = builder.tables[0].shape  # behind the last slot; it has null blocks
         self._free_state = next((len(cache.state[0]) for cache in caches if cache.state), 0) - 1
         self._tables: list[Tensor] = []
 
@@ -209,7 +208,7 @@ class DecodeGraphs:
         return graph.logits[: len(spans) * queries]
 
     def _find(self, rows: int) -> int | None:
-        """The smallest recording that is not much too large; what would have fitted best is noted."""
+        """The smallest recording that is not much too large; a better size that is missing is noted for capture."""
         fitting = [size for size in self._sizes if size >= rows]
         if fitting[0] not in self._graphs:
             self._asked = fitting[0]
@@ -264,7 +263,7 @@ class DecodeGraphs:
         self._answered = 1
 
     def capture_missed(self) -> None:
-        """While requests run: records what a step has missed, if little of the time went into that so far."""
+        """While requests run: captures the size that a step lacked, unless captures took too much time lately."""
         if self._asked and self._answered and perf_counter() >= self._next:
             size, self._asked = self._asked, 0
             if size not in self._graphs and size not in self.failed:
@@ -274,7 +273,7 @@ class DecodeGraphs:
                 self._next = ended + (ended - started) * (1 / _SHARE - 1)
 
     def capture_next(self) -> bool:
-        """While nothing runs: records the largest size that is left; whether there are more."""
+        """While nothing runs: captures the largest size that is left; returns whether there are more."""
         left = [size for size in self._sizes if size not in self._graphs and size not in self.failed]
         if not left or not self._answered:
             return False
@@ -297,7 +296,7 @@ class DecodeGraphs:
             self.failed.add(size)
 
     def _allocate(self) -> None:
-        """What recordings share: block tables, those of a step's rows, logits. Not before there is one to be made."""
+        """Allocates what recordings share, when the first is made: block tables, those of a step's rows, logits."""
         rows, tokens = self._sizes[-1], self._sizes[-1] * self._queries
         kind: dict[str, Any] = {"dtype": torch.int32, "device": self._device}
         self._logits = torch.empty(tokens, self._model.vocab_size, device=self._device)
@@ -373,11 +372,11 @@ class DecodeGraphs:
         )
 
     def _state_slots(self, rows: Tensor) -> Tensor:
-        """Where rows keep recurrent states: free ones, which begin with every step, in the last."""
+        """Where rows keep recurrent states; unused rows, which start anew with every step, share the last place."""
         return torch.where(rows == self._free_row, self._free_state, rows)
 
     def _fixed_plans(self, size: int) -> dict[int, Any]:
-        """Attention plans of the size: a step of free rows, run by the layers, tells what they ask of them."""
+        """Attention plans for a size: a step of unused rows is run layer by layer to see which plans layers ask for."""
         device, tokens = self._device, size * self._queries
         names = ("known", "positions", *(f"slot{g}" for g in range(len(self._tables))))
         given = {name: torch.zeros(tokens, dtype=torch.int64, device=device) for name in names}

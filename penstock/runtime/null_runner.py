@@ -125,7 +125,7 @@ class NullRunner:
         self._last: dict[int, int] = {}
         self._after: dict[int, int] = {}  # by row, the hash of all its tokens, the last one drawn included
         self._queue: deque[tuple[StepPlan, Any]] = deque()
-        self._aborted = False  # a step failed once: what it said of rows may be lost
+        self._aborted = False  # a step failed once, so that releases of slots may be lost
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         self._queue.append((plan, masks))

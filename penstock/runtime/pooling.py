@@ -20,7 +20,7 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(slots=True)
 class _Row:
-    """What a prompt's earlier chunks left: the first state, the states' sum, or all results, under way to the host."""
+    """What a prompt's earlier chunks left: the first state, the sum of states, or results being copied to the host."""
 
     params: PoolingParams
     kept: Tensor | None = None
@@ -74,7 +74,7 @@ class Pooler:
             self._rows[new.row] = _Row(new.pooling)
 
     def wanted(self, span: ScheduledTokens) -> range | None:
-        """Which of a span's tokens it needs the hidden states of; None if the row does not pool."""
+        """The tokens of a span whose hidden states are needed; None if the slot does not pool."""
         row, count = self._rows.get(span.row), len(span.tokens)
         if row is None:
             return None
@@ -111,7 +111,7 @@ class Pooler:
         return Pooled(span.row, params, row.parts)
 
     def _passed(self, params: PoolingParams, states: Tensor, dtype: torch.dtype) -> Tensor:
-        """States [n, hidden_size] behind the head that the row asks for, if any, which computes in `dtype`."""
+        """States [n, hidden_size] after the head that the request asks for, if any; the head computes in `dtype`."""
         if params.classify:
             assert self._classifier is not None  # the frontend asks only models that have one
             return torch.cat([self._classifier(state[None].to(dtype)) for state in states])

@@ -89,7 +89,7 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         warm_up: Callable[[], bool] | None = None,
     ) -> None:
-        """`warm_up` makes some more kernels ahead, while no row is in the batch; whether there are others."""
+        """`warm_up` compiles some more kernels while no slot is in use, and returns whether there are others."""
         self._executor = executor
         self._warm_up = warm_up
         self._graphs = graphs
@@ -127,7 +127,7 @@ class ModelRunner:
             return True
         if self._graphs is None:
             return False
-        if self._new:  # there were rows, and nothing runs: their requests are over
+        if self._new:  # slots were in use and nothing runs: their requests are over
             self._graphs.note_answer()
         return self._graphs.capture_next()
 
@@ -178,13 +178,13 @@ class ModelRunner:
         return StepResult(step.step, tuple(rows.values()), timings=timings)
 
     def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
-        """Logits of all tokens, if that is what is wanted and a recorded step can give them."""
+        """Logits of all tokens from a recorded step; None if more is wanted or no recording fits."""
         if self._graphs is None or wanted.pooled or wanted.scored or len(wanted.draws) < len(plan.spans):
             return None
         return self._graphs.run(plan.spans)
 
     def _logits(self, wanted: _Wanted) -> Tensor:
-        """Of the rows to draw after, mostly all that were computed."""
+        """Logits of the tokens to sample after; mostly these are all that were computed."""
         every = len(wanted.draws) == len(wanted.tokens)
         return self._executor.logits(None if every else torch.tensor(wanted.draws))
 
@@ -213,7 +213,7 @@ class ModelRunner:
             self._pooler.add_row(new)
 
     def _count_forced(self, plan: StepPlan) -> None:
-        """Tokens that come in a span without having been sampled were forced: the sampler's penalties count them."""
+        """Has the sampler's penalties count forced tokens: those in a span that were not sampled."""
         for span in plan.spans:
             known = self._known[span.row]
             if span.start + len(span.tokens) > known:

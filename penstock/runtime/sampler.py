@@ -201,7 +201,7 @@ class Sampler:
         return self.begin(logits, draws, masks).wait()
 
     def _score(self, values: Any, chosen: Any, scored: list[int], rows: list[_Row]) -> Callable[[], LogprobTable]:
-        """Begins to score what the rows `scored` drew, as far as each row asks."""
+        """Begins to compute the log-probabilities that rows `scored` ask for."""
         top = min(max(rows[i].logprobs or 0 for i in scored), self.vocab_size)
         if len(scored) < len(values):
             places = upload(np.array(scored), chosen.device) if self._kernel.on_device else scored

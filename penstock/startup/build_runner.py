@@ -38,8 +38,8 @@ from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
 log = logging.getLogger(__name__)
-SHARED = 4  # times that a cache's blocks may be in rows' contexts on average before a step is not replayed
-_READ_BACK = (  # ops whose reference does
+SHARED = 4  # a step is replayed while its rows' contexts are at most so many times the cache's blocks
+_READ_BACK = (  # ops whose reference implementation reads values back from the device
     *("plan_attention", "paged_attention", "grouped_experts"),
     *("short_conv", "selective_scan", "gated_delta_rule"),
 )
@@ -118,7 +118,7 @@ def make_parts(
         options.block_size,
         kv_types=kv_types,
         device=options.torch_device,
-        state_slots=rows + plan.checkpoints + (options.device != "cpu"),  # one for what recordings leave over
+        state_slots=rows + plan.checkpoints + (options.device != "cpu"),  # one for the unused rows of captured steps
         shared=model.whole_prompts,
     )
     builder = _builder(spec, rows)
@@ -193,7 +193,7 @@ def _graphs(
 
 
 def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:
-    """Takes the memory of recordings for a moment, if there will be any."""
+    """Runs the largest step that will be captured, to see what memory it takes; nothing if none will be."""
     rows = spec.options.max_num_seqs
     if rows and _unrecordable(spec) is None:
         try:

@@ -98,7 +98,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None) -> 
     kernels = resolve_kernels(context)
 
     def declare(max_model_len: int) -> Model:
-        with torch.device(concrete.torch_device):  # where its constants are made
+        with torch.device(concrete.torch_device):  # its constants are made there
             dtype = getattr(torch, concrete.dtype)
             return build_model(checkpoint.config, kernels, dtype=dtype, max_model_len=max_model_len)
 
@@ -129,7 +129,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None) -> 
 
 
 def _of_heads(context: KernelContext, model: Model) -> KernelContext | None:
-    """The context with the model's heads, on a GPU whose programs can have too large ones; else None."""
+    """The context with the sizes of the model's heads, where a GPU's shared memory bounds them; else None."""
     limit = devices.shared_memory(context.device)
     sizes = {(spec.key_dim, 0 if spec.latent else spec.value_dim) for spec in model.cache_specs if not spec.state}
     return replace(context, heads=tuple(sorted(sizes)), shared_memory=limit) if limit and sizes else None
@@ -160,13 +160,13 @@ def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu:
         kv_cache_memory_fixed=asked.kv_cache_memory is not None,
         kv_blocks=options.kv_blocks,
         enable_prefix_caching=options.enable_prefix_caching,
-        most_sequences=2 * options.max_num_seqs,  # as many again as run, for prefixes
+        most_sequences=2 * options.max_num_seqs,  # half of them run, the rest is for cached prefixes
         attention_masks=gpu is None or bool(gpu.no_kernels),
         where="" if gpu is None else f", {described(options, gpu)}",
     )
 
 
-WORTH_KEEPING = 64 << 20  # bytes of weights from which on a file of packed ones is kept without being asked for
+WORTH_KEEPING = 64 << 20  # bytes of weights: from here on, packed weights are kept in a file by default
 
 
 def plan_again(spec: EngineSpec, kv_types: Sequence[str]) -> MemoryPlan:
@@ -230,7 +230,7 @@ def _plan(
 
 
 def _group_bytes(model: Model, group: CacheGroup, sizes: Sequence[int]) -> int:
-    """Bytes of a block in all layers of a group; of an encoder, whose layers take turns, in those that differ."""
+    """Bytes of a block over a group's layers; an encoder's layers share memory, so layers of equal size count once."""
     if not model.whole_prompts:
         return sum(sizes[layer] for layer in group.layers)
     return sum({model.cache_specs[layer]: sizes[layer] for layer in group.layers}.values())
@@ -261,7 +261,7 @@ def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
 
 
 def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:
-    """Per op, what it got and why better ones were refused."""
+    """The implementation of every op, and why better ones were refused."""
     decoder = native_block_decoder()
     rows = [(choice.op, choice.chosen.name, choice.refused) for choice in kernels.choices]
     refused = () if decoder else (("native", str(native.unavailable_reason())),)

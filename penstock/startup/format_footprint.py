@@ -19,7 +19,7 @@ from penstock.quant.methods import checkpoint_method
 from penstock.quant.tensor import StoredTensor, TensorInfo
 
 SIZE = 1024  # rows and inputs of the matrices
-LARGEST_RATIO = 1.1  # resident bytes over stored ones from which a format counts as converted
+LARGEST_RATIO = 1.1  # of resident to stored bytes; a format with more counts as converted
 GROUP = 128
 FLOATS = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
 Tensors = Mapping[str, tuple[str, tuple[int, ...]] | npt.NDArray[Any]]

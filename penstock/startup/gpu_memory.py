@@ -15,9 +15,9 @@ from penstock.startup.resident import PACKING_SLACK, Packer, resident_bytes
 if TYPE_CHECKING:
     from penstock.kernels.devices import MemoryMeter
 
-SMALL_STEP = 2048  # tokens of a step that is still worth its launches
-ALMOST_ALL = 0.97  # of a GPU's memory: what a plan may be told to fill at most
-SMALLER_FORMATS = ("fp8", "int4")  # that float weights may get while they load
+SMALL_STEP = 2048  # tokens of a step that is still efficient
+ALMOST_ALL = 0.97  # of a GPU's memory: the largest share that is suggested
+SMALLER_FORMATS = ("fp8", "int4")  # suggested for float weights, which are quantised while they load
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _on_cpu(limits: MemoryLimits, machine: Machine) -> MemoryLimits:
 
 
 def smaller_share(options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None) -> str:
-    """--gpu-memory-utilization by which the caches fit beside the weights in what nobody else uses now."""
+    """A --gpu-memory-utilization with which the caches fit, beside the weights, into what others leave free now."""
     if meter is None:
         return ""
     meter.reset()
@@ -95,7 +95,7 @@ def smaller_share(options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter |
 def smaller_weights(
     facts: ModelFacts, packer: Packer, options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None
 ) -> str:
-    """--quantize by which weights fit, with a step and some caches, in what nobody else uses now."""
+    """A --quantize with which weights, a step and some caches fit into what others leave free now."""
     if meter is None or options.quantize is not None:
         return ""
     use = meter.read()

@@ -36,7 +36,7 @@ def _in_fixed_order(kernels: KernelSet) -> bool:
 
 
 def level_notes(wanted: str, fast: bool) -> tuple[Decision, ...]:
-    """What became of `--arithmetic`: the level that is `wanted`, and whether it is fast that is in use."""
+    """What became of `--arithmetic`: `wanted` is the level asked for, `fast` whether level fast is in use."""
     if fast:
         return (Decision("arithmetic", "fast", "prompt tokens in matrix units, generated ones and logits as integers"),)
     if wanted != "fast":
@@ -47,5 +47,5 @@ def level_notes(wanted: str, fast: bool) -> tuple[Decision, ...]:
 
 
 def products_note(kernels: KernelSet) -> str:
-    """What sets answers of this instruction set apart from those of others, beginning with a comma; or nothing."""
+    """How answers differ from those of other instruction sets, beginning with a comma; or ""."""
     return ", products in matrix units" if packer_of(kernels).native and native.two_ways() else ""

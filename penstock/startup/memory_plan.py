@@ -11,7 +11,7 @@ from penstock.config.resolve import ModelFacts
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 
 CHECKPOINTS_A_ROW = 4  # where there is room
-PREFIX_SHARE = 0.5  # of what running sequences need in a sliding group, kept besides for cached prefixes
+PREFIX_SHARE = 0.5  # kept for cached prefixes in a sliding group, as a share of what running sequences need
 NO_REMEDY = "take a smaller model, or a machine with more memory"
 _WORK_BUFFERS = 4  # hidden-size buffers alive at once in a layer: residual, normed, output, and one in flight
 
@@ -193,7 +193,7 @@ def _least(groups: Sequence[CacheGroup], sizes: Sequence[int], tokens: int, limi
 
 
 def _fewest_bytes(groups: Sequence[CacheGroup], sizes: Sequence[int], limits: MemoryLimits) -> int:
-    """Bytes of the KV cache below which no context is short enough; a shorter one may leave more, by a smaller step."""
+    """Bytes of KV cache below which a shorter context is tried: with it a step is smaller and leaves more."""
     if limits.kv_blocks is not None:
         return limits.kv_blocks * sum(sizes)
     return _least(groups, sizes, limits.block_size, limits)
@@ -214,7 +214,7 @@ def _longest(groups: Sequence[CacheGroup], sizes: Sequence[int], budget: int, li
 def _share_blocks(
     groups: Sequence[CacheGroup], sizes: Sequence[int], budget: int, limits: MemoryLimits
 ) -> tuple[int, ...]:
-    """Cuts the budget: every group one full sequence, sliding groups at most half of the rest, full ones all else."""
+    """Cuts the budget: each group gets one full sequence, sliding groups up to half of the rest, full ones the rest."""
     tokens = limits.max_model_len
     blocks = [1 + _peak_blocks(group, tokens, limits) for group in groups]
     spare = budget - sum(size * count for size, count in zip(sizes, blocks, strict=True))
@@ -227,7 +227,7 @@ def _share_blocks(
         blocks[i] += int(count * part)
         spare -= sizes[i] * int(count * part)
     if full:
-        each = sum(sizes[i] for i in full)  # 0 where no layer keeps keys: as many blocks as rows can ever name
+        each = sum(sizes[i] for i in full)  # 0 where no layer keeps keys: then blocks cost nothing
         more = spare // each if each else limits.max_num_seqs * _ceil(tokens, limits.block_size)
         for i in full:
             blocks[i] += more
@@ -272,7 +272,7 @@ def _no_room(
 
 
 def _check_states(groups: Sequence[CacheGroup], sizes: Sequence[int], left: int, limits: MemoryLimits) -> None:
-    """Raises MemoryPlanError if it is for the rows' states that nothing is left."""
+    """Raises MemoryPlanError if the recurrent states of the slots leave nothing for the rest."""
     needed = limits.state_bytes * limits.max_num_seqs
     if not needed or left > _least(groups, sizes, limits.block_size, limits) or left + needed <= 0:
         return
@@ -368,7 +368,7 @@ def _cut(
 
 
 def _checkpoints(groups: Sequence[CacheGroup], sizes: Sequence[int], left: int, limits: MemoryLimits) -> int:
-    """Four a row, within a quarter of what is left beside the KV cache asked for, or else needed."""
+    """Checkpoints: up to four a slot, within a quarter of what the KV cache leaves."""
     if not (limits.state_bytes and limits.enable_prefix_caching):
         return 0
     needed = _least(groups, sizes, limits.max_model_len, limits)

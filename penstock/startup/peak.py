@@ -1,4 +1,4 @@
-"""What memory the largest step takes on a device, measured: one is run on caches of a few blocks, and torch tells."""
+"""Measures what memory the largest step takes on a device, by running one on caches of a few blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def largest_step(
     whole: bool = False,
     gathers: bool = False,
 ) -> StepShape:
-    """As many rows as there may be, of one token each but for the last, which have what is left of the step's tokens.
+    """The most rows there may be: one token each, and the rest of the step's tokens in the last rows.
 
     Args:
         rows, tokens: most of a step.
@@ -70,12 +70,12 @@ def largest_step(
 
 
 def dummy_batch(shape: StepShape, model: Model, groups: int, block_size: int, device: str, block: int = 1) -> Batch:
-    """A step of random tokens, all of whose blocks are one of their group, and all of whose logits are wanted."""
+    """A step of random tokens that all use one block of each group, and whose logits are all wanted."""
     lens = np.array(shape.queries, np.int64)
     contexts = np.array(shape.contexts, np.int64)
     ends = lens.cumsum()
     position = np.arange(ends[-1]) + (contexts - ends).repeat(lens)
-    ids = np.random.default_rng(0).integers(0, model.vocab_size, ends[-1])  # experts are chosen evenly
+    ids = np.random.default_rng(0).integers(0, model.vocab_size, ends[-1])  # random, so that all experts are used
 
     def there(array: np.ndarray[tuple[int, ...], np.dtype[np.int64]], kind: torch.dtype = torch.int64) -> Tensor:
         return torch.from_numpy(array).to(device, kind)
@@ -125,7 +125,7 @@ def _sample(kernels: KernelSet, logits: Tensor) -> None:
 
 
 def run_step(model: Model, memory: KVMemory, batch: Batch) -> Tensor | None:
-    """Logits of as many tokens as there are rows, or as are scored at once; None of a model that has none."""
+    """Runs it; logits of as many tokens as a step computes at most, None for a model without logits."""
     hidden = model.forward(batch, memory.caches)
     if model.head is None:
         return None
@@ -135,7 +135,7 @@ def run_step(model: Model, memory: KVMemory, batch: Batch) -> Tensor | None:
 
 @torch.inference_mode()
 def run_largest_step(spec: EngineSpec, memory: KVMemory) -> None:
-    """Runs it on caches that have a block 1, with logits and draws for every row, or for as many as are scored."""
+    """Runs the largest step on caches that have a block 1, with logits and draws."""
     options, model = spec.options, spec.model
     shape = _shape_of(spec)
     batch = dummy_batch(shape, model, len(spec.groups), options.block_size, options.torch_device)
@@ -151,7 +151,7 @@ def measure(
     before: int = 0,
     dry_run: Callable[[KVMemory], None] = lambda memory: None,
 ) -> Measured:
-    """Runs the largest step of a loaded model, then what will be recorded, and says what they took.
+    """Runs the largest step of a loaded model, then what will be captured, and returns the memory they took.
 
     Args:
         spec: with a plan whose blocks and context length the real ones will not exceed by much.

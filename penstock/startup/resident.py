@@ -18,9 +18,9 @@ from penstock.quant.tensor import TensorInfo
 if TYPE_CHECKING:
     from penstock.kernels.api import KernelSet
 
-PACKING_SLACK = 1.05  # packed scales and padding, over the file's bytes
+PACKING_SLACK = 1.05  # over the file's bytes, for packed scales and padding
 
-# Bits a weight, scales included, of the formats `--quantize` knows, by their first letters; an estimate.
+# Estimated bits of a weight, scales included, by the first letters of `--quantize` formats.
 QUANTIZED_BITS = {
     "q2_k": 2.8, "q3_k": 3.7, "q4_0": 4.7, "q4_1": 5.2, "q4_k": 4.8, "q5_0": 5.7, "q5_1": 6.2, "q5_k": 5.8, "q6_k": 6.8,
     "q8_0": 8.7, "iq4_": 4.8, "tq1_": 2.1, "tq2_": 2.4, "mxfp": 4.5, "nvfp": 4.8, "int4": 4.5, "int8": 8.2, "fp8": 8.2,
@@ -88,7 +88,7 @@ def decoded_formats(packer: Packer, dtype: str, tensors: Iterable[TensorInfo]) -
 
 
 def _why_decoded(info: TensorInfo, packer: Packer) -> str | None:
-    """Why the kernels have no packing for a stored tensor, if that is a quantised matrix and they have none."""
+    """Why a quantised matrix cannot be packed as it is stored; None if it can, and for other tensors."""
     nothing = np.empty(0, np.uint8)
     if len(info.shape) < 2 or info.format not in FORMATS:
         return None

@@ -1,4 +1,4 @@
-"""Memory that the system refuses while an engine is made, told in a sentence."""
+"""Recognises that the system refused memory while an engine was made, and says so in a sentence."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 from penstock.config.errors import CheckpointError, MemoryPlanError, PenstockError
 
-_REFUSALS: Final = (errno.ENOMEM, errno.EAGAIN)  # of memory, and of a thread for want of it
-_WORDS: Final = (  # libraries' own errors that have no type of their own
+_REFUSALS: Final = (errno.ENOMEM, errno.EAGAIN)  # ENOMEM: no memory; EAGAIN: no memory for a thread
+_WORDS: Final = (  # in messages of libraries that raise plain errors
     "allocate memory",
     "bad_alloc",
     "can't start new thread",
@@ -28,7 +28,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def shortage_as_plan_error(error: BaseException) -> BaseException:
-    """The error to raise in place of one: the sentence, where memory ran out."""
+    """A MemoryPlanError where memory ran out; any other error unchanged."""
     if not is_shortage(error) or (isinstance(error, PenstockError) and not isinstance(error, CheckpointError)):
         return error
     why = str(error).partition("\n")[0].rstrip(".") or "the system gave none"

@@ -23,7 +23,7 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.startup.engine_spec import EngineSpec
 from penstock.startup.peak import StepShape, dummy_batch, largest_step, run_step
 
-AHEAD: Final = 10.0  # seconds for steps before the engine is ready
+AHEAD: Final = 10.0  # seconds, before the engine is ready
 _REACH: Final = 1024  # tokens of contexts, of which attention sums parts by themselves
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def steps(rows: int, tokens: int, longest: int, whole: bool = False, chunk: int 
     """
     most = min(tokens, longest, chunk or tokens)
     shapes: list[tuple[int, ...]] = []
-    shapes += ((queries,) for queries in (1, 16, 2, 4, 8) if queries <= most)  # a token, a prompt, ends of known ones
+    shapes += ((queries,) for queries in (1, 16, 2, 4, 8) if queries <= most)  # decoding, prompts, their ends
     size = 32
     while size < tokens:
         shapes.append(largest_step(rows, size, longest, size, chunk, whole).queries)
@@ -49,7 +49,7 @@ def steps(rows: int, tokens: int, longest: int, whole: bool = False, chunk: int 
 
 
 def draw(kernels: KernelSet, logits: Tensor) -> None:
-    """Draws in every way that has kernels of its own: greedy, after penalties and filters, under a mask."""
+    """Draws in each way that needs other kernels: greedy, with penalties and filters, with a mask."""
     sampling = kernels.sampling()
     count, vocab = logits.shape
     words = np.full((count, -(-vocab // 32)), 0xFFFFFFFF, np.uint32)
@@ -61,7 +61,7 @@ def draw(kernels: KernelSet, logits: Tensor) -> None:
 
 
 class WarmUp:
-    """The steps that are left to run for a loaded model, on its own caches, where they write to the null block."""
+    """The warm-up steps of a loaded model; they run on its own caches and write to the null block."""
 
     def __init__(self, spec: EngineSpec, memory: KVMemory) -> None:
         options = spec.options
@@ -88,7 +88,7 @@ class WarmUp:
 
     @torch.inference_mode()
     def run_next(self) -> bool:
-        """Runs a step; whether there are more. No row may be in the batch: states of recurrent layers are written."""
+        """Runs a step; whether there are more. No slot may be in use, since recurrent states are overwritten."""
         if not self._left:
             return False
         started, shape = perf_counter(), self._left.popleft()
