@@ -29,6 +29,7 @@ ELSEWHERE = {
         "text.parsers.stream", "text.parsers.values", "text.parsers.events", "text.parsers.reading",
         "weights.readers.gguf", "weights.readers.gguf_config", "weights.readers.gguf_decoders",
         "weights.readers.gguf_encoders", "weights.readers.gguf_gemma", "weights.readers.gguf_keys",
+        "weights.readers.gguf_layouts",
         "weights.readers.gguf_names", "weights.readers.gguf_recurrent", "weights.readers.modules",
         "weights.readers.tied",
     ),

@@ -81,11 +81,6 @@ class Decoder:
         found = {"architectures": [self.architecture], "model_type": self.model_type}
         return found | _usual(keys, tensors) | dict(self.constants) | self.own(keys, tensors)
 
-    def layer_names(self, tensors: Tensors) -> dict[str, str]:
-        """Names of a layer's tensors in this file."""
-        present = [names for tensor, names in self.names_with.items() if f"blk.0.{tensor}" in tensors]
-        return {**NAMES, **self.names, **{key: name for names in present for key, name in names.items()}}
-
 
 def layer_types(count: int, period: int) -> list[str]:
     """Every period-th layer attends to everything, the others to a window."""

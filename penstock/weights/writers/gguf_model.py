@@ -19,7 +19,7 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imatrix import ImportanceMatrix
 from penstock.weights.readers.gguf import shard_paths
 from penstock.weights.readers.gguf_file import GgufTensor, read_gguf_file
-from penstock.weights.readers.gguf_names import EXPERT_NAMES, LAYER_NAMES, OWN_NAMES, TOP_NAMES
+from penstock.weights.readers.gguf_layouts import LAYER_NAMES, TOP_NAMES, layout_of
 from penstock.weights.writers.gguf import RawValue, TensorToWrite
 from penstock.weights.writers.gguf_metadata import architecture_of, file_metadata, llama3_divisors, resolved_config
 from penstock.weights.writers.rows import Rows, encoded, rows_of
@@ -75,12 +75,10 @@ class GgufNames:
     """Hugging Face names → GGUF names of one architecture."""
 
     def __init__(self, arch: str, config: Mapping[str, Any]) -> None:
-        family = "mixtral" if arch == "llama" and config.get("num_local_experts") else arch
-        own = OWN_NAMES.get(family, {})
-        stems = {theirs: ours for ours, theirs in {**LAYER_NAMES, **own}.items()}
+        layout = layout_of(arch, config)
         self._top = {theirs: ours for ours, theirs in TOP_NAMES.items()}
-        self._stems = stems
-        self._prefix, names = EXPERT_NAMES.get(family, ("", {}))
+        self._stems = {theirs: ours for ours, theirs in {**LAYER_NAMES, **layout.layer}.items()}
+        self._prefix, names = layout.experts or ("", {})
         self._experts = {theirs: f"ffn_{ours}_exps" for ours, theirs in names.items()}
 
     def find(self, name: str) -> tuple[str, int | None] | None:
