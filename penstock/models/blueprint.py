@@ -34,7 +34,7 @@ from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.ops import Activation, KernelSet
 from penstock.layers.rotary import RopeParameters, Rotary, Temperature
 from penstock.layers.weight import Weight, WeightPart
-from penstock.models.defaults import RECURRENT_LAYERS
+from penstock.models.family_facts import PLAIN, FamilyFacts, rope_layers
 from penstock.models.fields import Fields
 from penstock.models.rope import context_length, read_rope
 
@@ -100,6 +100,7 @@ class Blueprint:
         max_model_len: longest sequence that will be served, if known (only "dynamic" rope depends on it).
         hidden_size, num_layers, num_heads, num_kv_heads, head_dim, norm_eps: of the configuration, checked.
         head: what stands above the last layer: "logits", "labels" (a classifier) or "none".
+        facts: what the family's configurations say of layers.
     """
 
     fields: Fields
@@ -113,6 +114,7 @@ class Blueprint:
     head_dim: int
     norm_eps: float
     head: str = "logits"
+    facts: FamilyFacts = PLAIN
 
     @classmethod
     def read(
@@ -122,6 +124,7 @@ class Blueprint:
         dtype: torch.dtype,
         max_model_len: int | None = None,
         head: str = "logits",
+        facts: FamilyFacts = PLAIN,
     ) -> Blueprint:
         """Reads the sizes.
 
@@ -139,7 +142,7 @@ class Blueprint:
         if fields.has("layer_types"):  # also where the family has no use for them
             fields.texts("layer_types", layers)
         eps = fields.number(next((name for name in EPSILONS if fields.has(name)), EPSILONS[0]), 1e-6)
-        return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps, head)
+        return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps, head, facts)
 
     def having(self, **values: Any) -> Blueprint:
         """The same of a configuration that has these fields too, where it does not say otherwise."""
@@ -162,27 +165,9 @@ class Blueprint:
             return None
         return Temperature(rope.integer("original_max_position_embeddings"), rope.number("llama_4_scaling_beta"))
 
-    def sliding_window(self) -> int | None:
-        """The width of sliding layers, None where the configuration has none."""
-        used = self.fields.has("sliding_window") and self.fields.flag("use_sliding_window", True)
-        return self.fields.integer("sliding_window") if used else None
-
-    def windows(self, pattern: Callable[[int], bool], window: int | None = None) -> tuple[int | None, ...]:
-        """Each layer's window: from `layer_types` where given, else sliding where `pattern(index)` holds.
-
-        Its width is the configuration's `sliding_window` if not given.
-        """
-        window = window or self.sliding_window()
-        sliding = [pattern(index) for index in range(self.num_layers)]
-        if self.fields.has("layer_types"):
-            types = self.fields.texts("layer_types", self.num_layers)
-            unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
-            if unknown:
-                raise self.fields.error("layer_types", f"has {unknown}; allowed: full_attention, sliding_attention")
-            sliding = [kind == "sliding_attention" for kind in types]
-        if any(sliding) and window is None:
-            raise self.fields.error("sliding_window", "is missing, but the model has sliding layers")
-        return tuple(window if slides else None for slides in sliding)
+    def windows(self) -> tuple[int | None, ...]:
+        """Each layer's window, None for full attention."""
+        return self.facts.windows(self.fields, self.num_layers)
 
     def slots(self, windows: Sequence[int | None]) -> tuple[int, ...]:
         """Each layer's memory: its own; for the last `num_kv_shared_layers`, of the last before them with their window.
@@ -200,23 +185,13 @@ class Blueprint:
             raise self.fields.error("num_kv_shared_layers", f"{problem} {missing[0]}")
         return tuple(index if index < own else last[windows[index]] for index in range(self.num_layers))
 
-    def recurrent(self, pattern: Callable[[int], bool], field: str = "layer_types") -> tuple[bool, ...]:
-        """Whether each layer is recurrent: as `field` says where given, else where `pattern(index)` holds."""
-        if not self.fields.has(field):
-            return tuple(map(pattern, range(self.num_layers)))
-        types = self.fields.texts(field, self.num_layers)
-        allowed = (*RECURRENT_LAYERS, "full_attention", "attention")
-        if unknown := sorted(set(types) - set(allowed)):
-            raise self.fields.error(field, f"has {unknown}; allowed: {', '.join(allowed)}")
-        return tuple(kind in RECURRENT_LAYERS for kind in types)
+    def recurrent(self) -> tuple[bool, ...]:
+        """Whether each layer is recurrent instead of attending."""
+        return tuple(not attends for attends in self.facts.attends(self.fields, self.num_layers))
 
-    def turned(self) -> tuple[int, ...]:
-        """Per layer whether it rotates, not 0: as `no_rope_layers` says, else all but every fourth or so."""
-        every, count = self.fields.integer("no_rope_layer_interval", 4), self.num_layers
-        turned = self.fields.integers("no_rope_layers") or tuple((index + 1) % every for index in range(count))
-        if len(turned) != count:
-            raise self.fields.error("no_rope_layers", f"has {len(turned)} entries; num_hidden_layers is {count}")
-        return turned
+    def turned(self) -> tuple[bool, ...]:
+        """Per layer whether it rotates."""
+        return rope_layers(self.fields, self.num_layers)
 
     def norm(self, key: str, **options: Any) -> RmsNorm:
         return RmsNorm(self.kernels, f"{key}.weight", self.hidden_size, self.norm_eps, **options)

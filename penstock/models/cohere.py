@@ -15,8 +15,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
 def build_cohere2(blueprint: Blueprint) -> DecoderModel:
     """Three sliding layers to one full layer, which does not rotate."""
-    every = blueprint.fields.integer("sliding_window_pattern", 4)
-    windows, rotary = blueprint.windows(lambda index: (index + 1) % every != 0), blueprint.rotary()
+    windows, rotary = blueprint.windows(), blueprint.rotary()
     return _build(blueprint, windows=windows, rotaries=[UNTURNED if window is None else rotary for window in windows])
 
 

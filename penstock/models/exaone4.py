@@ -19,10 +19,7 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 
 def build(blueprint: Blueprint, norms: BlockNorms = POST_NORM, **more: Any) -> DecoderModel:
     fields, rotary = blueprint.fields, blueprint.rotary()
-    pattern = fields.values.get("sliding_window_pattern")  # a number, or spelled out as in "LLLG"
-    every = len(pattern) if isinstance(pattern, str) else fields.integer("sliding_window_pattern", 4, minimum=0)
-    slides = fields.has("sliding_window")
-    windows = blueprint.windows(lambda index: slides and every > 0 and (index + 1) % every != 0)
+    slides, windows = fields.has("sliding_window"), blueprint.windows()
     return blueprint.uniform(
         rotary=rotary,
         rotaries=[UNTURNED if slides and window is None else rotary for window in windows],

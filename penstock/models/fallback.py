@@ -26,6 +26,7 @@ from penstock.models.blueprint import UNTURNED, Blueprint
 from penstock.models.defaults import with_defaults
 from penstock.models.fallback_check import TOLERANCE, disagreement
 from penstock.models.fallback_trace import FAILURES, traced
+from penstock.models.family_facts import UNKNOWN
 from penstock.models.fields import Fields
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def build(
     """
     name = made.__name__
     settings, fields = check(made, config)
-    blueprint = Blueprint.read(fields, kernels, dtype, max_model_len)
+    blueprint = Blueprint.read(fields, kernels, dtype, max_model_len, facts=UNKNOWN)
     stated = _stated(blueprint)
     specs = traced(made, settings, _registered(), blueprint.num_layers) or stated
     windows = [[spec.window for spec in every] for every in (specs, stated)]
@@ -89,7 +90,7 @@ def check(made: Any, config: Mapping[str, Any]) -> tuple[Any, Fields]:
 
 def _stated(blueprint: Blueprint) -> tuple[CacheSpec, ...]:
     """What layers keep by the configuration, where their code cannot tell."""
-    windows = blueprint.windows(lambda _: blueprint.sliding_window() is not None)
+    windows = blueprint.windows()
     sizes = (blueprint.num_kv_heads, blueprint.head_dim, blueprint.head_dim)
     full = CacheSpec(CacheKind.FULL, *sizes)
     return tuple(full if width is None else CacheSpec(CacheKind.SLIDING, *sizes, width) for width in windows)

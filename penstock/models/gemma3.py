@@ -10,8 +10,7 @@ from penstock.models.gemma import AROUND, assemble, both_rotations
 def build(blueprint: Blueprint) -> DecoderModel:
     """Gemma 2 without caps on scores, with normalised queries and keys."""
     fields = blueprint.fields
-    every = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
-    windows = blueprint.windows(lambda index: (index + 1) % every != 0)
+    windows = blueprint.windows()
     full, local = both_rotations(blueprint)
     return assemble(
         blueprint,

@@ -45,7 +45,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     kernels = blueprint.kernels
     hidden = blueprint.hidden_size
-    windows = blueprint.windows(lambda index: (index + 1) % 5 != 0)
+    windows = blueprint.windows()
     slots, feed_forward = blueprint.slots(windows), _feed_forward(blueprint)
     full, local = both_rotations(blueprint)
     count, active = fields.integer("altup_num_inputs", 4), fields.integer("altup_active_idx", 0, minimum=0)

@@ -25,7 +25,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     if fields.has("use_bidirectional_attention") and fields.values["use_bidirectional_attention"] != "vision":
         given = fields.values["use_bidirectional_attention"]
         raise fields.error("use_bidirectional_attention", f"is {given!r}; allowed for text: null, 'vision'")
-    windows = blueprint.windows(lambda index: (index + 1) % 6 != 0)
+    windows = blueprint.windows()
     slots, sized = blueprint.slots(windows), [_sized(blueprint, index) for index in range(blueprint.num_layers)]
     rotations = [both_rotations(one)[window is not None] for one, window in zip(sized, windows, strict=True)]
     same = fields.flag("attention_k_eq_v", False)

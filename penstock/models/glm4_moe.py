@@ -19,10 +19,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
 def build_dots(blueprint: Blueprint) -> DecoderModel:
     """dots.llm1: Qwen 3's attention, layers from `max_window_layers` on slide."""
-    first = blueprint.fields.integer("max_window_layers", 62, minimum=0)
-    slides = blueprint.sliding_window() is not None
     return blueprint.uniform(
-        windows=blueprint.windows(lambda index: slides and index >= first),
+        windows=blueprint.windows(),
         feed_forward=sigmoid_experts(blueprint, renormalize=False),
         qk_norm=True,
     )

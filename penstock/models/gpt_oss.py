@@ -32,7 +32,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=150_000.0),
-        windows=blueprint.windows(lambda index: index % 2 == 0),
+        windows=blueprint.windows(),
         feed_forward=feed_forward,
         sinks=True,
     )

@@ -30,7 +30,7 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 def build_hybrid(blueprint: Blueprint) -> DecoderModel:
     """Granite 4: most layers are Mamba-2, the others rotate nothing unless told; experts, or only the shared MLP."""
     fields = blueprint.fields
-    recurrent = blueprint.recurrent(lambda index: True)
+    recurrent = blueprint.recurrent()
     shared = fields.integer("shared_intermediate_size")
     mlp = partial(blueprint.mlp, size=shared, name="shared_mlp")
     rotary = blueprint.rotary() if fields.values.get("position_embedding_type") == "rope" else UNTURNED
@@ -55,7 +55,7 @@ def build_sliding(blueprint: Blueprint) -> DecoderModel:
         blueprint,
         rotary=rotary,
         rotaries=[own.get(base, UNTURNED) for base in bases],
-        windows=blueprint.windows(lambda index: index % 4 != 0),
+        windows=blueprint.windows(),
         sinks=True,
     )
 

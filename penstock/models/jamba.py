@@ -14,7 +14,6 @@ RENAMES = ((r"^(model\.)?final_layernorm\.", "model.norm."),)
 def build(blueprint: Blueprint) -> DecoderModel:
     """Nothing is rotated; steps and what states are read and written with have norms."""
     fields = blueprint.fields
-    period, offset = fields.integer("attn_layer_period", 8), fields.integer("attn_layer_offset", 4, minimum=0)
     sparse, first = fields.integer("expert_layer_period", 2), fields.integer("expert_layer_offset", 1, minimum=0)
     options = expert_options(blueprint, size="intermediate_size") if fields.integer("num_experts", 16) > 1 else None
 
@@ -23,7 +22,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
             return blueprint.mlp(index, name="feed_forward")
         return sparse_layer(blueprint, (f"model.layers.{index}.feed_forward",), options, router="router.weight")
 
-    recurrent = blueprint.recurrent(lambda index: index % period != offset)
+    recurrent = blueprint.recurrent()
     return blueprint.uniform(
         rotary=UNTURNED,
         self_attention=lambda index: (
@@ -37,9 +36,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
 def build_bamba(blueprint: Blueprint) -> DecoderModel:
     """Bamba (IBM, 2024): Mamba-2 with MLPs, and some layers that attend."""
-    fields = blueprint.fields
-    full = fields.integers("attn_layer_indices")
-    recurrent = blueprint.recurrent(lambda index: index not in full)
+    recurrent = blueprint.recurrent()
     return blueprint.uniform(
         self_attention=lambda index: mamba2(blueprint, index) if recurrent[index] else None,
         feed_forward=lambda index: blueprint.mlp(index, name="feed_forward"),

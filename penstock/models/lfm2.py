@@ -51,8 +51,7 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 
 def _build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward]) -> DecoderModel:
     fields = blueprint.fields
-    full = fields.integers("full_attn_idxs") or range(blueprint.num_layers)
-    recurrent = blueprint.recurrent(lambda index: index not in full)
+    recurrent = blueprint.recurrent()
     taps, bias = fields.integer("conv_L_cache", 3), fields.flag("conv_bias", False)
     sizes = blueprint.hidden_size, taps
 

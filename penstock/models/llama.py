@@ -47,7 +47,7 @@ def build_helium(blueprint: Blueprint) -> DecoderModel:
 
 def build_cwm(blueprint: Blueprint) -> DecoderModel:
     """CWM (Meta, 2025): three sliding layers to one full layer, which comes first."""
-    return blueprint.uniform(windows=blueprint.windows(lambda index: index % 4 != 0))
+    return blueprint.uniform(windows=blueprint.windows())
 
 
 def build_internlm2(blueprint: Blueprint) -> DecoderModel:

@@ -22,14 +22,14 @@ def build(blueprint: Blueprint) -> DecoderModel:
     if fields.flag("attn_temperature_tuning", True):
         temperature = Temperature(fields.number("floor_scale", 8192.0), fields.number("attn_scale", 0.1), 1)
     rotary = blueprint.rotary(theta=500_000.0)
-    chunk = fields.integer("attention_chunk_size", 8192)
+    windows = blueprint.windows()
     feed_forward, normed = _feed_forward(blueprint), fields.flag("use_qk_norm", True)
     return blueprint.uniform(
         rotary=rotary,
         self_attention=lambda index: blueprint.attention(
             index,
             rotary if turned[index] else UNTURNED,
-            window=chunk if turned[index] else None,
+            window=windows[index],
             chunked=bool(turned[index]),
             interleaved=bool(turned[index]),
             unit_norm=normed and bool(turned[index]),

@@ -11,5 +11,5 @@ def build(blueprint: Blueprint) -> DecoderModel:
     """All layers slide, or none, or as `layer_types` says; in a model that sees, the text may be Mistral 4's."""
     if blueprint.fields.values.get("model_type") == "mistral4":
         return deepseek.build_mistral4(blueprint)
-    windows = blueprint.windows(lambda index: blueprint.sliding_window() is not None)
+    windows = blueprint.windows()
     return blueprint.uniform(windows=windows, temperature=blueprint.temperature())

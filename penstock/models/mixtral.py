@@ -14,7 +14,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     options = expert_options(blueprint, size="intermediate_size", renormalize=True)
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=1_000_000.0),
-        windows=[blueprint.sliding_window()] * blueprint.num_layers,
+        windows=blueprint.windows(),
         feed_forward=lambda index: sparse_layer(blueprint, places(index), options, names=NAMES),
     )
 
@@ -26,7 +26,7 @@ def build_phi(blueprint: Blueprint) -> DecoderModel:
     options = expert_options(blueprint, size="intermediate_size", routing="sparsemixer", jitter=jitter)
     return blueprint.uniform(
         rotary=blueprint.rotary(theta=1_000_000.0),
-        windows=[blueprint.sliding_window()] * blueprint.num_layers,
+        windows=blueprint.windows(),
         norm=blueprint.layer_norm,
         feed_forward=lambda index: sparse_layer(blueprint, places(index), options, names=NAMES),
         model={"head_bias": fields.flag("lm_head_bias", False)},

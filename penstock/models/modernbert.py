@@ -28,8 +28,7 @@ RENAMES = (
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     norm = partial(blueprint.layer_norm, bias=fields.flag("norm_bias", False))
-    every = fields.integer("global_attn_every_n_layers", 3)
-    windows = blueprint.windows(lambda index: index % every != 0, fields.integer("local_attention", 128))
+    windows = blueprint.windows()
     theta = fields.number("global_rope_theta", 160_000.0)
     full = blueprint.rotary(theta=theta, layer_type="full_attention")
     theta = fields.number("local_rope_theta", 10_000.0)

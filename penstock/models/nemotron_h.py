@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import MappingProxyType
 
 from penstock.layers.decoder import DecoderModel, FeedForward, Memoryless, SelfAttention
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.moe import SharedExperts, SparseMoe, float_vector, plain_experts, router_weight
 from penstock.models.blueprint import MIXER_ALONE, UNTURNED, Blueprint
+from penstock.models.family_facts import layer_letters
 from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options
 
@@ -20,19 +20,12 @@ RENAMES = (
     (r"^backbone\.", "model."),
     (r"\.mixer\.([qkvo]_proj)\.", r".self_attn.\1."),
 )
-KINDS = MappingProxyType(
-    {"linear_attention": "M", "mamba": "M", "full_attention": "*", "attention": "*", "moe": "E", "mlp": "-"}
-)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """Nothing is rotated; MLPs and experts have no gates."""
     fields = blueprint.fields
-    field = next(filter(fields.has, ("layer_types", "layers_block_type")), "layers_block_type")
-    types = fields.texts(field, blueprint.num_layers)
-    if unknown := sorted(set(types) - set(KINDS)):
-        raise fields.error(field, f"has {unknown}; allowed: {', '.join(KINDS)}")
-    kinds = [KINDS[kind] for kind in types]
+    kinds = layer_letters(fields, blueprint.num_layers)
     heads, dim = fields.integer("mamba_num_heads"), fields.integer("mamba_head_dim")
     states = fields.integer("ssm_state_size", 128)
     sizes = {"mamba_n_heads": heads, "mamba_d_head": dim, "mamba_d_ssm": heads * dim, "mamba_d_state": states}

@@ -44,7 +44,7 @@ def build_olmo2(blueprint: Blueprint) -> DecoderModel:
 def build_olmo3(blueprint: Blueprint) -> DecoderModel:
     """OLMo 2 with three sliding layers to one full layer, whose context alone is stretched."""
     fields = blueprint.fields
-    windows = blueprint.windows(lambda index: (index + 1) % 4 != 0)
+    windows = blueprint.windows()
     theta = fields.number("rope_theta", 500_000.0)
     full = blueprint.rotary(theta=theta, layer_type="full_attention")
     local = blueprint.rotary(theta=theta, layer_type="sliding_attention", local=True)

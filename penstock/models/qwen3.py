@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.blueprint import Blueprint
-from penstock.models.qwen2 import upper_windows
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return blueprint.uniform(windows=upper_windows(blueprint), qk_norm=True)
+    return blueprint.uniform(windows=blueprint.windows(), qk_norm=True)

@@ -7,15 +7,12 @@ from collections.abc import Callable
 from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.models.blueprint import Blueprint
 from penstock.models.mixture import expert_options, first_dense, sparse_layer, with_shared
-from penstock.models.qwen2 import upper_windows
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """Qwen 3 with experts in every layer but the configured dense ones."""
-    fields = blueprint.fields
-    window = blueprint.sliding_window() if fields.flag("use_sliding_window", False) else None
     return blueprint.uniform(
-        windows=[window] * blueprint.num_layers,
+        windows=blueprint.windows(),
         feed_forward=sparse(blueprint),
         qk_norm=True,
     )
@@ -23,7 +20,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
 def build_mellum(blueprint: Blueprint) -> DecoderModel:
     """Mellum 2 (JetBrains, 2026): layers of two kinds, each with its own rotation, as `layer_types` says."""
-    windows = blueprint.windows(lambda index: False)
+    windows = blueprint.windows()
     full = blueprint.rotary(theta=500_000.0, layer_type="full_attention")
     local = blueprint.rotary(layer_type="sliding_attention", local=True)
     options = expert_options(blueprint, renormalize=True)
@@ -43,7 +40,7 @@ def build_qwen2(blueprint: Blueprint) -> DecoderModel:
     """Qwen 2 with experts, and one for all tokens that a gate weighs."""
     shared = blueprint.fields.integer("shared_expert_intermediate_size")
     return blueprint.uniform(
-        windows=upper_windows(blueprint),
+        windows=blueprint.windows(),
         feed_forward=sparse(blueprint, shared),
         qkv_bias=blueprint.fields.flag("qkv_bias", True),
         output_bias=False,

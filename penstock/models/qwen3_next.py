@@ -22,8 +22,7 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None) -> DecoderModel:
     """Three layers with states to one that attends, unless told otherwise."""
     fields = blueprint.fields
-    every = fields.integer("full_attention_interval", 4)
-    recurrent = blueprint.recurrent(lambda index: (index + 1) % every != 0)
+    recurrent = blueprint.recurrent()
     keys, values = fields.integer("linear_num_key_heads", 16), fields.integer("linear_num_value_heads", 32)
     if values % keys:
         raise fields.error(

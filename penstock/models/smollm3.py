@@ -7,13 +7,11 @@ from penstock.models.blueprint import UNTURNED, Blueprint
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    fields = blueprint.fields
     rotary = blueprint.rotary(theta=2_000_000.0)
     turned = blueprint.turned()
-    slides = fields.flag("use_sliding_window", False) and fields.has("sliding_window")
     return blueprint.uniform(
         rotary=rotary,
         rotaries=[rotary if turns else UNTURNED for turns in turned],
-        windows=blueprint.windows(lambda index: not turned[index]) if slides else None,
+        windows=blueprint.windows(),
         model={"tie_default": True},
     )

@@ -11,7 +11,7 @@ RENAMES = ((r"\.mlp\.c_fc\.", ".mlp.up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_
 def build(blueprint: Blueprint) -> DecoderModel:
     bias = blueprint.fields.flag("use_bias", True)
     return blueprint.uniform(
-        windows=[blueprint.sliding_window()] * blueprint.num_layers,
+        windows=blueprint.windows(),
         norm=blueprint.layer_norm,
         activation=blueprint.activation(default="gelu_pytorch_tanh"),
         gated=False,

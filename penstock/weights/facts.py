@@ -9,7 +9,10 @@ from typing import Any
 from penstock.config.errors import CheckpointError
 from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
-from penstock.models.defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS, with_defaults
+from penstock.models.defaults import with_defaults
+from penstock.models.families import named, text_fields
+from penstock.models.family_facts import UNKNOWN, FamilyFacts
+from penstock.models.fields import Fields
 from penstock.quant.methods import checkpoint_method
 from penstock.quant.tensor import TensorInfo
 from penstock.weights.checkpoint import Checkpoint, text_config
@@ -33,46 +36,17 @@ def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -
     return value
 
 
-def _windows(config: Mapping[str, Any], layers: int) -> list[int | None]:
-    """Per layer the sliding window or chunk, None for full attention, as Hugging Face configs describe it.
-
-    Encoders have all of a prompt in the cache at once, whatever their windows.
-    """
-    if config.get("attention_chunk_size"):  # Llama 4: layers that rotate
-        turned = config.get("no_rope_layers") or [(layer + 1) % 4 for layer in range(layers)]
-        chunk = _integer(config, "attention_chunk_size")
-        return [chunk if turn else None for turn in turned[:layers]]
-    window = config.get("sliding_window")
-    if window is None or config.get("use_bidirectional_attention") is True or config.get("use_sliding_window") is False:
-        return [None] * layers
-    window = _integer(config, "sliding_window")
-    kinds = config.get("layer_types")
-    dots = config.get("model_type") == "dots1"
-    if kinds is None and (dots or config.get("use_sliding_window") is True):  # as in Qwen2: the last layers slide
-        first = config.get("max_window_layers", 62 if dots else 28)
-        return [window if type(first) is int and layer >= first else None for layer in range(layers)]
-    if kinds is None:
-        period = config.get("sliding_window_pattern")
-        if period is None:
-            period = {"gemma3_text": 6, "gpt_oss": 2}.get(str(config.get("model_type")))
-        if type(period) is not int or period < 1:
-            return [window] * layers
-        return [window if (layer + 1) % period else None for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise CheckpointError(f"config.json: layer_types must list {layers} entries, one a layer.")
-    return [window if kind == "sliding_attention" else None for kind in kinds]
-
-
-def _layers(config: Mapping[str, Any]) -> tuple[LayerFacts, ...]:
+def _layers(fields: Fields, family: FamilyFacts) -> tuple[LayerFacts, ...]:
+    config = fields.values
     count = _integer(config, "num_hidden_layers")
     if count > 4096:
         raise CheckpointError(f"config.json: num_hidden_layers is {count}; at most 4096 are allowed.")
     heads = _integer(config, "num_attention_heads")
     kv_heads = _integer(config, "num_key_value_heads", heads)
     elements = 2 * kv_heads * _integer(config, "head_dim", max(1, _integer(config, "hidden_size") // heads))
-    if "kv_lora_rank" in config:  # latent attention
+    if family.latent:
         elements = _integer(config, "kv_lora_rank") + _integer(config, "qk_rope_head_dim")
-    windows, attends = _windows(config, count), _attends(config, count)
+    windows, attends = family.windows(fields, count), family.attends(fields, count)
     own = count - shared if type(shared := config.get("num_kv_shared_layers")) is int else count
     sizes = [_own_elements(config, layer, elements) * attends[layer] for layer in range(max(0, own))]
     return tuple(LayerFacts(size, window) for size, window in zip(sizes, windows[: len(sizes)], strict=True))
@@ -89,24 +63,9 @@ def _own_elements(config: Mapping[str, Any], layer: int, usual: int) -> int:
     return 2 * _integer(own, "num_key_value_heads", kv_heads) * _integer(own, "head_dim", dim)
 
 
-def _attends(config: Mapping[str, Any], layers: int) -> list[bool]:
-    """Whether each layer keeps keys and values, unlike recurrent ones, as Hugging Face configs describe it."""
-    kinds = config.get("layer_types", config.get("layers_block_type"))
-    if isinstance(kinds, list) and len(kinds) == layers:
-        return [kind not in (*RECURRENT_LAYERS, *MEMORYLESS_LAYERS) for kind in kinds]
-    if str(config.get("model_type")) in ("mamba", "mamba2", "falcon_mamba"):
-        return [False] * layers
-    listed = config.get("attn_layer_indices", config.get("full_attn_idxs"))
-    if isinstance(listed, list):
-        return [layer in listed for layer in range(layers)]
-    every = _integer(config, "attn_layer_period", _integer(config, "full_attention_interval", 1))
-    offset = config.get("attn_layer_offset", every - 1)
-    return [layer % every == offset for layer in range(layers)]
-
-
-def _head_size(config: Mapping[str, Any], usual: int) -> int:
+def _head_size(config: Mapping[str, Any], usual: int, family: FamilyFacts) -> int:
     """A quarter of what attention holds of a head and token at once: query, key, value and result."""
-    if "kv_lora_rank" not in config:
+    if not family.latent:
         own = config.get("per_layer_config")
         layers = own.values() if isinstance(own, Mapping) else ()
         stated = [_integer(layer, "head_dim", usual) for layer in layers if isinstance(layer, Mapping)]
@@ -124,18 +83,18 @@ def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
     return "float32" if formats == {"f32"} else "float16" if formats <= {"f32", "f16"} else "bfloat16"
 
 
-def _context_lengths(config: Mapping[str, Any]) -> tuple[int, int]:
+def _context_lengths(config: Mapping[str, Any], family: FamilyFacts) -> tuple[int, int]:
     """max_position_embeddings, stretched where rope scaling was meant to and the number was left as it was.
 
     The second is what may be asked for: "dynamic" scaling stretches only then, as it turns all positions otherwise.
     """
     length = _integer(config, "max_position_embeddings", 2048)
-    if config.get("model_type") in ("roberta", "xlm-roberta", "camembert"):  # positions behind the padding token's
+    if family.padded:
         padding = config.get("pad_token_id", 1)
         length = max(1, length - padding - 1) if type(padding) is int else length
         return length, length
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(scaling, Mapping) or config.get("model_type") == "gemma3_text":  # Gemma states the stretched one
+    if not isinstance(scaling, Mapping) or family.stretched:
         return length, length
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
     original = scaling.get("original_max_position_embeddings", length)
@@ -168,14 +127,24 @@ def _context_note(config: Mapping[str, Any], context: int, longest: int) -> str:
     return f"; every prompt gets the rope factors for more than {short} tokens, {others}"
 
 
+def _family(config: Mapping[str, Any]) -> tuple[Fields, FamilyFacts]:
+    """The text model's configuration with its defaults, and what its family says of layers."""
+    names = config.get("architectures")
+    listed = names if isinstance(names, (list, tuple)) else ()
+    if found := next((known for name in listed if (known := named(str(name)))), None):
+        return text_fields(config, found[0]), found[0].facts
+    text = text_config(config)
+    return Fields(with_defaults(str(text.get("model_type")), text)), UNKNOWN
+
+
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     """Reads the facts. Vision towers and a copy of tied embeddings are not loaded, so they do not count.
 
     Raises:
         CheckpointError: config.json lacks a size, or it is out of range; or its quantisation cannot be read.
     """
-    config = text_config(checkpoint.config)
-    config = with_defaults(str(config.get("model_type")), config)
+    fields, family = _family(checkpoint.config)
+    config = fields.values
     skipped = ("lm_head.weight", "embed_out.weight") if config.get("tie_word_embeddings") is True else ()
     loaded = {
         name: info
@@ -184,7 +153,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     }
     hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
     method = checkpoint_method(checkpoint.config, loaded)
-    context, longest = _context_lengths(config)
+    context, longest = _context_lengths(config, family)
     parameters, plain = method.count(loaded)
     floats = [info for info in plain if info.format in _FLOATS and len(info.shape) > 1]
     return ModelFacts(
@@ -198,8 +167,8 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         vocab_size=_integer(config, "vocab_size"),
         hidden_size=hidden,
         intermediate_size=_widest(config, 4 * hidden),
-        attention_size=heads * _head_size(config, max(1, hidden // heads)),
-        layers=_layers(config),
+        attention_size=heads * _head_size(config, max(1, hidden // heads), family),
+        layers=_layers(fields, family),
         whole_prompts=is_encoder(checkpoint.config),
         float_values=sum(prod(info.shape) for info in floats),
         float_bytes=sum(info.nbytes for info in floats),

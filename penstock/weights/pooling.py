@@ -12,6 +12,7 @@ from typing import Any
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, ParameterError, RequestError
 from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.models.families import named
 from penstock.text.pairs import QWEN3_RERANKER, PairPrompt
 from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.readers.modules import Module, Prompts, read_modules, read_prompts
@@ -25,7 +26,6 @@ _MODES = (
 )
 _GGUF_KINDS = {1: PoolingKind.MEAN, 2: PoolingKind.CLS, 3: PoolingKind.LAST}
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "?")
-_ENCODERS = ("Gte", "New", "JinaEmbeddings")  # besides those with "bert" in their names
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Identity": "", "Softmax": "softmax"}
 
 
@@ -196,8 +196,8 @@ def _kind(checkpoint: Checkpoint, architecture: str, modules: tuple[Module, ...]
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Whether tokens see those after them."""
     both_ways = text_config(config).get("use_bidirectional_attention") is True
-    name = _architecture(config)
-    return both_ways or "bert" in name.lower() or name.startswith(_ENCODERS)
+    family = named(_architecture(config))
+    return both_ways or (family is not None and family[0].facts.encoder)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

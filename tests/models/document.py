@@ -16,7 +16,8 @@ import torch
 import penstock.models
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
-from penstock.models.registry import ARCHITECTURES, build_model
+from penstock.models.families import ARCHITECTURES
+from penstock.models.registry import build_model
 from penstock.weights.readers import gguf_config
 from penstock.weights.readers.gguf_decoders import DECODERS
 from tests.models import outcomes, tiny
@@ -25,7 +26,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 MARK = "## What the tests found"
 HEAD = """# Models
 
-Written by `python -m tests.models.document` from the registry (`penstock/models/registry.py`); do not edit.
+Written by `python -m tests.models.document` from the registry (`penstock/models/families.py`); do not edit.
 
 A model is a Hugging Face folder with safetensors, or a GGUF file. The name under `architectures` in its config.json
 decides what builds it. Every `…ForCausalLM` is also known as `…Model` (embeddings) and as
@@ -70,7 +71,8 @@ def known() -> dict[tuple[str, str], list[str]]:
     """(module, builder) → the architectures it builds."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, family in ARCHITECTURES.items():
-        place = family.build.__module__.rpartition(".")[2], family.build.__name__
+        module, _, function = family.build.partition(".")
+        place = module, function
         found.setdefault(place, []).append(name)
     return found
 

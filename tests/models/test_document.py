@@ -11,7 +11,8 @@ from tests.models.outcomes import COLUMNS
 
 LARGE = {"deepseek.py", "qwen3_next.py", "mamba.py", "granite.py", "falcon_h1.py", "jamba.py", "lfm2.py"}  # ≤ 250
 FALLBACK = {"fallback.py", "fallback_check.py", "fallback_trace.py"}
-SHARED = {"__init__.py", "alibi.py", "blueprint.py", "fields.py", "mixture.py", "registry.py", "rope.py"} | FALLBACK
+REGISTRY = {"defaults.py", "families.py", "family_facts.py", "registry.py"}
+SHARED = {"__init__.py", "alibi.py", "blueprint.py", "fields.py", "mixture.py", "rope.py"} | REGISTRY | FALLBACK
 
 
 def test_it_is_current() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
-from penstock.models.registry import named
+from penstock.models.families import named
 from penstock.startup import build_runner
 from penstock.startup.engine_spec import make_engine_spec
 from tests.models import tiny

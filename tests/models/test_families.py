@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.kernels.api import resolve_kernels
+from penstock.kernels.registry import KernelContext
 from penstock.models.defaults import MEMORYLESS_LAYERS, RECURRENT_LAYERS
-from penstock.models.registry import Model
+from penstock.models.registry import Model, build_model
+from penstock.weights.facts import model_facts
+from penstock.weights.open import open_checkpoint
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
 TOLERANCE = 1e-4
 LENGTH = 43  # longer than every window and every original rope length in tests.models.tiny
+
+
+def declared(config: dict[str, object]) -> Model:
+    """A model of that configuration, without weights."""
+    kernels = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=True))
+    return build_model(config, kernels, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module", params=tiny.FAMILIES)
@@ -101,6 +112,20 @@ def test_caches_follow_the_configuration(pair):
             kv_heads = 1
         kv_heads = getattr(own, "num_key_value_heads", kv_heads)
         assert (spec.num_kv_heads, spec.key_dim) == (kv_heads, heads if own is config else own.head_dim)
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_headers_say_what_the_model_keeps(name: str, tmp_path: Path) -> None:
+    """What is planned from the headers is what the model then keeps, also where files do not list the layers' types."""
+    tiny.save(name, tmp_path)
+    file = tmp_path / "config.json"
+    stated = json.loads(file.read_text())
+    without = {key: value for key, value in stated.items() if key != "layer_types"}
+    for config in (stated, stated if stated.get("num_kv_shared_layers") else without):
+        file.write_text(json.dumps(config))
+        facts, specs = model_facts(open_checkpoint(tmp_path)), declared(config).cache_specs
+        planned = [(layer.elements_per_token, layer.window) for layer in facts.layers if layer.elements_per_token]
+        assert planned == [(spec.elements_per_token, spec.window) for spec in specs if not spec.state]
 
 
 @pytest.mark.parametrize(

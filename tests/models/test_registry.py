@@ -13,7 +13,8 @@ import penstock.models
 from penstock.config.errors import CheckpointError
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
-from penstock.models.registry import ARCHITECTURES, Model, build_model
+from penstock.models.families import ARCHITECTURES
+from penstock.models.registry import Model, build_model
 from tests.models import tiny
 from tests.models.harness import load
 

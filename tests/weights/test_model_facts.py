@@ -50,7 +50,7 @@ def info(name: str, shape: tuple[int, ...], fmt: str, nbytes: int) -> TensorInfo
 def test_latent_attention() -> None:
     """DeepSeek-V2-Lite keeps 512 + 64 numbers of a token and layer, once."""
     sizes = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-    facts = model_facts(Headers({**CONFIG, "model_type": "deepseek_v2", **sizes}))
+    facts = model_facts(Headers({**CONFIG, "architectures": ["DeepseekV2ForCausalLM"], **sizes}))
     assert facts.layers == (LayerFacts(576),) * 3
     assert 4 * facts.attention_size == 4 * (192 + 576 + 512 + 128)
 
@@ -102,16 +102,18 @@ def test_what_is_not_loaded_does_not_count() -> None:
         ({"sliding_window": 8, "use_sliding_window": False}, [None, None, None]),
         ({"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2}, None),
         ({"sliding_window": 8, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}, [None, 8, 8]),
-        ({"sliding_window": 8, "sliding_window_pattern": 3}, [8, 8, None]),
-        ({"sliding_window": 8, "model_type": "gpt_oss"}, [8, None, 8]),
-        ({"sliding_window": 8, "model_type": "dots1", "max_window_layers": 1}, [None, 8, 8]),
-        ({"sliding_window": 8, "model_type": "dots1"}, [None, None, None]),
+        ({"sliding_window": 8, "architectures": ["LlamaForCausalLM"]}, [None, None, None]),
+        ({"sliding_window": 8, "sliding_window_pattern": 3, "architectures": ["Cohere2ForCausalLM"]}, [8, 8, None]),
+        ({"sliding_window": 8, "architectures": ["GptOssForCausalLM"]}, [8, None, 8]),
+        ({"sliding_window": 8, "architectures": ["Gemma2ForCausalLM"]}, [8, None, 8]),
+        ({"sliding_window": 8, "architectures": ["Dots1ForCausalLM"], "max_window_layers": 1}, [None, 8, 8]),
+        ({"sliding_window": 8, "architectures": ["Dots1ForCausalLM"]}, [None, None, None]),
     ],
 )
 def test_windows(change: dict[str, Any], windows: list[int | None] | None) -> None:
     headers = Headers(CONFIG | change)
     if windows is None:
-        with pytest.raises(CheckpointError, match="layer_types must list 3 entries"):
+        with pytest.raises(CheckpointError, match="layer_types has 4 entries where num_hidden_layers is 3"):
             model_facts(headers)
     else:
         assert [layer.window for layer in model_facts(headers).layers] == windows
@@ -166,7 +168,8 @@ def test_context_length_is_what_the_model_builder_allows(shared_data: Path) -> N
 def test_multimodal_config_with_defaults_left_out() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 12, "sliding_window": 1024}
     text["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
-    facts = model_facts(Headers({"model_type": "gemma3", "text_config": text}))
+    names = ["Gemma3ForConditionalGeneration"]
+    facts = model_facts(Headers({"model_type": "gemma3", "architectures": names, "text_config": text}))
     assert facts.context_length == 131_072
     assert facts.vocab_size == 262_208
     assert [layer.window for layer in facts.layers] == ([1024] * 5 + [None]) * 2
@@ -174,8 +177,8 @@ def test_multimodal_config_with_defaults_left_out() -> None:
 
 
 def test_defaults_are_those_the_model_is_built_with() -> None:
-    qwen3 = model_facts(Headers(CONFIG | {"model_type": "qwen3", "head_dim": None}))
-    gpt_oss = model_facts(Headers(CONFIG | {"model_type": "gpt_oss", "head_dim": None}))
+    qwen3 = model_facts(Headers(CONFIG | {"architectures": ["Qwen3ForCausalLM"], "head_dim": None}))
+    gpt_oss = model_facts(Headers(CONFIG | {"architectures": ["GptOssForCausalLM"], "head_dim": None}))
     assert qwen3.attention_size == 128 * CONFIG["num_attention_heads"]
     assert gpt_oss.attention_size == 64 * CONFIG["num_attention_heads"]
     assert gpt_oss.layers[0].window == 128 and gpt_oss.layers[1].window is None
