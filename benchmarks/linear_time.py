@@ -23,7 +23,7 @@ from benchmarks.report import arguments, report
 from penstock.config import limits
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.text.grammar import lark
-from penstock.text.parsers.calls import Shape
+from penstock.text.parsers.calls import CallMarks
 from penstock.text.parsers.format import formats
 from penstock.text.parsers.stream import finder
 
@@ -44,9 +44,9 @@ class Measured:
         return self.name, self.given[:40], self.growth.size, 1e3 * one, 1e3 * two, self.growth.exponent
 
 
-def shapes() -> list[Shape]:
+def shapes() -> list[CallMarks]:
     """How each format's calls are recognised."""
-    return [Shape(entry.calls) for entry in formats().values() if entry.calls is not None]
+    return [CallMarks(entry.calls) for entry in formats().values() if entry.calls is not None]
 
 
 def _strings_of(*folders: str) -> list[re.Pattern[str]]:
@@ -59,8 +59,10 @@ MADE: Mapping[str, Callable[[], list[re.Pattern[str]]]] = {
     "weights.loader:_matched": lambda: _strings_of("models", "quant/methods"),
     "weights.loader:_named": lambda: _strings_of("models"),
     "text.grammar.lark:_tree": lambda: [lark._tree(frozenset(("<a>", "[b]")))[0]],
-    "text.parsers.calls:Shape.head": lambda: [s.head[1] for s in shapes() if "{arguments}" in s.format.call],
-    "text.parsers.calls:Shape.parameter_head": lambda: [s.parameter_head[1] for s in shapes() if s.format.parameter],
+    "text.parsers.calls:CallMarks.head": lambda: [s.head[1] for s in shapes() if "{arguments}" in s.format.call],
+    "text.parsers.calls:CallMarks.parameter_head": lambda: [
+        s.parameter_head[1] for s in shapes() if s.format.parameter
+    ],
     "text.parsers.parser:_word_after": lambda: [re.compile(r"to=functions\.([\w.\-]+)")],
     "text.parsers.stream:finder": lambda: [finder(frozenset(("<a>", "<ab>", "aab", "a"))).pattern],
 }
@@ -72,7 +74,8 @@ _NAMES: Final = (
 )  # fmt: skip
 BOUNDED: Final = dict.fromkeys(_NAMES, limits.MAX_TENSOR_NAME_CHARS)
 """The longest text that an expression can get: longer names of tensors are refused."""
-MATCHED: Final = frozenset((*_NAMES, "text.parsers.calls:Shape.head", "text.parsers.calls:Shape.parameter_head"))
+_HEADS: Final = ("text.parsers.calls:CallMarks.head", "text.parsers.calls:CallMarks.parameter_head")
+MATCHED: Final = frozenset((*_NAMES, *_HEADS))
 """Places whose expressions are matched at one place of a text, where the source does not show it."""
 
 

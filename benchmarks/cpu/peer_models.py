@@ -30,7 +30,7 @@ CONTEXT = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelDimensions:
     """A decoder's dimensions, in elements; `experts` 0 means a dense feed-forward layer."""
 
     name: str
@@ -59,14 +59,14 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("qwen3-0.6b", "qwen3", "qwen2", 151936, 1024, 3072, 28, 16, 8, 128, 1e6, 1e-6, True),
-        Shape("llama-3.2-1b", "llama", "llama-bpe", 128256, 2048, 8192, 16, 32, 8, 64, 5e5, 1e-5, True),
-        Shape(
+        ModelDimensions("qwen3-0.6b", "qwen3", "qwen2", 151936, 1024, 3072, 28, 16, 8, 128, 1e6, 1e-6, True),
+        ModelDimensions("llama-3.2-1b", "llama", "llama-bpe", 128256, 2048, 8192, 16, 32, 8, 64, 5e5, 1e-5, True),
+        ModelDimensions(
             "llama-3.1-8b", "llama", "llama-bpe", 128256, 4096, 14336, 32, 32, 8, 128, 5e5, 1e-5, False, gguf_only=True
         ),
         # Qwen3-30B-A3B with hidden size, experts, query heads and vocabulary divided by 8; one KV head where 4/8 would
         # be half of one. The experts' down projections have 96 columns, so K-quants fall back to 32-wide blocks there.
-        Shape(
+        ModelDimensions(
             "qwen3-moe-eighth",
             "qwen3moe",
             "qwen2",
@@ -118,7 +118,7 @@ class Tensor:
     heads: int = 0
 
 
-def tensors(shape: Shape) -> Iterator[Tensor]:
+def tensors(shape: ModelDimensions) -> Iterator[Tensor]:
     """Every weight of a shape, in file order."""
     hidden, vocab = shape.hidden, shape.vocab
     yield Tensor("model.embed_tokens.weight", "token_embd.weight", (vocab, hidden))
@@ -129,7 +129,7 @@ def tensors(shape: Shape) -> Iterator[Tensor]:
         yield Tensor("lm_head.weight", "output.weight", (vocab, hidden))
 
 
-def _layer(shape: Shape, hf: str, out: str) -> Iterator[Tensor]:
+def _layer(shape: ModelDimensions, hf: str, out: str) -> Iterator[Tensor]:
     hidden, q, kv = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     rotated = (shape.heads, shape.kv_heads) if shape.family == "llama" else (0, 0)
     yield Tensor(f"{hf}input_layernorm.weight", f"{out}attn_norm.weight", (hidden,), norm=True)
@@ -150,7 +150,7 @@ def _layer(shape: Shape, hf: str, out: str) -> Iterator[Tensor]:
         yield Tensor(f"{hf}mlp.{part}_proj.weight", f"{out}ffn_{part}{suffix}.weight", (*many, *dims))
 
 
-def parameters(shape: Shape) -> int:
+def parameters(shape: ModelDimensions) -> int:
     """Number of weights."""
     return sum(torch.Size(tensor.dims).numel() for tensor in tensors(shape))
 
@@ -163,7 +163,7 @@ def draw(tensor: Tensor) -> torch.Tensor:
     return torch.empty(tensor.dims, dtype=torch.bfloat16).normal_(0, DEVIATION, generator=generator)
 
 
-def hf_config(shape: Shape) -> dict[str, Any]:
+def hf_config(shape: ModelDimensions) -> dict[str, Any]:
     """config.json of a dense shape."""
     llama = shape.family == "llama"
     return {
@@ -188,7 +188,7 @@ def hf_config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def write_hf(shape: Shape, folder: Path, data: Path) -> None:
+def write_hf(shape: ModelDimensions, folder: Path, data: Path) -> None:
     """Writes config, tokenizer and weights, as one safetensors file."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata = vocabulary(shape, data)
@@ -205,7 +205,7 @@ def write_hf(shape: Shape, folder: Path, data: Path) -> None:
     (folder / "model.safetensors.part").rename(folder / "model.safetensors")
 
 
-def vocabulary(shape: Shape, data: Path) -> dict[str, Any]:
+def vocabulary(shape: ModelDimensions, data: Path) -> dict[str, Any]:
     """GGUF tokenizer metadata of the shape's vocabulary, cut to its first `shape.vocab` tokens.
 
     The cut is a smaller byte-pair vocabulary of the same kind, as tokens are numbered in merge order.
@@ -226,7 +226,7 @@ def vocabulary(shape: Shape, data: Path) -> dict[str, Any]:
     return found
 
 
-def write_gguf(shape: Shape, path: Path, data: Path) -> None:
+def write_gguf(shape: ModelDimensions, path: Path, data: Path) -> None:
     """Writes the bfloat16 GGUF file, one tensor in memory at a time."""
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(part, shape.family)
@@ -254,7 +254,7 @@ def _full(tensor: Tensor) -> bool:
     return tensor.norm or "ffn_gate_inp" in tensor.gguf
 
 
-def _metadata(writer: gguf.GGUFWriter, shape: Shape, vocabulary: dict[str, Any]) -> None:
+def _metadata(writer: gguf.GGUFWriter, shape: ModelDimensions, vocabulary: dict[str, Any]) -> None:
     writer.add_name(f"random {shape.name}")
     writer.add_block_count(shape.layers)
     writer.add_context_length(CONTEXT)
@@ -284,17 +284,17 @@ def _metadata(writer: gguf.GGUFWriter, shape: Shape, vocabulary: dict[str, Any])
             writer.add_array(name, list(value))
 
 
-def gguf_path(places: Places, shape: Shape, kind: str) -> Path:
+def gguf_path(places: Places, shape: ModelDimensions, kind: str) -> Path:
     """Where a GGUF file of a shape lies."""
     return places.models / shape.name / f"{shape.name}-{kind}.gguf"
 
 
-def hf_path(places: Places, shape: Shape) -> Path:
+def hf_path(places: Places, shape: ModelDimensions) -> Path:
     """Where the Hugging Face folder of a shape lies."""
     return places.models / shape.name / "hf"
 
 
-def openvino_path(places: Places, shape: Shape, kind: str) -> Path:
+def openvino_path(places: Places, shape: ModelDimensions, kind: str) -> Path:
     """Where the OpenVINO folder of a shape lies."""
     return places.models / shape.name / f"openvino-{kind}"
 
@@ -313,7 +313,7 @@ def decode_bytes(file: Path) -> int | None:
     return sum(len(tensor.data) for name, tensor in read.items() if name != table)
 
 
-def make(places: Places, shape: Shape, kinds: list[str], data: Path, threads: int) -> None:
+def make(places: Places, shape: ModelDimensions, kinds: list[str], data: Path, threads: int) -> None:
     """Makes what is missing of a shape's files in the wanted GGUF kinds and, for dense small shapes, the folders.
 
     Raises:
@@ -348,7 +348,7 @@ def _quantize(places: Places, source: Path, target: Path, kind: str, threads: in
     part.rename(target)
 
 
-def _export(places: Places, shape: Shape, kind: str, options: tuple[str, ...]) -> None:
+def _export(places: Places, shape: ModelDimensions, kind: str, options: tuple[str, ...]) -> None:
     target = openvino_path(places, shape, kind)
     if target.exists():
         return

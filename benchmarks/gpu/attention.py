@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu.measure import Figure, Setting
 from penstock.kernels.api import KernelSet
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 
 BLOCK = 16
 STEP = 8192  # tokens written to a cache at once
@@ -67,7 +67,7 @@ TINY = (
 )
 
 
-def filled(setting: Setting, ops: KernelSet, case: Case, blocks: int) -> KvCache:
+def filled(setting: Setting, ops: KernelSet, case: Case, blocks: int) -> KvTensors:
     """A cache of random entries in every slot but those of block 0."""
     value_dim = case.value_dim or case.dim
     cache = ops.make_cache(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.kernels import cpu, onednn, reference, triton
 from penstock.kernels.adapters import AdapterSlots
-from penstock.kernels.cache import KvCache, StateRows
+from penstock.kernels.cache import KvTensors, StateRows
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
@@ -26,7 +26,7 @@ Routing = Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "sparsemixer"]
 Matrix = Canonical | Tensor  # what a weight is packed from: still quantised, or a plain tensor [N, K]
 
 
-class Embedding(Protocol):
+class EmbeddingOp(Protocol):
     """Rows of a table."""
 
     def __call__(self, numbers: Tensor, table: Any, scale: float = 1.0) -> Tensor:
@@ -36,14 +36,14 @@ class Embedding(Protocol):
         """
 
 
-class RmsNorm(Protocol):
+class RmsNormOp(Protocol):
     """Root mean square normalisation (Zhang & Sennrich 2019, arXiv:1910.07467), optionally after a residual add."""
 
     def __call__(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x [T, N], weight [N] float32, residual [T, N] → (norm(x + residual) · weight, x + residual), both as x."""
 
 
-class LayerNorm(Protocol):
+class LayerNormOp(Protocol):
     """Layer normalisation (Ba et al. 2016, arXiv:1607.06450)."""
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -76,7 +76,7 @@ class RopeAndCacheWrite(Protocol):
         cos: Tensor,
         sin: Tensor,
         slot: Tensor,
-        cache: KvCache,
+        cache: KvTensors,
         qk_norm: Tensor | None = None,
         eps: float = 0.0,
         head_norm: HeadNorm = "each",
@@ -110,7 +110,7 @@ class LatentCacheWrite(Protocol):
         cos: Tensor,
         sin: Tensor,
         slot: Tensor,
-        cache: KvCache,
+        cache: KvTensors,
         interleaved: bool = False,
     ) -> None:
         """Writes norm(x[:, :C]) and the rotated rest of each token as one key, whose first C elements are its value.
@@ -163,7 +163,7 @@ class PackLinear(Protocol):
         """
 
 
-class Linear(Protocol):
+class LinearOp(Protocol):
     """A dense layer."""
 
     def __call__(self, x: Tensor, weight: Any, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -358,7 +358,7 @@ class MakeCache(Protocol):
         value_dim: int,
         device: str = "cpu",
         latent: bool = False,
-    ) -> KvCache:
+    ) -> KvTensors:
         """Blocks of zeros. kv_type: "float32", "bfloat16", "float16", "fp8", "int8" or "int4".
 
         A latent cache keeps keys only: a token's value is the first value_dim elements of its key.
@@ -379,7 +379,7 @@ class PlanAttention(Protocol):
 
     def __call__(
         self,
-        cache: KvCache,
+        cache: KvTensors,
         query_start: Tensor,
         context_len: Tensor,
         block_table: Tensor,
@@ -416,7 +416,7 @@ class PagedAttention(Protocol):
     def __call__(
         self,
         query: Tensor,
-        cache: KvCache,
+        cache: KvTensors,
         plan: Any,
         scale: float,
         sinks: Tensor | None = None,
@@ -602,9 +602,9 @@ class KernelSet:
     `sampling` makes a new `kernels.sampling.SamplingKernel`; all others are the ops themselves.
     """
 
-    embedding: Embedding
-    rms_norm: RmsNorm
-    layer_norm: LayerNorm
+    embedding: EmbeddingOp
+    rms_norm: RmsNormOp
+    layer_norm: LayerNormOp
     rope_tables: RopeTables
     rope_and_cache_write: RopeAndCacheWrite
     rotate_heads: RotateHeads
@@ -613,7 +613,7 @@ class KernelSet:
     packable: Packable
     pack_table: PackTable
     pack_linear: PackLinear
-    linear: Linear
+    linear: LinearOp
     gated_linear: GatedLinear
     activate: Activate
     add: Add

@@ -11,7 +11,7 @@ KV_TYPES = ("float32", "bfloat16", "float16", "fp8", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
-class KvCache:
+class KvTensors:
     """Keys and values of every block.
 
     Attributes:

@@ -23,7 +23,7 @@ def pack_linear(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-    """As kernels.api.Linear."""
+    """As kernels.api.LinearOp."""
     if not weight.is_mkldnn:
         return dense.linear(x, weight, bias, residual)
     result: Tensor

@@ -13,10 +13,10 @@ from torch import Tensor
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import HeadNorm, KernelSet
 from penstock.layers.batch import LayerCache
-from penstock.layers.linear import Linear, Rows
+from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.norm import scale_weight
 from penstock.layers.rotary import Rotary, Temperature
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -107,7 +107,7 @@ class Attention(Layer):
         self._normed_first = options.shared or options.value_norm
         self.qkv = _projection(kernels, prefix, options)
         self.gate, self._weigh = _gate(kernels, prefix, options) if options.output_gate else None, kernels.sigmoid_gate
-        rows = Rows(f"{prefix}.o_proj", options.hidden_size, factor=options.output_factor)
+        rows = StoredRows(f"{prefix}.o_proj", options.hidden_size, factor=options.output_factor)
         group = heads // kv_heads * dim if heads % kv_heads == 0 else dim
         self.output = Linear(kernels, (rows,), heads * dim, bias=options.output_bias, segment=group)
         self.qk_norm = _head_norms(prefix, options) if options.qk_norm else None
@@ -120,7 +120,7 @@ class Attention(Layer):
             Weight((heads,), (WeightPart(f"{prefix}.sinks", (heads,)),), keep_float32=True) if options.sinks else None
         )
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         cache: LayerCache = step.caches[self.index]
         cos, sin = step.rotation(self.rotary)
@@ -155,7 +155,7 @@ class Attention(Layer):
 def _gate(kernels: KernelSet, prefix: str, options: AttentionOptions) -> Linear:
     """The projection of the heads' gates."""
     heads = np.arange(2 * options.num_heads * options.head_dim, dtype=np.int64).reshape(-1, 2, options.head_dim)
-    rows = Rows(f"{prefix}.q_proj", heads.size, heads[:, 1].reshape(-1))
+    rows = StoredRows(f"{prefix}.q_proj", heads.size, heads[:, 1].reshape(-1))
     return Linear(kernels, (rows,), options.hidden_size, bias=options.qkv_bias)
 
 
@@ -191,18 +191,20 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
     order = np.concatenate((rows(query, inner), rows(key, inner), rows(value, plain)))
     count = (heads + 2 * kv_heads) * dim
     same = bool((order == np.arange(count)).all())
-    fused = Rows(f"{prefix}.qkv_proj", count, None if same else order)
+    fused = StoredRows(f"{prefix}.qkv_proj", count, None if same else order)
 
-    def separate(name: str, count: int, inner: npt.NDArray[np.int64]) -> Rows:
+    def separate(name: str, count: int, inner: npt.NDArray[np.int64]) -> StoredRows:
         order = rows(dim * np.arange(count, dtype=np.int64), inner) if options.interleaved else None
-        return Rows(f"{prefix}.{name}", count * dim, order)
+        return StoredRows(f"{prefix}.{name}", count * dim, order)
 
     width = 2 * dim if options.output_gate else dim
     first = rows(width * np.arange(heads, dtype=np.int64), inner)
     parts = (
-        Rows(f"{prefix}.q_proj", heads * width, first) if options.output_gate else separate("q_proj", heads, inner),
+        StoredRows(f"{prefix}.q_proj", heads * width, first)
+        if options.output_gate
+        else separate("q_proj", heads, inner),
         separate("k_proj", kv_heads, inner),
-        Rows(f"{prefix}.{'k_proj' if options.keys_as_values else 'v_proj'}", kv_heads * dim),
+        StoredRows(f"{prefix}.{'k_proj' if options.keys_as_values else 'v_proj'}", kv_heads * dim),
     )[: 1 if options.shared else 3]
     whole = not (options.output_gate or options.shared or options.keys_as_values)
     return Linear(kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=(fused,) if whole else ())

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +86,5 @@ class LayerCache:
     """
 
     group: int
-    kv: KvCache
+    kv: KvTensors
     state: tuple[Tensor, ...] = ()

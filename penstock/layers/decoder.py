@@ -15,14 +15,14 @@ from penstock.layers.batch import Batch, LayerCache, MaskKind
 from penstock.layers.classifier import Classifier, Projection
 from penstock.layers.embedding import Embedding, Head
 from penstock.layers.norm import Norm
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
 
 
 class FeedForward(Protocol):
     """GatedMlp, SparseMoe or another layer without memory."""
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor: ...
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor: ...
 
 
 class SelfAttention(Protocol):
@@ -32,7 +32,7 @@ class SelfAttention(Protocol):
     def spec(self) -> CacheSpec | None:
         """What it keeps; None for one that reads another's memory."""
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor: ...
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor: ...
 
 
 class Block(Protocol):
@@ -40,13 +40,13 @@ class Block(Protocol):
 
     attention: SelfAttention
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor: ...
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor: ...
 
 
-class Between(Protocol):
-    """What is done to hidden states before the first block, or behind the last."""
+class DecoderHook(Protocol):
+    """Called with the hidden states before the first block, or after the last."""
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor: ...
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor: ...
 
 
 class DecoderBlock(Layer):
@@ -63,7 +63,7 @@ class DecoderBlock(Layer):
         self.middle_norm = middle_norm
         self.feed_forward = feed_forward
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         normed, hidden = (hidden, hidden) if self.input_norm is None else self.input_norm(hidden)
         hidden = self.attention(normed, step, hidden)
@@ -78,13 +78,13 @@ class MixerBlock(Layer):
         self.norm = norm
         self.attention = attention
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         normed, hidden = self.norm(hidden)
         return self.attention(normed, step, hidden)
 
 
-class Memoryless(Layer):
+class NoMixer(Layer):
     """A feed-forward layer in the place of one that mixes tokens: it keeps nothing."""
 
     spec: CacheSpec | None = None
@@ -92,7 +92,7 @@ class Memoryless(Layer):
     def __init__(self, feed_forward: FeedForward) -> None:
         self.feed_forward = feed_forward
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         return self.feed_forward(step.wanted(hidden), step, None if residual is None else step.wanted(residual))
 
@@ -105,7 +105,7 @@ class ParallelMixers(Layer):
         self.first, self.second = first, second
         self.spec = first.spec
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layers' sum (+ residual), of all tokens or of `step.wanted`."""
         return self._add(self.first(hidden, step, residual), self.second(hidden, step))
 
@@ -135,7 +135,7 @@ class SandwichBlock(Layer):
         self.before_feed_forward, self.after_feed_forward = feed_forward_norms
         self.feed_forward = feed_forward
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         normed = hidden if self.before_attention is None else self.before_attention(hidden)[0]
         attended, _ = self.after_attention(self.attention(normed, step))
@@ -159,7 +159,7 @@ class PostNormBlock(Layer):
         self.feed_forward = feed_forward
         self.feed_forward_norm = feed_forward_norm
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         hidden, _ = self.attention_norm(self.attention(hidden, step, hidden))
         return self.feed_forward_norm(self.feed_forward(hidden, step, hidden))[0]
@@ -176,7 +176,7 @@ class ParallelBlock(Layer):
         self.feed_forward_norm = feed_forward_norm
         self.feed_forward = feed_forward
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         normed, _ = self.norm(hidden)
         attended = self.attention(normed, step, hidden)
@@ -190,7 +190,7 @@ class DecoderModel(Layer):
 
     Attributes:
         cache_specs: one per layer that keeps something, in order; two of those that mix in two ways.
-        opening, closing: what follows the embedding, and the last block, one after the other.
+        opening, closing: hooks called in order after the embedding, and after the last block.
         norm: what follows those; None where the last block's own norm does.
         head: makes logits; None for models that only embed or classify.
         classifier: the classification head, None for models without.
@@ -221,8 +221,8 @@ class DecoderModel(Layer):
         classifier: Classifier | None = None,
         projection: Projection | None = None,
         mask: MaskKind = MaskKind.CAUSAL,
-        opening: Sequence[Between] = (),
-        closing: Sequence[Between] = (),
+        opening: Sequence[DecoderHook] = (),
+        closing: Sequence[DecoderHook] = (),
     ) -> None:
         self.kernels = kernels
         self.embedding = embedding
@@ -256,7 +256,7 @@ class DecoderModel(Layer):
         Returns:
             [L, hidden_size] of the tokens `batch.logit_rows`.
         """
-        step = Step(batch, caches, self.kernels)
+        step = ForwardStep(batch, caches, self.kernels)
         hidden = self.embedding(batch)
         for layer in self.opening:
             hidden = layer(hidden, step)

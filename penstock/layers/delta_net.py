@@ -10,9 +10,9 @@ from torch import Tensor
 
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
-from penstock.layers.linear import Linear, Rows
+from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.recurrent import CausalConv, GatedNorm, constants, decay_rates
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
 
 
@@ -54,7 +54,7 @@ class DeltaNet(Layer):
         self._tiled = options.tiled
         self._mixed, self._parts = (keys, keys, values), (2 * keys + values, values, heads, heads)
         named = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
-        parts = tuple(Rows(f"{prefix}.in_proj_{name}", count) for name, count in named.items())
+        parts = tuple(StoredRows(f"{prefix}.in_proj_{name}", count) for name, count in named.items())
         self.input = Linear(kernels, parts, options.hidden_size, bias=False, fused=_by_head(prefix, options))
         self.conv = CausalConv(kernels, f"{prefix}.conv1d", 2 * keys + values, options.taps, bias=False)
         self.step_bias = constants(f"{prefix}.dt_bias", heads)
@@ -64,7 +64,7 @@ class DeltaNet(Layer):
         self.output = Linear(kernels, ((f"{prefix}.out_proj", options.hidden_size),), values, bias=False)
         self.spec = CacheSpec(CacheKind.STATE, state=(self.conv.state, (heads, options.key_dim, options.value_dim)))
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         ops, rows = self._kernels, step.state_rows
         tail, memory = step.caches[self.index].state
@@ -76,7 +76,7 @@ class DeltaNet(Layer):
         return self.output(out, None if residual is None else step.wanted(residual))
 
 
-def _by_head(prefix: str, options: DeltaOptions) -> tuple[Rows, ...]:
+def _by_head(prefix: str, options: DeltaOptions) -> tuple[StoredRows, ...]:
     """The same rows where they are stored head by head."""
     heads, share = options.key_heads, options.value_heads // options.key_heads
 
@@ -88,6 +88,6 @@ def _by_head(prefix: str, options: DeltaOptions) -> tuple[Rows, ...]:
 
     wide = share * options.value_dim
     return (
-        Rows(f"{prefix}.in_proj_qkvz", *ordered(options.key_dim, options.key_dim, wide, wide)),
-        Rows(f"{prefix}.in_proj_ba", *ordered(share, share)),
+        StoredRows(f"{prefix}.in_proj_qkvz", *ordered(options.key_dim, options.key_dim, wide, wide)),
+        StoredRows(f"{prefix}.in_proj_ba", *ordered(share, share)),
     )

@@ -18,7 +18,7 @@ def table(kernels: KernelSet, key: str, vocab_size: int, hidden_size: int) -> We
     shape = (vocab_size, hidden_size)
     pack, packable = kernels.pack_table, kernels.packable
     part = WeightPart(key, shape)
-    return Weight(shape, (part,), shard_axis=0, pack=pack, packable=packable, on_request="eight bits")
+    return Weight(shape, (part,), shard_axis=0, pack=pack, packable=packable, quantize_policy="eight bits")
 
 
 def learned(kernels: KernelSet, key: str, rows: int, hidden_size: int, *, first: int = 0) -> Weight:
@@ -26,7 +26,7 @@ def learned(kernels: KernelSet, key: str, rows: int, hidden_size: int, *, first:
     order = np.arange(first, first + rows, dtype=np.int64) if first else None
     part = WeightPart(key, (first + rows, hidden_size), rows=order)
     pack, packable = kernels.pack_table, kernels.packable
-    return Weight((rows, hidden_size), (part,), pack=pack, packable=packable, on_request="kept")
+    return Weight((rows, hidden_size), (part,), pack=pack, packable=packable, quantize_policy="kept")
 
 
 class Embedding(Layer):

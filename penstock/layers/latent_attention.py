@@ -18,7 +18,7 @@ from penstock.kernels.api import KernelSet
 from penstock.layers.linear import Linear
 from penstock.layers.norm import RmsNorm
 from penstock.layers.rotary import Rotary, Temperature
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -87,7 +87,7 @@ class LatentAttention(Layer):
         rows = ((f"{prefix}.o_proj", options.hidden_size),)
         self.output = linear(rows, heads * size, bias=options.bias, segment=size)
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         cache, interleaved = step.caches[self.index], self.options.interleaved
         cos, sin = step.rotation(self.options.rotary)
@@ -115,7 +115,7 @@ class LatentAttention(Layer):
             pack=partial(kernels.pack_heads, count=options.num_heads),
             packable=kernels.packable,
             experts=options.num_heads,
-            on_request="eight bits",
+            quantize_policy="eight bits",
         )
 
     def _keys(self, merged: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from penstock.kernels.api import KernelSet
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
-class Rows(NamedTuple):
+class StoredRows(NamedTuple):
     """Rows of a merged weight, as one checkpoint matrix has them.
 
     Attributes:
@@ -42,13 +42,15 @@ def _times(rows: Tensor, factor: npt.NDArray[np.float32] | float) -> Tensor:
     return rows.float() * torch.as_tensor(factor, dtype=torch.float32).reshape(-1, *(1,) * (rows.dim() - 1))
 
 
-def merged(parts: Sequence[tuple[str, int] | Rows], suffix: str, *columns: int, fused: Sequence[Rows] = ()) -> Weight:
+def merged(
+    parts: Sequence[tuple[str, int] | StoredRows], suffix: str, *columns: int, fused: Sequence[StoredRows] = ()
+) -> Weight:
     """A weight of the parts' rows one after the other; keys end in `suffix`. `fused` are other matrices of them."""
 
-    def placed(parts: Sequence[tuple[str, int] | Rows]) -> tuple[tuple[WeightPart, ...], int]:
+    def placed(parts: Sequence[tuple[str, int] | StoredRows]) -> tuple[tuple[WeightPart, ...], int]:
         found: list[WeightPart] = []
         rows = 0
-        for named in (Rows(*part) for part in parts):
+        for named in (StoredRows(*part) for part in parts):
             found.append(named.part(suffix, columns, rows))
             rows += named.stored if named.order is None else len(named.order)
         return tuple(found), rows
@@ -64,28 +66,28 @@ def _transposed(matrix: Tensor) -> Tensor:
 class Linear(Layer):
     """y = x · Wᵀ + b (+ residual). W is [sum of outputs, inputs], merged from `parts` or stored as `fused`.
 
-    A whole matrix that a checkpoint has as [inputs, outputs] (GPT-2's) is found under the suffix `turned`. `segment` is
+    A whole matrix that a checkpoint has as [inputs, outputs] (GPT-2's) is found under the suffix `transposed`. `segment` is
     the weight's.
     """
 
     def __init__(
         self,
         kernels: KernelSet,
-        parts: Sequence[tuple[str, int] | Rows],
+        parts: Sequence[tuple[str, int] | StoredRows],
         inputs: int,
         *,
         bias: bool,
-        fused: Sequence[Rows] = (),
+        fused: Sequence[StoredRows] = (),
         segment: int = 0,
     ) -> None:
         self._linear = kernels.linear
         self.weight = merged(parts, "weight", inputs, fused=fused)
         self.weight.segment, self.weight.packable = segment, kernels.packable
         self.weight.pack = partial(kernels.pack_linear, segment=segment) if segment else kernels.pack_linear
-        whole, *others = (Rows(*part) for part in fused or parts)
+        whole, *others = (StoredRows(*part) for part in fused or parts)
         if not others and whole.order is None:
-            turned = WeightPart(f"{whole.prefix}.turned", (inputs, whole.stored), transform=_transposed)
-            self.weight.alternatives += ((turned,),)
+            transposed = WeightPart(f"{whole.prefix}.transposed", (inputs, whole.stored), transform=_transposed)
+            self.weight.alternatives += ((transposed,),)
         self.bias = merged(parts, "bias", fused=fused) if bias else None
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

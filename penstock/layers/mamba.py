@@ -11,9 +11,9 @@ from torch import Tensor
 
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
-from penstock.layers.linear import Linear, Rows
+from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.recurrent import CausalConv, GatedNorm, constants, decay_rates
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight
 
 
@@ -57,7 +57,8 @@ class MambaMixer(Layer):
         self.conv = CausalConv(kernels, f"{prefix}.conv1d", channels, options.taps, bias=options.conv_bias)
         rows = np.split(np.arange(rank + 2 * states, dtype=np.int64), (rank,))
         self.low, self.weights_of_states = (
-            Linear(kernels, (Rows(f"{prefix}.x_proj", rank + 2 * states, part),), channels, bias=False) for part in rows
+            Linear(kernels, (StoredRows(f"{prefix}.x_proj", rank + 2 * states, part),), channels, bias=False)
+            for part in rows
         )
         self.norms: list[Weight | Tensor] = []
         for name, size in (("dt", rank), ("b", states), ("c", states)) if options.norms else ():
@@ -70,7 +71,7 @@ class MambaMixer(Layer):
         self.output = Linear(kernels, ((f"{prefix}.out_proj", options.hidden_size),), channels, bias=options.bias)
         self.spec = CacheSpec(CacheKind.STATE, state=(self.conv.state, (1, states, channels)))
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         ops = self._kernels
         options = self.options
@@ -137,7 +138,7 @@ class Mamba2Mixer(Layer):
         self._parts, self._mixed = (inner, inner + 2 * shared, heads), (inner, shared, shared)
         gate, x, b, c, steps = options.factors
         outward = np.repeat(np.array([gate, 1.0, steps], np.float32), self._parts)
-        rows = Rows(f"{prefix}.in_proj", sum(self._parts), factor=outward)
+        rows = StoredRows(f"{prefix}.in_proj", sum(self._parts), factor=outward)
         self.input = Linear(kernels, (rows,), options.hidden_size, bias=options.bias)
         inward = torch.tensor([x, b, c]).repeat_interleave(torch.tensor(self._mixed))
         self.conv = CausalConv(
@@ -149,12 +150,12 @@ class Mamba2Mixer(Layer):
         group, first = inner // options.groups, options.norm == "gated"
         key = f"{prefix}.norm.weight"
         self.norm = GatedNorm(kernels, key, inner, group, options.eps, gate_first=first) if options.norm else None
-        rows = Rows(f"{prefix}.out_proj", options.hidden_size, factor=options.output_factor)
+        rows = StoredRows(f"{prefix}.out_proj", options.hidden_size, factor=options.output_factor)
         self.output = Linear(kernels, (rows,), inner, bias=options.output_bias)
         memory = (heads, options.states, options.head_dim)
         self.spec = CacheSpec(CacheKind.STATE, state=(self.conv.state, memory))
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         ops, rows = self._kernels, step.state_rows
         tail, memory = step.caches[self.index].state

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from penstock.kernels.api import Activation, KernelSet
 from penstock.layers.decoder import FeedForward
-from penstock.layers.linear import Linear, Rows
+from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.norm import Norm
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
 
 
@@ -40,16 +40,16 @@ class GatedMlp(Layer):
         self.size, self.deviations = intermediate_size, deviations
         self.activation: Activation = activation
         size = intermediate_size
-        parts = (Rows(f"{prefix}.gate_proj", size, factor=factors[0]), Rows(f"{prefix}.up_proj", size))
+        parts = (StoredRows(f"{prefix}.gate_proj", size, factor=factors[0]), StoredRows(f"{prefix}.up_proj", size))
         both = np.repeat(np.array([factors[0], 1.0], np.float32), size)
         order = np.roll(np.arange(2 * size, dtype=np.int64), size) if up_first else None
-        fused = Rows(f"{prefix}.gate_up_proj", 2 * size, order, both)
+        fused = StoredRows(f"{prefix}.gate_up_proj", 2 * size, order, both)
         self.gate_up = Linear(kernels, parts, hidden_size, bias=bias, fused=(fused,))
-        self.gate_up.weight.halves = True
-        last = (Rows(f"{prefix}.down_proj", hidden_size, factor=factors[1]),)
+        self.gate_up.weight.gate_up = True
+        last = (StoredRows(f"{prefix}.down_proj", hidden_size, factor=factors[1]),)
         self.down = Linear(kernels, last, size, bias=bias if down_bias is None else down_bias, segment=1)
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         kernels = self._kernels
         if self.deviations is None:
@@ -68,7 +68,7 @@ class NormedFeedForward(Layer):
         self.feed_forward = feed_forward
         self.after = after
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         assert residual is None  # what is added to it comes before the norm
         normed = hidden if self.before is None else self.before(hidden)[0]
@@ -82,7 +82,7 @@ class SummedFeedForward(Layer):
         self._add = kernels.add
         self.first, self.second = first, second
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         total = self._add(self.first(hidden, step), self.second(hidden, step))
         return total if residual is None else self._add(residual, total)
@@ -107,6 +107,6 @@ class PlainMlp(Layer):
         last = ((f"{prefix}.down_proj", hidden_size),)
         self.down = Linear(kernels, last, intermediate_size, bias=bias, segment=1)
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         return self.down(self._activate(self.up(hidden), self.activation), residual)

@@ -12,7 +12,7 @@ from penstock.kernels.api import Activation, KernelSet, Routing
 from penstock.layers.decoder import FeedForward
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -23,7 +23,7 @@ class ExpertOptions:
     Attributes:
         hidden_size, intermediate_size, num_experts, top_k: sizes.
         routing, renormalize, groups, scale, jitter: how experts are chosen and weighted, see kernels.api.RouteExperts.
-        activation, alpha, limit: of the gated MLP, see kernels.api.GateUp.
+        activation, alpha, limit: of the gated MLP, see kernels.api.GatedLinear.
         bias: the router and the experts have biases.
         scale_input: what a token's one expert reads is weighted, not what it gives (Llama 4).
         gated: an expert is a gated MLP; else one without a gate.
@@ -89,13 +89,13 @@ class SparseMoe(Layer):
         self.latent = latent
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
-        self.gate_up.halves = options.gated
+        self.gate_up.gate_up = options.gated
         self.down.segment = 1
         for weight in (self.gate_up, self.down):
             weight.pack = partial(kernels.pack_experts, count=options.num_experts, segment=weight.segment)
             weight.packable, weight.experts = kernels.packable, options.num_experts
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         options = self.options
         read, hidden = (norm(hidden)[0] for norm in self.norms) if self.norms else (hidden, hidden)
@@ -129,7 +129,7 @@ class SharedExperts(Layer):
     def __init__(self, shared: FeedForward, routed: SparseMoe) -> None:
         self.shared, self.routed = shared, routed
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → the sum of both (+ residual), [T, hidden_size]."""
         return self.routed(hidden, step, self.shared(hidden, step, residual))
 
@@ -170,7 +170,7 @@ def router_weight(kernels: KernelSet, key: str, options: ExpertOptions, *aliases
     """The router's matrix [E, N]."""
     shape = (options.num_experts, options.hidden_size)
     part = WeightPart(key, shape, aliases=aliases)
-    return Weight(shape, (part,), pack=kernels.pack_linear, packable=kernels.packable, on_request="kept")
+    return Weight(shape, (part,), pack=kernels.pack_linear, packable=kernels.packable, quantize_policy="kept")
 
 
 def separate_experts(prefixes: tuple[str, ...], options: ExpertOptions, gate: str, up: str, down: str) -> ExpertWeights:

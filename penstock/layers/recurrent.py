@@ -10,7 +10,7 @@ from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import StateRows
 from penstock.layers.linear import Linear
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -98,7 +98,7 @@ class ShortConvMixer(Layer):
         self.output = Linear(kernels, ((f"{prefix}.out_proj", hidden_size),), hidden_size, bias=bias)
         self.spec = CacheSpec(CacheKind.STATE, state=(self.conv.state,))
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         before, after, x = self._split(self.input(hidden), (self._size,) * 3)
         mixed = self.conv(x, step.caches[self.index].state[0], step.state_rows, before, after)

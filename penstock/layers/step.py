@@ -15,7 +15,7 @@ from penstock.layers.rotary import Rotary, Temperature
 
 
 @dataclass(slots=True)
-class Step:
+class ForwardStep:
     """Lives for one forward pass.
 
     Attributes:
@@ -23,15 +23,15 @@ class Step:
         caches: one a layer that keeps something, in layer order.
         kernels: the ops.
         last: the step is in the model's last layer.
-        layer_inputs: [T, layers · size], what each layer is given besides hidden states; None for models without.
-        streams: other versions of the hidden states, [T, hidden] each (layers.streams).
+        per_layer_embeddings: [T, layers · size], a vector for each layer; None for models without.
+        streams: other versions of the hidden states, [T, hidden] each (layers.altup).
     """
 
     batch: Batch
     caches: Sequence[LayerCache]
     kernels: KernelSet
     last: bool = False
-    layer_inputs: Tensor | None = None
+    per_layer_embeddings: Tensor | None = None
     streams: tuple[Tensor, ...] = ()
     _plans: dict[int, Any] = field(default_factory=dict)
     _temperatures: dict[Temperature, Tensor] = field(default_factory=dict)

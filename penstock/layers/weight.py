@@ -60,10 +60,9 @@ class Weight:
             layout the weight's kernel reads; None keeps one plain tensor.
         packable: why `pack` cannot take a matrix as it is stored, or None if it can.
         experts: entries of the first axis of a stacked weight; its matrices hold all of them, one below the other.
-        halves: the rows (of each entry) are two equal halves, a merged projection's gates and ups, which are packed as
-            two matrices.
-        on_request: what becomes of it where a model is quantised while it loads: "quantised", "eight bits" (tables,
-            whose errors weigh more) or "kept" (routers).
+        gate_up: the rows (of each entry) are two equal halves, gates and then ups, which are packed as two matrices.
+        quantize_policy: what becomes of it where a model is quantised while it loads: "quantised", "eight bits"
+            (tables, whose errors weigh more) or "kept" (routers).
         tensor: what the weight is once loaded, packed; None before.
     """
 
@@ -77,8 +76,8 @@ class Weight:
     pack: Callable[[Sequence[Matrix]], Any] | None = field(default=None, repr=False)
     packable: Callable[[Canonical], str | None] | None = field(default=None, repr=False)
     experts: int = 1
-    halves: bool = False
-    on_request: Literal["quantised", "eight bits", "kept"] = "quantised"
+    gate_up: bool = False
+    quantize_policy: Literal["quantised", "eight bits", "kept"] = "quantised"
     tensor: Any = field(default=None, repr=False)
 
     def fill(self, parts: Sequence[Matrix]) -> None:

@@ -11,7 +11,7 @@ from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
-from penstock.models.blueprint import SUM_NORM, UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, SUM_NORM, Blueprint
 
 RENAMES = (
     (r"\.gamma$", ".weight"),
@@ -100,8 +100,8 @@ def _assemble(
     types = fields.integer("type_vocab_size", 0, minimum=0)
     fields.choice("position_embedding_type", {"absolute": None}, "absolute")
     length = fields.integer("max_position_embeddings", minimum=first + 1) - first
-    return blueprint.uniform(
-        rotary=UNTURNED,
+    return blueprint.decoder(
+        rotary=NO_ROPE,
         norm=blueprint.layer_norm,
         norms=SUM_NORM,
         final_norm=False,

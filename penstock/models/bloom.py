@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.gpt2 import TRANSFORMER
 
 # Falcon's too.
@@ -21,8 +21,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     if fields.flag("apply_residual_connection_post_layernorm", False):
         raise fields.error("apply_residual_connection_post_layernorm", "is true; allowed: false")
-    return blueprint.uniform(
-        rotary=UNTURNED,
+    return blueprint.decoder(
+        rotary=NO_ROPE,
         norm=blueprint.layer_norm,
         activation="gelu_tanh",
         gated=False,

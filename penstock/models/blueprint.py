@@ -16,9 +16,9 @@ from penstock.layers.attention import Attention, AttentionOptions
 from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense, Projection
 from penstock.layers.decoder import (
-    Between,
     Block,
     DecoderBlock,
+    DecoderHook,
     DecoderModel,
     FeedForward,
     MixerBlock,
@@ -63,7 +63,7 @@ LEFT_OVER = (
     r"(model\.)?(vision_tower|vision_model|multi_modal_projector|mm_projector)\..*",
 )
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-UNTURNED = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
+NO_ROPE = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ MIXER_ALONE = BlockNorms("norm", before_mlp=None)  # no MLP
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A configuration being turned into a model.
+    """A configuration that becomes a model.
 
     Attributes:
         fields: the configuration of the text model.
@@ -144,8 +144,8 @@ class Blueprint:
         eps = fields.number(next((name for name in EPSILONS if fields.has(name)), EPSILONS[0]), 1e-6)
         return cls(fields, kernels, dtype, max_model_len, hidden, layers, heads, kv_heads, head_dim, eps, head, facts)
 
-    def having(self, **values: Any) -> Blueprint:
-        """The same of a configuration that has these fields too, where it does not say otherwise."""
+    def with_defaults(self, **values: Any) -> Blueprint:
+        """The same with these fields where the configuration has none, or null."""
         stated = {name: value for name, value in self.fields.values.items() if value is not None}
         return replace(self, fields=Fields({**values, **stated}, self.fields.where))
 
@@ -189,7 +189,7 @@ class Blueprint:
         """Whether each layer is recurrent instead of attending."""
         return tuple(not attends for attends in self.facts.attends(self.fields, self.num_layers))
 
-    def turned(self) -> tuple[bool, ...]:
+    def rope_layers(self) -> tuple[bool, ...]:
         """Per layer whether it rotates."""
         return rope_layers(self.fields, self.num_layers)
 
@@ -232,7 +232,7 @@ class Blueprint:
             **more,
         )
 
-    def uniform(
+    def decoder(
         self,
         *,
         rotary: Rotary | None = None,
@@ -337,8 +337,8 @@ class Blueprint:
         types: Weight | None = None,
         projection: Linear | None = None,
         embedding_norm: Norm | None = None,
-        opening: Sequence[Between] = (),
-        closing: Sequence[Between] = (),
+        opening: Sequence[DecoderHook] = (),
+        closing: Sequence[DecoderHook] = (),
     ) -> DecoderModel:
         """Puts embedding, blocks, final norm and head together.
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import PARALLEL, UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, PARALLEL, Blueprint
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -16,12 +16,12 @@ def build(blueprint: Blueprint) -> DecoderModel:
 def build_cohere2(blueprint: Blueprint) -> DecoderModel:
     """Three sliding layers to one full layer, which does not rotate."""
     windows, rotary = blueprint.windows(), blueprint.rotary()
-    return _build(blueprint, windows=windows, rotaries=[UNTURNED if window is None else rotary for window in windows])
+    return _build(blueprint, windows=windows, rotaries=[NO_ROPE if window is None else rotary for window in windows])
 
 
 def _build(blueprint: Blueprint, **options: Any) -> DecoderModel:
     fields = blueprint.fields
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(),
         norm=partial(blueprint.layer_norm, bias=False),
         norms=PARALLEL,

@@ -62,7 +62,7 @@ def _build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward], *, 
         bias=fields.flag("attention_bias", False),
         temperature=blueprint.temperature(),
     )
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=rotary,
         self_attention=lambda index: LatentAttention(
             blueprint.kernels, f"model.layers.{index}.self_attn", index, options

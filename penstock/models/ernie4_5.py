@@ -41,7 +41,7 @@ def build(
     ignorable: tuple[str, ...] = (),
 ) -> DecoderModel:
     bias = blueprint.fields.flag("use_bias", False)
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=500_000.0),
         feed_forward=feed_forward,
         mlp_bias=bias,

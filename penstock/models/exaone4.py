@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import POST_NORM, PRE_NORM, UNTURNED, BlockNorms, Blueprint
+from penstock.models.blueprint import NO_ROPE, POST_NORM, PRE_NORM, BlockNorms, Blueprint
 from penstock.models.mixture import sigmoid_experts
 
 
 def build_moe(blueprint: Blueprint) -> DecoderModel:
     """K-EXAONE (LG, 2026): DeepSeek-V3's experts, norms before attention and MLP."""
     shared = blueprint.fields.integer("num_shared_experts", 1, minimum=0)
-    experts = sigmoid_experts(blueprint.having(n_shared_experts=shared))
+    experts = sigmoid_experts(blueprint.with_defaults(n_shared_experts=shared))
     model = {"renames": ((r"\.mlp\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),)}
     return build(blueprint, norms=PRE_NORM, feed_forward=experts, model=model, ignorable=(r"mtp\..*",))
 
@@ -20,9 +20,9 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 def build(blueprint: Blueprint, norms: BlockNorms = POST_NORM, **more: Any) -> DecoderModel:
     fields, rotary = blueprint.fields, blueprint.rotary()
     slides, windows = fields.has("sliding_window"), blueprint.windows()
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=rotary,
-        rotaries=[UNTURNED if slides and window is None else rotary for window in windows],
+        rotaries=[NO_ROPE if slides and window is None else rotary for window in windows],
         windows=windows,
         norms=norms,
         qk_norm=True,

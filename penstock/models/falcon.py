@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
 from penstock.models.bloom import RENAMES
-from penstock.models.blueprint import PARALLEL, PRE_NORM, UNTURNED, BlockNorms, Blueprint
+from penstock.models.blueprint import NO_ROPE, PARALLEL, PRE_NORM, BlockNorms, Blueprint
 
 TWO_NORMS = BlockNorms("ln_attn", None, "ln_mlp", parallel=True)
 
@@ -21,8 +21,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
     two = fields.integer("num_ln_in_parallel_attn", 2 if new else 1) == 2
     parallel = TWO_NORMS if two else PARALLEL
     scale = blueprint.head_dim**-0.5
-    return blueprint.uniform(
-        rotary=UNTURNED if alibi else blueprint.rotary(),
+    return blueprint.decoder(
+        rotary=NO_ROPE if alibi else blueprint.rotary(),
         norm=blueprint.layer_norm,
         norms=parallel if new or fields.flag("parallel_attn", True) else PRE_NORM,
         activation=blueprint.activation("activation", "gelu"),

@@ -48,7 +48,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         return ParallelMixers(kernels, attention, mamba2(blueprint, index, slot=2 * index + 1, **scan))
 
     scales = factors("mlp_multipliers", 2, "the gate's and the output's")
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=rotary,
         self_attention=mixers,
         feed_forward=lambda index: blueprint.mlp(index, name="feed_forward", factors=scales),

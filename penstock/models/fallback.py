@@ -20,9 +20,9 @@ from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import Embedding, Head, table
 from penstock.layers.ops import KernelSet
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Weight
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.defaults import with_defaults
 from penstock.models.fallback_check import TOLERANCE, disagreement
 from penstock.models.fallback_trace import FAILURES, traced
@@ -135,7 +135,7 @@ class FallbackModel(DecoderModel):
         self.runs = f"transformers {version()}: {made.__name__} has no implementation of its own here"
         self._made, self._settings = made, settings
         self._module: Any = None
-        self._step: Step | None = None
+        self._step: ForwardStep | None = None
         self._hidden: Tensor | None = None
         self._last: tuple[Tensor, Tensor] | None = None
 
@@ -199,7 +199,7 @@ class FallbackModel(DecoderModel):
     def forward(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """As DecoderModel's; logits of the wanted tokens are made at once and kept for `logits`."""
         rows = batch.logit_rows
-        self._step = Step(batch, caches, self.kernels)
+        self._step = ForwardStep(batch, caches, self.kernels)
         output = self._module(
             batch.token_ids[None], position_ids=batch.positions[:1], use_cache=False, logits_to_keep=rows
         )
@@ -227,8 +227,8 @@ class FallbackModel(DecoderModel):
         cache, tokens = step.caches[index], query.shape[2]
         merged = torch.cat([part[0].transpose(0, 1).reshape(tokens, -1) for part in (query, key, value)], dim=1)
         slot = step.batch.groups[cache.group].slot
-        turned = self.kernels.rope_and_cache_write(merged, *step.rotation(UNTURNED), slot, cache.kv)
-        attended = self.kernels.paged_attention(turned, cache.kv, step.plan(cache, seen), **how)
+        rotated = self.kernels.rope_and_cache_write(merged, *step.rotation(NO_ROPE), slot, cache.kv)
+        attended = self.kernels.paged_attention(rotated, cache.kv, step.plan(cache, seen), **how)
         return attended.view(1, tokens, query.shape[1], -1)
 
 

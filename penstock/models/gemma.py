@@ -76,7 +76,7 @@ def assemble(
         "embedding_scale": blueprint.hidden_size**0.5,
         "soft_cap": fields.optional_number("final_logit_softcapping"),
     }
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=rotary,
         rotaries=rotaries,
         norm=partial(blueprint.norm, around_one=True),

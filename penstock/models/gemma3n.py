@@ -1,4 +1,4 @@
-"""Gemma 3n text models (Google 2025): streams, inputs of each layer's own, sparse MLPs, layers that share caches."""
+"""Gemma 3n text models (Google 2025): AltUp, per-layer embeddings, sparse MLPs, layers that share caches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.layers.altup import AltUpBlock, AltUpCoefficients, AltUpInput, AltUpOutput, LaurelBlock
 from penstock.layers.decoder import Block, DecoderModel, FeedForward
-from penstock.layers.layer_inputs import LayerInput, LayerInputs
-from penstock.layers.linear import Linear, Rows
+from penstock.layers.linear import Linear, StoredRows
+from penstock.layers.per_layer_embeddings import PerLayerEmbeddings, PerLayerInput
 from penstock.layers.recurrent import constants
-from penstock.layers.streams import AltUpBlock, CloseStreams, Coefficients, LaurelBlock, OpenStreams
 from penstock.models.blueprint import Blueprint
 from penstock.models.gemma import AROUND, attention_of, both_rotations, shared_leftovers
 
@@ -22,22 +22,22 @@ SOUND = (r"(model\.)?(embed_vision|embed_audio|audio_tower)\..*",)
 HALF = 0.5**0.5
 
 
-def layer_inputs(blueprint: Blueprint) -> LayerInputs:
-    """What gives every layer its inputs."""
+def per_layer_embeddings(blueprint: Blueprint) -> PerLayerEmbeddings:
+    """The vectors that every layer is given of its own."""
     fields, kernels = blueprint.fields, blueprint.kernels
     layers, size = blueprint.num_layers, fields.integer("hidden_size_per_layer_input")
     vocab = fields.integer("vocab_size")
     stored = fields.integer("vocab_size_per_layer_input", vocab)
     sizes = {"hidden_size": blueprint.hidden_size, "vocab": vocab, "stored": stored}
-    return LayerInputs(kernels, layers, size, eps=blueprint.norm_eps, **sizes)
+    return PerLayerEmbeddings(kernels, layers, size, eps=blueprint.norm_eps, **sizes)
 
 
-def layer_input(blueprint: Blueprint, index: int) -> LayerInput:
-    """What layer `index` makes of them."""
+def per_layer_input(blueprint: Blueprint, index: int) -> PerLayerInput:
+    """What layer `index` makes of its vector."""
     sizes = blueprint.hidden_size, blueprint.fields.integer("hidden_size_per_layer_input"), blueprint.num_layers
     norm = blueprint.norm(f"model.layers.{index}.post_per_layer_input_norm")
     activation = blueprint.activation("hidden_activation", "gelu_pytorch_tanh")
-    return LayerInput(blueprint.kernels, index, sizes, activation, norm)
+    return PerLayerInput(blueprint.kernels, index, sizes, activation, norm)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -71,7 +71,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         scale = constants(f"{prefix}.altup.correct_output_scale", hidden) if scaled else None
         mixing = _coefficients(blueprint, f"{prefix}.altup", count)
         return AltUpBlock(
-            kernels, computed, mixing, layer_input(blueprint, index), count=count, active=active, scale=scale
+            kernels, computed, mixing, per_layer_input(blueprint, index), count=count, active=active, scale=scale
         )
 
     mean = replace(blueprint, norm_eps=blueprint.norm_eps * count**2)  # of the streams, of which the sum is normed
@@ -84,8 +84,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
         soft_cap=fields.optional_number("final_logit_softcapping"),
         max_positions=fields.integer("max_position_embeddings"),
         ignorable=(*SOUND, *shared_leftovers(slots), *(() if scaled else (r".*\.altup\.correct_output_scale",))),
-        opening=(layer_inputs(blueprint), OpenStreams(kernels, count, active, hidden)),
-        closing=(CloseStreams(kernels, count, active, hidden),),
+        opening=(per_layer_embeddings(blueprint), AltUpInput(kernels, count, active, hidden)),
+        closing=(AltUpOutput(kernels, count, active, hidden),),
     )
 
 
@@ -104,20 +104,20 @@ def _feed_forward(blueprint: Blueprint) -> Callable[[int], FeedForward]:
     return lambda index: blueprint.mlp(index, activation=activation, size=sizes[index], deviations=above[index])
 
 
-def _coefficients(blueprint: Blueprint, prefix: str, count: int) -> tuple[Coefficients, Coefficients]:
+def _coefficients(blueprint: Blueprint, prefix: str, count: int) -> tuple[AltUpCoefficients, AltUpCoefficients]:
     """Those that predict streams, and those that correct them.
 
     The latter, c + 1 of what the active stream gained, as two numbers each: c + 1 and -(c + 1).
     """
     kernels, hidden = blueprint.kernels, blueprint.hidden_size
 
-    def mixed(shift: Tensor | None, *parts: Rows) -> Coefficients:
+    def mixed(shift: Tensor | None, *parts: StoredRows) -> AltUpCoefficients:
         norm = blueprint.norm(f"{prefix}.router_norm", factor=1 / hidden)
         router = Linear(kernels, ((f"{prefix}.modality_router", count),), hidden, bias=False)
-        return Coefficients(kernels, norm, router, Linear(kernels, parts, count, bias=False), shift)
+        return AltUpCoefficients(kernels, norm, router, Linear(kernels, parts, count, bias=False), shift)
 
     twice = np.repeat(np.arange(count), 2)
     signs = np.tile(np.array([1.0, -1.0], np.float32), count)
     shift = torch.from_numpy(signs).to(blueprint.dtype)
-    correct = mixed(shift, Rows(f"{prefix}.correction_coefs", count, twice, signs))
-    return mixed(None, Rows(f"{prefix}.prediction_coefs", count * count)), correct
+    correct = mixed(shift, StoredRows(f"{prefix}.correction_coefs", count, twice, signs))
+    return mixed(None, StoredRows(f"{prefix}.prediction_coefs", count * count)), correct

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from penstock.layers.attention import Attention
 from penstock.layers.decoder import Block, DecoderModel, FeedForward
-from penstock.layers.layer_inputs import LayerInputBlock
 from penstock.layers.mlp import NormedFeedForward, SummedFeedForward
 from penstock.layers.moe import SparseMoe, float_vector, router_weight, separate_experts
 from penstock.layers.norm import RmsNorm
+from penstock.layers.per_layer_embeddings import PerLayerInputBlock
 from penstock.layers.recurrent import constants
 from penstock.models.blueprint import Blueprint
 from penstock.models.gemma import AROUND, attention_of, both_rotations, shared_leftovers
-from penstock.models.gemma3n import SOUND, layer_input, layer_inputs
+from penstock.models.gemma3n import SOUND, per_layer_embeddings, per_layer_input
 from penstock.models.mixture import expert_options
 
 
@@ -44,15 +44,15 @@ def build(blueprint: Blueprint) -> DecoderModel:
         return _with_experts(blueprint, index, mlp) if experts else mlp
 
     def around(index: int, block: Block) -> Block:
-        own = layer_input(blueprint, index) if inputs else None
+        own = per_layer_input(blueprint, index) if inputs else None
 
         def everywhere(scale: Tensor) -> Tensor:
             return scale.expand(hidden)
 
         scale = constants(f"model.layers.{index}.layer_scalar", hidden, stored=(1,), transform=everywhere)
-        return LayerInputBlock(blueprint.kernels, block, own, scale)
+        return PerLayerInputBlock(blueprint.kernels, block, own, scale)
 
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=next((turn for turn, window in zip(rotations, windows, strict=True) if window is None), rotations[0]),
         self_attention=attention,
         feed_forward=feed_forward,
@@ -63,7 +63,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
             "embedding_scale": hidden**0.5,
             "soft_cap": fields.optional_number("final_logit_softcapping"),
             "max_positions": fields.integer("max_position_embeddings"),
-            "opening": (layer_inputs(blueprint),) if inputs else (),
+            "opening": (per_layer_embeddings(blueprint),) if inputs else (),
         },
         ignorable=(*SOUND, *shared_leftovers(slots)),
     )
@@ -87,7 +87,7 @@ def _sized(blueprint: Blueprint, index: int) -> Blueprint:
 def _with_experts(blueprint: Blueprint, index: int, mlp: FeedForward) -> FeedForward:
     """The MLP beside experts: both read what attention left, each with norms of its own; so does the router."""
     prefix, fields = f"model.layers.{index}", blueprint.fields
-    more = blueprint.having(num_experts_per_tok=fields.integer("top_k_experts"), norm_topk_prob=True)
+    more = blueprint.with_defaults(num_experts_per_tok=fields.integer("top_k_experts"), norm_topk_prob=True)
     activation = blueprint.activation("hidden_activation", "gelu_pytorch_tanh")
     options = replace(expert_options(more), activation=activation)
     reads = blueprint.norm(f"{prefix}.{AROUND.before_mlp}_2")

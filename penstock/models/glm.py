@@ -9,7 +9,7 @@ AROUND = BlockNorms("input_layernorm", "post_self_attn_layernorm", "post_attenti
 
 
 def build(blueprint: Blueprint, norms: BlockNorms = PRE_NORM) -> DecoderModel:
-    return blueprint.uniform(norms=norms, output_bias=False, interleaved=True)
+    return blueprint.decoder(norms=norms, output_bias=False, interleaved=True)
 
 
 def build_glm4(blueprint: Blueprint) -> DecoderModel:

@@ -9,7 +9,7 @@ from penstock.models.mixture import predictors, sigmoid_experts
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """GLM: half of a head is rotated, the larger models norm queries and keys."""
-    return blueprint.uniform(
+    return blueprint.decoder(
         feed_forward=sigmoid_experts(blueprint),
         output_bias=False,
         qk_norm=blueprint.fields.flag("use_qk_norm", False),
@@ -19,7 +19,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
 def build_dots(blueprint: Blueprint) -> DecoderModel:
     """dots.llm1: Qwen 3's attention, layers from `max_window_layers` on slide."""
-    return blueprint.uniform(
+    return blueprint.decoder(
         windows=blueprint.windows(),
         feed_forward=sigmoid_experts(blueprint, renormalize=False),
         qk_norm=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 
 # Names that other families of the time share.
 TRANSFORMER = (
@@ -25,12 +25,12 @@ RENAMES = (
     (r"\.mlp\.c_fc\.", ".mlp.up_proj."),
     (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
 )
-TURNED = (r"\.(c_attn|c_proj|c_fc)\.weight$", r".\1.turned")  # stored as [inputs, outputs]
+TRANSPOSED = (r"\.(c_attn|c_proj|c_fc)\.weight$", r".\1.transposed")  # stored as [inputs, outputs]
 MASKS = (r".*\.attn\.(masked_)?bias",)
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return _build(blueprint, (TURNED, *RENAMES), "gelu_new")
+    return _build(blueprint, (TRANSPOSED, *RENAMES), "gelu_new")
 
 
 def build_bigcode(blueprint: Blueprint) -> DecoderModel:
@@ -45,11 +45,11 @@ def _build(blueprint: Blueprint, renames: tuple[tuple[str, str], ...], act: str,
     scale = blueprint.head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
     places = fields.integer("max_position_embeddings")
-    return blueprint.uniform(
-        rotary=UNTURNED,
+    return blueprint.decoder(
+        rotary=NO_ROPE,
         self_attention=lambda index: blueprint.attention(
             index,
-            UNTURNED,
+            NO_ROPE,
             scale=scale / (index + 1) if by_layer else scale,
             qkv_bias=True,
             output_bias=True,

@@ -22,8 +22,8 @@ MASKS = (r".*\.attention\.(masked_)?bias", r".*\.attention\.rotary_emb\.inv_freq
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
-    blueprint = blueprint.having(partial_rotary_factor=fields.number("rotary_pct", 0.25))
-    return blueprint.uniform(
+    blueprint = blueprint.with_defaults(partial_rotary_factor=fields.number("rotary_pct", 0.25))
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=fields.number("rotary_emb_base", 10_000.0)),
         norm=blueprint.layer_norm,
         norms=replace(PRE_NORM, parallel=fields.flag("use_parallel_residual", True)),

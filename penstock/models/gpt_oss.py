@@ -30,7 +30,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         experts = interleaved_experts(f"{prefix}.experts", options)
         return SparseMoe(blueprint.kernels, router, experts, options, router_bias)
 
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=150_000.0),
         windows=blueprint.windows(),
         feed_forward=feed_forward,

@@ -16,7 +16,7 @@ RENAMES = (
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return blueprint.uniform(
+    return blueprint.decoder(
         norm=blueprint.layer_norm,
         norms=PARALLEL,
         activation=blueprint.activation("activation_function", "gelu_new"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.layers.rotary import Rotary
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options, sparse_layer, with_shared
 
@@ -33,7 +33,7 @@ def build_hybrid(blueprint: Blueprint) -> DecoderModel:
     recurrent = blueprint.recurrent()
     shared = fields.integer("shared_intermediate_size")
     mlp = partial(blueprint.mlp, size=shared, name="shared_mlp")
-    rotary = blueprint.rotary() if fields.values.get("position_embedding_type") == "rope" else UNTURNED
+    rotary = blueprint.rotary() if fields.values.get("position_embedding_type") == "rope" else NO_ROPE
     return build(
         blueprint,
         _experts(blueprint) if fields.integer("num_local_experts", 0, minimum=0) else mlp,
@@ -54,7 +54,7 @@ def build_sliding(blueprint: Blueprint) -> DecoderModel:
     return build(
         blueprint,
         rotary=rotary,
-        rotaries=[own.get(base, UNTURNED) for base in bases],
+        rotaries=[own.get(base, NO_ROPE) for base in bases],
         windows=blueprint.windows(),
         sinks=True,
     )
@@ -79,7 +79,7 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
     """
     fields = blueprint.fields
     branch = fields.number("residual_multiplier", 1.0)
-    return replace(blueprint, norm_eps=blueprint.norm_eps / branch**2).uniform(
+    return replace(blueprint, norm_eps=blueprint.norm_eps / branch**2).decoder(
         feed_forward=feed_forward,
         model={
             "renames": RENAMES if feed_forward else (),

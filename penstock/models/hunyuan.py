@@ -32,7 +32,7 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 
 
 def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None) -> DecoderModel:
-    return blueprint.uniform(
+    return blueprint.decoder(
         feed_forward=feed_forward,
         model={"renames": RENAMES},
         qk_norm=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel, FeedForward
-from penstock.models.blueprint import UNTURNED, BlockNorms, Blueprint
+from penstock.models.blueprint import NO_ROPE, BlockNorms, Blueprint
 from penstock.models.mamba import mamba, mamba2
 from penstock.models.mixture import expert_options, sparse_layer
 
@@ -23,8 +23,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
         return sparse_layer(blueprint, (f"model.layers.{index}.feed_forward",), options, router="router.weight")
 
     recurrent = blueprint.recurrent()
-    return blueprint.uniform(
-        rotary=UNTURNED,
+    return blueprint.decoder(
+        rotary=NO_ROPE,
         self_attention=lambda index: (
             mamba(blueprint, index, "mamba", norms="scaled", eps=blueprint.norm_eps) if recurrent[index] else None
         ),
@@ -37,7 +37,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
 def build_bamba(blueprint: Blueprint) -> DecoderModel:
     """Bamba (IBM, 2024): Mamba-2 with MLPs, and some layers that attend."""
     recurrent = blueprint.recurrent()
-    return blueprint.uniform(
+    return blueprint.decoder(
         self_attention=lambda index: mamba2(blueprint, index) if recurrent[index] else None,
         feed_forward=lambda index: blueprint.mlp(index, name="feed_forward"),
         norms=NORMS,

@@ -59,7 +59,7 @@ def _build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward]) -> 
         prefix = f"model.layers.{index}.conv"
         return ShortConvMixer(blueprint.kernels, prefix, index, *sizes, bias=bias) if recurrent[index] else None
 
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=1_000_000.0),
         self_attention=convolution,
         feed_forward=feed_forward,

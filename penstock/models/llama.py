@@ -8,7 +8,7 @@ from penstock.layers.batch import MaskKind
 from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
 from penstock.models.bert import classifier
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 
 # InternLM2 (arXiv:2403.17297) and Baichuan (arXiv:2309.10305), whose projections are fused.
 INTERNLM2 = (
@@ -28,7 +28,7 @@ BAICHUAN = ((r"\.self_attn\.W_pack\.", ".self_attn.qkv_proj."),)
 def build(blueprint: Blueprint) -> DecoderModel:
     """The plain pre-norm decoder; biases are optional."""
     told = "attention_out_bias" if blueprint.fields.has("attention_out_bias") else "attention_bias"
-    return blueprint.uniform(output_bias=blueprint.fields.flag(told, False))
+    return blueprint.decoder(output_bias=blueprint.fields.flag(told, False))
 
 
 def build_eurobert(blueprint: Blueprint) -> DecoderModel:
@@ -37,22 +37,22 @@ def build_eurobert(blueprint: Blueprint) -> DecoderModel:
         blueprint.fields.choice("classifier_pooling", {"bos": None, "mean": None}, "late")
     gelu = functional.gelu
     head = {"classifier": lambda: classifier(blueprint, "dense", "classifier", gelu)}
-    return blueprint.uniform(model={"mask": MaskKind.BIDIRECTIONAL, **head})
+    return blueprint.decoder(model={"mask": MaskKind.BIDIRECTIONAL, **head})
 
 
 def build_helium(blueprint: Blueprint) -> DecoderModel:
     """Helium (Kyutai, 2025): rotated pairs lie side by side."""
-    return blueprint.uniform(output_bias=False, interleaved=True)
+    return blueprint.decoder(output_bias=False, interleaved=True)
 
 
 def build_cwm(blueprint: Blueprint) -> DecoderModel:
     """CWM (Meta, 2025): three sliding layers to one full layer, which comes first."""
-    return blueprint.uniform(windows=blueprint.windows())
+    return blueprint.decoder(windows=blueprint.windows())
 
 
 def build_internlm2(blueprint: Blueprint) -> DecoderModel:
     bias = blueprint.fields.flag("bias", False)
-    return blueprint.uniform(model={"renames": INTERNLM2}, grouped=True, qkv_bias=bias, output_bias=bias)
+    return blueprint.decoder(model={"renames": INTERNLM2}, grouped=True, qkv_bias=bias, output_bias=bias)
 
 
 def build_internlm3(blueprint: Blueprint) -> DecoderModel:
@@ -60,11 +60,11 @@ def build_internlm3(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     bias = fields.flag("bias", fields.flag("mlp_bias", False))
     qkv_bias = fields.flag("qkv_bias", fields.flag("attention_bias", False))
-    return blueprint.uniform(qkv_bias=qkv_bias, output_bias=bias, mlp_bias=bias)
+    return blueprint.decoder(qkv_bias=qkv_bias, output_bias=bias, mlp_bias=bias)
 
 
 def build_baichuan(blueprint: Blueprint) -> DecoderModel:
     """The models of 13B, with 40 heads, have scores that fall with distance in the place of a rotation."""
     if blueprint.num_heads == 40:
-        return blueprint.uniform(rotary=UNTURNED, model={"renames": BAICHUAN}, slopes=slopes(40))
-    return blueprint.uniform(model={"renames": BAICHUAN})
+        return blueprint.decoder(rotary=NO_ROPE, model={"renames": BAICHUAN}, slopes=slopes(40))
+    return blueprint.decoder(model={"renames": BAICHUAN})

@@ -8,7 +8,7 @@ from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.moe import transposed_experts
 from penstock.layers.rotary import Temperature
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.mixture import expert_options, sparse_layer, with_shared
 
 RENAMES = ((r"\.feed_forward\.", ".mlp."),)
@@ -17,23 +17,23 @@ RENAMES = ((r"\.feed_forward\.", ".mlp."),)
 def build(blueprint: Blueprint) -> DecoderModel:
     """Layers that rotate see chunks; those that do not see all, with queries that grow with the position."""
     fields = blueprint.fields
-    turned = blueprint.turned()
+    rope_layers = blueprint.rope_layers()
     temperature = None
     if fields.flag("attn_temperature_tuning", True):
         temperature = Temperature(fields.number("floor_scale", 8192.0), fields.number("attn_scale", 0.1), 1)
     rotary = blueprint.rotary(theta=500_000.0)
     windows = blueprint.windows()
     feed_forward, normed = _feed_forward(blueprint), fields.flag("use_qk_norm", True)
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=rotary,
         self_attention=lambda index: blueprint.attention(
             index,
-            rotary if turned[index] else UNTURNED,
+            rotary if rope_layers[index] else NO_ROPE,
             window=windows[index],
-            chunked=bool(turned[index]),
-            interleaved=bool(turned[index]),
-            unit_norm=normed and bool(turned[index]),
-            temperature=None if turned[index] else temperature,
+            chunked=rope_layers[index],
+            interleaved=rope_layers[index],
+            unit_norm=normed and rope_layers[index],
+            temperature=None if rope_layers[index] else temperature,
         ),
         feed_forward=feed_forward,
         model={"renames": RENAMES},

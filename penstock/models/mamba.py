@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.layers.decoder import DecoderModel, SelfAttention
 from penstock.layers.mamba import Mamba2Mixer, Mamba2Options, MambaMixer, MambaOptions
-from penstock.models.blueprint import MIXER_ALONE, UNTURNED, Blueprint
+from penstock.models.blueprint import MIXER_ALONE, NO_ROPE, Blueprint
 from penstock.models.fields import Fields
 
 RENAMES = (
@@ -36,7 +36,7 @@ def build_mamba2(blueprint: Blueprint) -> DecoderModel:
 
 
 def _alone(blueprint: Blueprint, mixer: Callable[[int], SelfAttention]) -> DecoderModel:
-    return blueprint.uniform(rotary=UNTURNED, norms=MIXER_ALONE, self_attention=mixer, model={"renames": RENAMES})
+    return blueprint.decoder(rotary=NO_ROPE, norms=MIXER_ALONE, self_attention=mixer, model={"renames": RENAMES})
 
 
 def _channels(blueprint: Blueprint) -> int:

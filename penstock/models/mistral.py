@@ -12,4 +12,4 @@ def build(blueprint: Blueprint) -> DecoderModel:
     if blueprint.fields.values.get("model_type") == "mistral4":
         return deepseek.build_mistral4(blueprint)
     windows = blueprint.windows()
-    return blueprint.uniform(windows=windows, temperature=blueprint.temperature())
+    return blueprint.decoder(windows=windows, temperature=blueprint.temperature())

@@ -12,7 +12,7 @@ NAMES = ("w1", "w3", "w2")
 def build(blueprint: Blueprint) -> DecoderModel:
     """Mistral with two of eight experts a token."""
     options = expert_options(blueprint, size="intermediate_size", renormalize=True)
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=1_000_000.0),
         windows=blueprint.windows(),
         feed_forward=lambda index: sparse_layer(blueprint, places(index), options, names=NAMES),
@@ -24,7 +24,7 @@ def build_phi(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
     jitter = fields.number("router_jitter_noise", 0.01, minimum=-1.0)
     options = expert_options(blueprint, size="intermediate_size", routing="sparsemixer", jitter=jitter)
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=1_000_000.0),
         windows=blueprint.windows(),
         norm=blueprint.layer_norm,
@@ -37,7 +37,7 @@ def build_minimax(blueprint: Blueprint) -> DecoderModel:
     """MiniMax-M2: part of a head is rotated, norms over all heads, sigmoids balanced by a bias."""
     options = expert_options(blueprint, size="intermediate_size", routing="sigmoid_topk", renormalize=True)
     bias = "e_score_correction_bias"
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=5_000_000.0),
         feed_forward=lambda index: sparse_layer(blueprint, places(index), options, names=NAMES, choice_bias=bias),
         qk_norm=True,

@@ -40,7 +40,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         out = Dense("classifier", hidden, blueprint.num_labels(), bias=True)
         return Classifier(out, Dense("head.dense", hidden, hidden, bias=bias), functional.gelu, norm("head.norm"))
 
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotaries=[full if window is None else local for window in windows],
         windows=windows,
         norm=norm,

@@ -6,7 +6,7 @@ from functools import partial
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.fields import Fields
 
 RENAMES = (
@@ -27,8 +27,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
     for holder, name, allowed in ((attention, "alibi", True), (attention, "qk_ln", False), (fields, "no_bias", True)):
         if holder.flag(name, allowed) is not allowed:
             raise holder.error(name, f"is {str(not allowed).lower()}; allowed: {str(allowed).lower()}")
-    return blueprint.uniform(
-        rotary=UNTURNED,
+    return blueprint.decoder(
+        rotary=NO_ROPE,
         norm=partial(blueprint.layer_norm, bias=False),
         activation="gelu",
         gated=False,

@@ -28,4 +28,4 @@ def build_jais2(blueprint: Blueprint) -> DecoderModel:
 
 
 def _build(blueprint: Blueprint, norm: Callable[..., Norm]) -> DecoderModel:
-    return blueprint.uniform(norm=norm, activation=blueprint.activation(default="relu2"), gated=False)
+    return blueprint.decoder(norm=norm, activation=blueprint.activation(default="relu2"), gated=False)

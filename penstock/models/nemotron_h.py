@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from penstock.layers.decoder import DecoderModel, FeedForward, Memoryless, SelfAttention
+from penstock.layers.decoder import DecoderModel, FeedForward, NoMixer, SelfAttention
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import PlainMlp
 from penstock.layers.moe import SharedExperts, SparseMoe, float_vector, plain_experts, router_weight
-from penstock.models.blueprint import MIXER_ALONE, UNTURNED, Blueprint
+from penstock.models.blueprint import MIXER_ALONE, NO_ROPE, Blueprint
 from penstock.models.family_facts import layer_letters
 from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options
@@ -29,7 +29,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     heads, dim = fields.integer("mamba_num_heads"), fields.integer("mamba_head_dim")
     states = fields.integer("ssm_state_size", 128)
     sizes = {"mamba_n_heads": heads, "mamba_d_head": dim, "mamba_d_ssm": heads * dim, "mamba_d_state": states}
-    scan = blueprint.having(**sizes)
+    scan = blueprint.with_defaults(**sizes)
     limits = (fields.number("time_step_min", 0.001), math.inf)
     bias = fields.flag("attention_bias", False)
 
@@ -38,13 +38,13 @@ def build(blueprint: Blueprint) -> DecoderModel:
         if kinds[index] == "M":
             return mamba2(scan, index, "mixer", slot, step_limits=limits)
         if kinds[index] == "*":
-            return blueprint.attention(index, UNTURNED, slot, qkv_bias=bias, output_bias=bias)
+            return blueprint.attention(index, NO_ROPE, slot, qkv_bias=bias, output_bias=bias)
         size = fields.integer("intermediate_size")
-        return Memoryless(_mlp(blueprint, index, "", size) if kinds[index] == "-" else _experts(blueprint, index))
+        return NoMixer(_mlp(blueprint, index, "", size) if kinds[index] == "-" else _experts(blueprint, index))
 
     further = fields.integer("num_nextn_predict_layers", 0, minimum=0)
-    return blueprint.uniform(
-        rotary=UNTURNED,
+    return blueprint.decoder(
+        rotary=NO_ROPE,
         norms=MIXER_ALONE,
         self_attention=mixer,
         model={"renames": RENAMES},

@@ -63,7 +63,7 @@ def _assemble(
     **more: Any,
 ) -> DecoderModel:
     kernels, types = blueprint.kernels, blueprint.fields.integer("type_vocab_size", 2, minimum=0)
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=blueprint.rotary(theta=theta),
         norm=blueprint.layer_norm,
         norms=SUM_NORM,

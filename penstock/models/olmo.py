@@ -11,7 +11,7 @@ from penstock.models.mixture import expert_options, sparse_layer
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """The first: layer norms without weights, projections bounded where `clip_qkv` says so."""
-    return blueprint.uniform(
+    return blueprint.decoder(
         norm=partial(blueprint.layer_norm, scaled=False, bias=False),
         clip=blueprint.fields.optional_number("clip_qkv"),
     )
@@ -28,7 +28,7 @@ def build_olmoe(blueprint: Blueprint, norms: BlockNorms = PRE_NORM) -> DecoderMo
     if fields.has("clip_qkv"):
         raise fields.error("clip_qkv", f"is {fields.values['clip_qkv']}; only null is supported in OLMoE")
     options = expert_options(blueprint, size="intermediate_size")
-    return blueprint.uniform(
+    return blueprint.decoder(
         norms=norms,
         feed_forward=lambda index: sparse_layer(blueprint, (f"model.layers.{index}.mlp",), options),
         qk_norm=True,
@@ -38,7 +38,7 @@ def build_olmoe(blueprint: Blueprint, norms: BlockNorms = PRE_NORM) -> DecoderMo
 
 def build_olmo2(blueprint: Blueprint) -> DecoderModel:
     """Norms after attention and MLP only; queries and keys are normalised over all heads."""
-    return blueprint.uniform(norms=POST_NORM, qk_norm=True, head_norm="all")
+    return blueprint.decoder(norms=POST_NORM, qk_norm=True, head_norm="all")
 
 
 def build_olmo3(blueprint: Blueprint) -> DecoderModel:
@@ -48,7 +48,7 @@ def build_olmo3(blueprint: Blueprint) -> DecoderModel:
     theta = fields.number("rope_theta", 500_000.0)
     full = blueprint.rotary(theta=theta, layer_type="full_attention")
     local = blueprint.rotary(theta=theta, layer_type="sliding_attention", local=True)
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=full,
         rotaries=[full if window is None else local for window in windows],
         windows=windows,

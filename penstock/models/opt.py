@@ -6,7 +6,7 @@ from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, Projected
-from penstock.models.blueprint import UNTURNED, BlockNorms, Blueprint
+from penstock.models.blueprint import NO_ROPE, BlockNorms, Blueprint
 
 RENAMES = (
     (r"^(model\.)?decoder\.", "model."),
@@ -38,8 +38,8 @@ def build(blueprint: Blueprint) -> DecoderModel:
 
     last = norm("model.norm") if first and not fields.flag("_remove_final_layer_norm", False) else None
     out = projection("project_out", width, hidden)
-    return blueprint.uniform(
-        rotary=UNTURNED,
+    return blueprint.decoder(
+        rotary=NO_ROPE,
         norm=norm,
         norms=PRE if first else POST,
         activation=blueprint.activation("activation_function", "relu"),

@@ -16,7 +16,7 @@ RENAMES = (
 def build(blueprint: Blueprint) -> DecoderModel:
     if blueprint.fields.flag("qk_layernorm", False):
         raise blueprint.fields.error("qk_layernorm", "is true; no published Phi has it, and it is not supported")
-    return blueprint.uniform(
+    return blueprint.decoder(
         norm=blueprint.layer_norm,
         norms=PARALLEL,
         activation=blueprint.activation(default="gelu_new"),

@@ -7,4 +7,4 @@ from penstock.models.blueprint import Blueprint
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return blueprint.uniform(windows=blueprint.windows(), qkv_bias=True, output_bias=False)
+    return blueprint.decoder(windows=blueprint.windows(), qkv_bias=True, output_bias=False)

@@ -7,4 +7,4 @@ from penstock.models.blueprint import Blueprint
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
-    return blueprint.uniform(windows=blueprint.windows(), qk_norm=True)
+    return blueprint.decoder(windows=blueprint.windows(), qk_norm=True)

@@ -11,7 +11,7 @@ from penstock.models.mixture import expert_options, first_dense, sparse_layer, w
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """Qwen 3 with experts in every layer but the configured dense ones."""
-    return blueprint.uniform(
+    return blueprint.decoder(
         windows=blueprint.windows(),
         feed_forward=sparse(blueprint),
         qk_norm=True,
@@ -24,7 +24,7 @@ def build_mellum(blueprint: Blueprint) -> DecoderModel:
     full = blueprint.rotary(theta=500_000.0, layer_type="full_attention")
     local = blueprint.rotary(layer_type="sliding_attention", local=True)
     options = expert_options(blueprint, renormalize=True)
-    return blueprint.uniform(
+    return blueprint.decoder(
         rotary=full,
         rotaries=[full if window is None else local for window in windows],
         windows=windows,
@@ -39,7 +39,7 @@ def build_mellum(blueprint: Blueprint) -> DecoderModel:
 def build_qwen2(blueprint: Blueprint) -> DecoderModel:
     """Qwen 2 with experts, and one for all tokens that a gate weighs."""
     shared = blueprint.fields.integer("shared_expert_intermediate_size")
-    return blueprint.uniform(
+    return blueprint.decoder(
         windows=blueprint.windows(),
         feed_forward=sparse(blueprint, shared),
         qkv_bias=blueprint.fields.flag("qkv_bias", True),

@@ -43,7 +43,7 @@ def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | Non
         prefix = f"model.layers.{index}.linear_attn"
         return DeltaNet(blueprint.kernels, prefix, index, options) if recurrent[index] else None
 
-    return blueprint.uniform(
+    return blueprint.decoder(
         self_attention=delta,
         feed_forward=feed_forward,
         norm=partial(blueprint.norm, around_one=True),

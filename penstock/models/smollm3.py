@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import UNTURNED, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
     rotary = blueprint.rotary(theta=2_000_000.0)
-    turned = blueprint.turned()
-    return blueprint.uniform(
+    rope_layers = blueprint.rope_layers()
+    return blueprint.decoder(
         rotary=rotary,
-        rotaries=[rotary if turns else UNTURNED for turns in turned],
+        rotaries=[rotary if has_rope else NO_ROPE for has_rope in rope_layers],
         windows=blueprint.windows(),
         model={"tie_default": True},
     )

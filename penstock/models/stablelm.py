@@ -10,7 +10,7 @@ RENAMES = ((r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),)
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
-    return blueprint.uniform(
+    return blueprint.decoder(
         norm=blueprint.layer_norm,
         norms=PARALLEL if fields.flag("use_parallel_residual", False) else PRE_NORM,
         model={"renames": RENAMES},

@@ -10,7 +10,7 @@ RENAMES = ((r"\.mlp\.c_fc\.", ".mlp.up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_
 
 def build(blueprint: Blueprint) -> DecoderModel:
     bias = blueprint.fields.flag("use_bias", True)
-    return blueprint.uniform(
+    return blueprint.decoder(
         windows=blueprint.windows(),
         norm=blueprint.layer_norm,
         activation=blueprint.activation(default="gelu_pytorch_tanh"),

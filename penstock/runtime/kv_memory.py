@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.core.kv.cache_spec import CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind
 from penstock.kernels.api import KernelSet
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.layers.batch import LayerCache
 
 
@@ -41,12 +41,12 @@ class KVMemory:
         groups = group_layers(specs)
         group_of = {layer: g for g, group in enumerate(groups) for layer in group.layers}
         self.caches: list[LayerCache] = []
-        kept: dict[tuple[object, ...], KvCache] = {}
+        kept: dict[tuple[object, ...], KvTensors] = {}
         for layer, spec in enumerate(specs):
             if spec.state:
                 arrays = tuple(torch.zeros(state_slots, *shape, device=device) for shape in spec.state)
                 nothing = torch.empty(0, device=device)
-                self.caches.append(LayerCache(len(groups), KvCache(nothing, nothing), arrays))
+                self.caches.append(LayerCache(len(groups), KvTensors(nothing, nothing), arrays))
                 continue
             group = group_of[layer]
             kv_type = kv_types[layer]

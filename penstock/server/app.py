@@ -20,8 +20,8 @@ from penstock.config.options import ServerOptions
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.server import document
-from penstock.server.answer import Service
 from penstock.server.auth import ApiKeys, HostRule
+from penstock.server.context import ServerContext
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
@@ -42,9 +42,9 @@ from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, toke
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, error_response
-from penstock.server.gate import Gate
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
+from penstock.server.middleware import RequestMiddleware
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -65,8 +65,8 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     """
     lifecycle = lifecycle or Lifecycle()
     metrics = Metrics(frontend.served_name)
-    service = Service(frontend, lifecycle, metrics, options.trust_request_chat_template)
-    responses = Responses(service, ResponseStore(options.responses_store))
+    context = ServerContext(frontend, lifecycle, metrics, options.trust_request_chat_template)
+    responses = Responses(context, ResponseStore(options.responses_store))
     keys, hosts = ApiKeys(options.api_keys), HostRule(options.host)
 
     @asynccontextmanager
@@ -88,11 +88,13 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         lifespan=lifespan,
         default_response_class=Response,
     )
-    for router in (*_routers(service, responses), _operator_router(service, app)):
+    for router in (*_routers(context, responses), _operator_router(context, app)):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _on_http_exception)
     check_room = frontend.client.check_room
-    app.add_middleware(Gate, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics, check_room=check_room)
+    app.add_middleware(
+        RequestMiddleware, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics, check_room=check_room
+    )
     if options.allowed_origins:
         origins = list(options.allowed_origins)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -102,36 +104,36 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = document.openapi(app, models, _facts(service), secured=bool(options.api_keys))
+            app.openapi_schema = document.openapi(app, models, _facts(context), secured=bool(options.api_keys))
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
 
 
-def _facts(service: Service) -> document.ModelFacts:
-    text = service.frontend.text
+def _facts(context: ServerContext) -> document.ServedModelFacts:
+    text = context.frontend.text
     named = sorted(text.template.sources) if text.template else []
-    return document.ModelFacts(
-        names=called(service.model),
+    return document.ServedModelFacts(
+        names=called(context.model),
         vocab_size=text.vocab_size,
-        templates=None if service.trust_request_chat_template else named,
+        templates=None if context.trust_request_chat_template else named,
         dimensions=text.pooling.size,
     )
 
 
-def _routers(service: Service, responses: Responses) -> tuple[APIRouter, ...]:
+def _routers(context: ServerContext, responses: Responses) -> tuple[APIRouter, ...]:
     """Those of the dialects."""
     return (
-        openai_router(service),
+        openai_router(context),
         responses_router(responses),
-        anthropic_router(service),
-        ollama_router(service),
-        models_router(service),
-        embeddings_router(service),
-        cohere_router(service),
-        rerank_router(service),
-        tokenize_router(service),
+        anthropic_router(context),
+        ollama_router(context),
+        models_router(context),
+        embeddings_router(context),
+        cohere_router(context),
+        rerank_router(context),
+        tokenize_router(context),
         render_router(responses),
     )
 
@@ -161,10 +163,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-def _operator_router(service: Service, app: FastAPI) -> APIRouter:
+def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
     router = APIRouter()
-    frontend = service.frontend
-    lifecycle = service.lifecycle
+    frontend = context.frontend
+    lifecycle = context.lifecycle
 
     def state() -> str:
         return "draining" if lifecycle.draining else frontend.client.state.value
@@ -193,7 +195,7 @@ def _operator_router(service: Service, app: FastAPI) -> APIRouter:
         with suppress(PenstockError):  # figures of the server itself are worth having while the engine is away
             stats, info = await frontend.client.stats(), frontend.info
             cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
-        return Response(await asyncio.to_thread(service.metrics.render, stats, cache), media_type=_PROMETHEUS)
+        return Response(await asyncio.to_thread(context.metrics.render, stats, cache), media_type=_PROMETHEUS)
 
     @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:

@@ -102,7 +102,7 @@ def gives(*media_types: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ServedModelFacts:
     """What the document says of the model that is served.
 
     Attributes:
@@ -118,7 +118,9 @@ class ModelFacts:
     dimensions: int
 
 
-def openapi(app: FastAPI, models: Sequence[type[BaseModel]], facts: ModelFacts, *, secured: bool) -> dict[str, Any]:
+def openapi(
+    app: FastAPI, models: Sequence[type[BaseModel]], facts: ServedModelFacts, *, secured: bool
+) -> dict[str, Any]:
     """The document of an app's routes.
 
     Args:
@@ -154,7 +156,7 @@ def openapi(app: FastAPI, models: Sequence[type[BaseModel]], facts: ModelFacts, 
     return document
 
 
-def _tell(schema: dict[str, Any], facts: ModelFacts, ollama: bool) -> None:
+def _tell(schema: dict[str, Any], facts: ServedModelFacts, ollama: bool) -> None:
     """Says of a body's fields what they may be with this model."""
     names = list(facts.names) if ollama else [facts.names[0]]
     if "name" in schema.get("properties", {}):  # one of the two may be empty

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class Turn:
+class ChatTurn:
     """A message in the making; `more` are the fields of a tool's result."""
 
     role: str
@@ -28,7 +28,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Turns:
+class ChatTurns:
     """A chat that is put together.
 
     Attributes:
@@ -36,13 +36,13 @@ class Turns:
         functions: the names of those called so far, by the id of the call.
     """
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[ChatTurn] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
 
     def add(self, role: str, text: str = "", *, thought: str = "", joint: str | None = None) -> None:
         """Adds what was said and thought: to the last turn, with `joint` between, if that is of the same role."""
         if joint is None or not self.turns or self.turns[-1].role != role:
-            self.turns.append(Turn(role))
+            self.turns.append(ChatTurn(role))
         turn = self.turns[-1]
         for pieces, more in ((turn.texts, text), (turn.thoughts, thought)):
             if more:
@@ -58,7 +58,7 @@ class Turns:
     def result(self, call_id: str, text: str) -> None:
         """Adds what a call gave back."""
         more = {"tool_call_id": call_id, "name": self.functions.get(call_id, "")}
-        self.turns.append(Turn("tool", [text], more=more))
+        self.turns.append(ChatTurn("tool", [text], more=more))
 
     def messages(self) -> list[dict[str, Any]]:
         """In OpenAI's form."""

@@ -109,7 +109,7 @@ def _heights(weight: Weight) -> list[int]:
     """Rows of the matrices that lie one below the other, of one expert."""
     height = weight.shape[-2]
     starts = sorted({part.offset for part in weight.parts})
-    if weight.halves and len(starts) == 1:
+    if weight.gate_up and len(starts) == 1:
         return [height // 2, height // 2]
     return [end - begin for begin, end in zip(starts, (*starts[1:], height), strict=True)]
 

@@ -278,7 +278,7 @@ class _Reader:
         for offset in sorted(slots):
             members = sorted(slots[offset], key=lambda source: source.part.index or 0)
             found = self._joined([self._matrix(source, weight, dtype) for source in members], dtype, members[0].key)
-            split = weight.halves and len(slots) == 1
+            split = weight.gate_up and len(slots) == 1
             parts += _halves(found, weight.experts, members[0].part.interleaved) if split else [found]
         return parts
 
@@ -352,9 +352,9 @@ class _Reader:
 
 def _request(format: str, weight: Weight) -> str | None:
     """The format a weight gets where `format` was asked for; None where it stays as it is."""
-    if weight.on_request == "kept":
+    if weight.quantize_policy == "kept":
         return None
-    return "q8_0" if weight.on_request == "eight bits" and format not in ("f32", "bf16", "f16") else format
+    return "q8_0" if weight.quantize_policy == "eight bits" and format not in ("f32", "bf16", "f16") else format
 
 
 _KEPT = {name: FLOAT_FORMATS[name] for name in ("f32", "f16", "bf16")}  # what torch can transform

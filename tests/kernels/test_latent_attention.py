@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.cpu import native, ops
 from penstock.kernels.reference import attention, dense, experts, latent
 from penstock.quant.encode import quantize_matrix
@@ -50,7 +50,7 @@ class Rows:
         place = torch.arange(self.lens[row][1])
         return self.table[row, place // self.block].long() * self.block + place % self.block
 
-    def fill(self, run: Any, kv_type: str, step: int) -> KvCache:
+    def fill(self, run: Any, kv_type: str, step: int) -> KvTensors:
         """A cache of garbage with all entries written, `step` tokens at a time."""
         size = self.latent + self.rotated
         cache = run.make_cache(kv_type, self.blocks, self.block, 1, size, self.latent, latent=True)
@@ -75,7 +75,7 @@ class Rows:
         """Attends for the rows of `keep`."""
         return self.ask(run, self.fill(run, kv_type, step), keep or slice(None))
 
-    def ask(self, run: Any, cache: KvCache, keep: slice) -> Tensor:
+    def ask(self, run: Any, cache: KvTensors, keep: slice) -> Tensor:
         lens = self.lens[keep]
         queries, contexts = tuple(q for q, _ in lens), tuple(c for _, c in lens)
         before = sum(q for q, _ in self.lens[: keep.start or 0])

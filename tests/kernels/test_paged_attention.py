@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.reference import attention
 from penstock.kernels.reference.attention import PagedAttention, plan_attention
 
@@ -63,8 +63,8 @@ class Built:
     facts: tuple
 
     @property
-    def cache(self) -> KvCache:
-        return KvCache(self.key_cache, self.value_cache)
+    def cache(self) -> KvTensors:
+        return KvTensors(self.key_cache, self.value_cache)
 
 
 def build(case: Case, seed: int = 0) -> Built:

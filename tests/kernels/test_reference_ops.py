@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.api import KernelSet, resolve_kernels
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.reference import dense
 from penstock.kernels.registry import KernelContext
 
@@ -122,7 +122,7 @@ def test_rope_and_cache_write(ops: KernelSet, heads, kv_heads, dim, rotary, valu
         torch.full((6, block_size, kv_heads, value_dim), 9.0),
     )
     scales = rand(heads + kv_heads, dim, seed=2) if normed else None
-    query = ops.rope_and_cache_write(qkv, cos, sin, slot, KvCache(key_cache, value_cache), scales, 1e-6)
+    query = ops.rope_and_cache_write(qkv, cos, sin, slot, KvTensors(key_cache, value_cache), scales, 1e-6)
     assert query.shape == (tokens, heads, dim)
     written = set()
     for token in range(tokens):

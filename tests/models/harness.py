@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.core.kv.cache_spec import group_layers
 from penstock.kernels.api import resolve_kernels
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.registry import KernelContext
 from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model, build_model
@@ -51,7 +51,7 @@ class Harness:
         for layer, spec in enumerate(model.cache_specs):
             if spec.state:  # a row that starts must not read what an earlier one left
                 state = tuple(torch.full((ROWS, *shape), float("nan")) for shape in spec.state)
-                self.caches.append(LayerCache(len(self.groups), KvCache(torch.empty(0), torch.empty(0)), state))
+                self.caches.append(LayerCache(len(self.groups), KvTensors(torch.empty(0), torch.empty(0)), state))
                 continue
             sizes = (spec.num_kv_heads, spec.key_dim, spec.value_dim)
             kv_type = str(model.dtype).removeprefix("torch.")

@@ -28,7 +28,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.layers.rotary import RopeParameters, Rotary
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import EagerExecutor, make_executor
@@ -65,7 +65,7 @@ class Mixer(Layer):
         for slot in (1, 2):
             self.adapters.fill(slot, drawn(20 + slot, 4 * slot, INNER), drawn(30 + slot, HIDDEN, 4 * slot), 2.0)
 
-    def __call__(self, hidden: Tensor, step: Step, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         ops, (tail, memory), rows = self.kernels, step.caches[self.index].state, step.state_rows
         gate, mixed, *rest = ops.split(self.input(hidden), self.widths)
         mixed = ops.short_conv(mixed, self.taps, self.bias, tail, rows, "silu")
@@ -104,7 +104,7 @@ def build(mixers: tuple[str, ...], reference: bool = False) -> DecoderModel:
     model = DecoderModel(kernels, embedding, blocks, norm, head, max_positions=128, dtype=torch.float32)
     for seed, weight in enumerate(model.weights()):
         values = drawn(100 + seed, *weight.shape) + (1.0 if len(weight.shape) == 1 else 0.0)
-        weight.fill(values.chunk(2) if weight.halves else (values,))
+        weight.fill(values.chunk(2) if weight.gate_up else (values,))
     return model
 
 

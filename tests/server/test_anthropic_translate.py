@@ -11,7 +11,7 @@ import pytest
 from penstock.core.constraint import GrammarKind, ToolMode
 from penstock.server.body import validate
 from penstock.server.dialects.anthropic.schema import MessagesBody
-from penstock.server.dialects.anthropic.translate import Call, messages_call
+from penstock.server.dialects.anthropic.translate import AnthropicCall, messages_call
 
 TOOL = {
     "name": "book",
@@ -23,7 +23,7 @@ FUNCTION = {"name": "book", "description": "Books.", "parameters": {"type": "obj
 USE = {"type": "tool_use", "id": "toolu_1", "name": "book", "input": {"seats": 2}}
 
 
-def call(messages: list[dict[str, Any]] | None = None, **fields: Any) -> Call:
+def call(messages: list[dict[str, Any]] | None = None, **fields: Any) -> AnthropicCall:
     hello = [{"role": "user", "content": "Hello"}]
     body = {"model": "m", "max_tokens": 50, "messages": messages or hello, **fields}
     return messages_call(validate(MessagesBody, body), {"temperature": 0.6})

@@ -23,9 +23,9 @@ from penstock.engine.api import Delta, ToolCallDelta
 from penstock.engine.generation import TextGeneration
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.server.dialects.anthropic import reply as anthropic_reply
-from penstock.server.dialects.anthropic.translate import Call as AnthropicCall
+from penstock.server.dialects.anthropic.translate import AnthropicCall
 from penstock.server.dialects.ollama import reply as ollama_reply
-from penstock.server.dialects.ollama.translate import Call as OllamaCall
+from penstock.server.dialects.ollama.translate import OllamaCall
 from penstock.server.encoding import encode_json
 from penstock.text.parsers.format import AnswerFormat, formats
 from penstock.text.parsers.reading import Reading, answer_readers
@@ -94,7 +94,7 @@ def answer(seed: int, finish: FinishReason = FinishReason.STOP, arguments: str =
 
 def events_of(told: Told, call: AnthropicCall = ANTHROPIC) -> list[dict[str, Any]]:
     async def read() -> list[bytes]:
-        return [event async for event in anthropic_reply.Reply(call, told).events()]  # type: ignore[arg-type]
+        return [event async for event in anthropic_reply.AnthropicReply(call, told).events()]  # type: ignore[arg-type]
 
     lines = b"".join(asyncio.run(read())).decode().splitlines()
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
@@ -116,7 +116,7 @@ def gathered(events: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", range(50))
 def test_anthropic(seed: int) -> None:
     events = events_of(answer(seed))
-    whole = asyncio.run(anthropic_reply.Reply(ANTHROPIC, answer(seed)).whole())  # type: ignore[arg-type]
+    whole = asyncio.run(anthropic_reply.AnthropicReply(ANTHROPIC, answer(seed)).whole())  # type: ignore[arg-type]
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     thinking, text, book, ring = whole["content"]
     assert thinking["thinking"] == "They want a table."
@@ -166,11 +166,11 @@ def test_a_call_that_was_cut_short(seed: int) -> None:
         return answer(seed, FinishReason.LENGTH, '{"city": "Zürich", "seats": [1')
 
     short = replace(ANTHROPIC, max_tokens=1)
-    whole = asyncio.run(anthropic_reply.Reply(short, told()).whole())  # type: ignore[arg-type]
+    whole = asyncio.run(anthropic_reply.AnthropicReply(short, told()).whole())  # type: ignore[arg-type]
     assert whole["stop_reason"] == "max_tokens"
     assert whole["content"][2]["input"] == gathered(events_of(told()))["content"][2]["input"]
     assert whole["content"][2]["input"]["city"] == "Zürich"
-    said = asyncio.run(ollama_reply.Reply(OLLAMA, told(), SimpleNamespace()).whole())  # type: ignore[arg-type]
+    said = asyncio.run(ollama_reply.OllamaReply(OLLAMA, told(), SimpleNamespace()).whole())  # type: ignore[arg-type]
     assert said["message"]["tool_calls"][0]["function"]["arguments"] == whole["content"][2]["input"]
     assert said["done_reason"] == "length"
 
@@ -189,9 +189,9 @@ def test_a_call_that_was_cut_short(seed: int) -> None:
 )
 def test_hostile_arguments(arguments: str, expected: dict[str, Any]) -> None:
     told = answer(0, arguments=arguments)
-    whole = asyncio.run(anthropic_reply.Reply(ANTHROPIC, told).whole())  # type: ignore[arg-type]
+    whole = asyncio.run(anthropic_reply.AnthropicReply(ANTHROPIC, told).whole())  # type: ignore[arg-type]
     assert json.loads(encode_json(whole["content"][2]["input"])) == expected
-    said = asyncio.run(ollama_reply.Reply(OLLAMA, told, SimpleNamespace()).whole())  # type: ignore[arg-type]
+    said = asyncio.run(ollama_reply.OllamaReply(OLLAMA, told, SimpleNamespace()).whole())  # type: ignore[arg-type]
     assert json.loads(encode_json(said["message"]["tool_calls"][0]["function"]["arguments"])) == expected
 
 
@@ -251,10 +251,10 @@ def test_how_tokens_come_does_not_change_the_blocks(text: TextPipeline) -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_ollama(seed: int) -> None:
     async def read() -> list[bytes]:
-        return [line async for line in ollama_reply.Reply(OLLAMA, answer(seed), SimpleNamespace()).lines()]  # type: ignore[arg-type]
+        return [line async for line in ollama_reply.OllamaReply(OLLAMA, answer(seed), SimpleNamespace()).lines()]  # type: ignore[arg-type]
 
     lines = [json.loads(line) for line in asyncio.run(read())]
-    whole = asyncio.run(ollama_reply.Reply(OLLAMA, answer(seed), SimpleNamespace()).whole())  # type: ignore[arg-type]
+    whole = asyncio.run(ollama_reply.OllamaReply(OLLAMA, answer(seed), SimpleNamespace()).whole())  # type: ignore[arg-type]
     assert whole["message"]["thinking"] == "They want a table."
     assert whole["message"]["content"].strip() == "I will look."
     assert [call["function"]["name"] for call in whole["message"]["tool_calls"]] == ["book", "ring"]
@@ -268,7 +268,7 @@ def test_ollama(seed: int) -> None:
 
 def test_ollama_without_thinking_tells_none() -> None:
     call = replace(OLLAMA, thinking=False)
-    whole = asyncio.run(ollama_reply.Reply(call, answer(0), SimpleNamespace()).whole())  # type: ignore[arg-type]
+    whole = asyncio.run(ollama_reply.OllamaReply(call, answer(0), SimpleNamespace()).whole())  # type: ignore[arg-type]
     assert "thinking" not in whole["message"]
 
 
@@ -291,8 +291,8 @@ def test_long_answers_take_no_longer_a_piece(field: str) -> None:
         deltas = [Delta(0, **{field: piece}) for _ in range(count)]  # type: ignore[arg-type]
     told = Told([*deltas, Delta(0, finish_reason=FinishReason.STOP)])
     started = time.monotonic()
-    block = asyncio.run(anthropic_reply.Reply(ANTHROPIC, told).whole())["content"][0]  # type: ignore[arg-type]
-    message = asyncio.run(ollama_reply.Reply(OLLAMA, told, SimpleNamespace()).whole())["message"]  # type: ignore[arg-type]
+    block = asyncio.run(anthropic_reply.AnthropicReply(ANTHROPIC, told).whole())["content"][0]  # type: ignore[arg-type]
+    message = asyncio.run(ollama_reply.OllamaReply(OLLAMA, told, SimpleNamespace()).whole())["message"]  # type: ignore[arg-type]
     assert time.monotonic() - started < 20
     if field == "arguments":
         assert block["input"] == message["tool_calls"][0]["function"]["arguments"] == {"a": piece * count}

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.gate import COMPUTING
+from penstock.server.middleware import COMPUTING
 from tests.server.support import Running, running, until
 from tests.server.test_metrics import scrape, value
 

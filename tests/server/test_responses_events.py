@@ -21,11 +21,10 @@ from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import checked_items
 from penstock.server.dialects.responses.schema import ResponsesBody
-from penstock.server.dialects.responses.translate import Call, prompt_request
+from penstock.server.dialects.responses.translate import ResponsesCall, prompt_request
 
-ANSWER: Any = SimpleNamespace(prompt_tokens=10, cached_tokens=4)
 FRONTEND: Any = SimpleNamespace(piece=lambda token: f"<{token}>", token_bytes=lambda token: b"<%d>" % token)
-SERVICE: Any = SimpleNamespace(model="m", frontend=FRONTEND)
+CONTEXT: Any = SimpleNamespace(model="m", frontend=FRONTEND)
 THOUGHT, TEXT, ARGUMENTS = "Let me see. It is for two.", "I look it up — a moment.", json.dumps({"city": "Zürich"})
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("find", "book")]
@@ -35,7 +34,7 @@ def composer(logprobs: int | None = None, **body: Any) -> Composer:
     asked = ResponsesBody(input="Hi", tools=TOOLS, **body)
     items = checked_items(asked.input, (), {}, "abc")
     request = prompt_request(asked, items, "abc", SamplingParams(max_tokens=99, logprobs=logprobs))
-    return Composer(Call("resp_abc", asked, tuple(items), request), SERVICE)
+    return Composer(ResponsesCall("resp_abc", asked, tuple(items), request), CONTEXT)
 
 
 def pieces(text: str, cut: random.Random) -> list[str]:
@@ -58,7 +57,7 @@ def told(made: Composer, given: list[Delta], error: Exception | None = None) -> 
     for delta in given:
         events += made.take(delta)
     events += made.finish(error)
-    made.count(ANSWER)
+    made.count(prompt=10, cached=4)
     return [*events, made.end()]
 
 

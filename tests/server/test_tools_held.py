@@ -20,7 +20,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
 from penstock.server import structured
-from penstock.server.answer import GenerationError
+from penstock.server.active_call import GenerationError
 from penstock.server.dialects.openai import translate
 from penstock.text.parsers.reading import Reading
 from tests.server.support import serving, until

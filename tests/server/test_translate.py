@@ -11,7 +11,7 @@ from penstock.config.errors import RequestError
 from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.body import validate
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
-from penstock.server.dialects.openai.translate import Call, chat_call, completion_call
+from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"seats": 2}'}}
@@ -23,11 +23,11 @@ def function(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-def chat(defaults: dict[str, Any] | None = None, **fields: Any) -> Call:
+def chat(defaults: dict[str, Any] | None = None, **fields: Any) -> OpenAICall:
     return chat_call(validate(ChatBody, {"messages": HELLO, **fields}), defaults or {})
 
 
-def completion(defaults: dict[str, Any] | None = None, **fields: Any) -> Call:
+def completion(defaults: dict[str, Any] | None = None, **fields: Any) -> OpenAICall:
     return completion_call(validate(CompletionBody, {"prompt": "Hello", **fields}), defaults or {})
 
 

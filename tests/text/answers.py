@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.text.parsers.format import AnswerFormat, formats
 from penstock.text.parsers.parser import AnswerParser
-from penstock.text.parsers.render import Call, render
+from penstock.text.parsers.render import WrittenCall, render
 
 SCHEMA = {
     "type": "object",
@@ -82,5 +82,5 @@ def cut(text: str, chances: random.Random) -> list[str]:
 
 def written(name: str, reasoning: str = "", text: str = "", calls: int = 0) -> str:
     """An answer in a format, with so many of ARGUMENTS' calls."""
-    made = [Call("get_weather", arguments) for arguments in ARGUMENTS[:calls]]
+    made = [WrittenCall("get_weather", arguments) for arguments in ARGUMENTS[:calls]]
     return render(whole(name), reasoning=reasoning, text=text, calls=made)

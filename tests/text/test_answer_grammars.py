@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from penstock.structured.grammar_compiler import Vocabulary, _Tokens, parser_limits
 from penstock.text.parsers.format import formats
 from penstock.text.parsers.grammar import Function, calls_grammar
-from penstock.text.parsers.render import Call, render
+from penstock.text.parsers.render import WrittenCall, render
 from penstock.text.tokenizer import Tokenizer
 from tests.text.answers import read, whole
 
@@ -36,9 +36,9 @@ SCHEMAS: dict[str, Any] = {
 }
 FUNCTIONS = [Function(name, schema) for name, schema in SCHEMAS.items()]
 CALLS = [
-    Call("get_weather", {"city": "Rome", "days": 3, "unit": "C", "tags": ["a", "b"], "ok": True}),
-    Call("book", {}),
-    Call("get_weather", {"ok": False, "city": 'A "q" {'}),
+    WrittenCall("get_weather", {"city": "Rome", "days": 3, "unit": "C", "tags": ["a", "b"], "ok": True}),
+    WrittenCall("book", {}),
+    WrittenCall("get_weather", {"ok": False, "city": 'A "q" {'}),
 ]
 WALKS, STEPS = 3, 250
 
@@ -88,7 +88,7 @@ def grammars(shared_data: Path) -> Grammars:
     return Grammars(shared_data / "models" / "penstock-concierge")
 
 
-def written(name: str, calls: list[Call]) -> str:
+def written(name: str, calls: list[WrittenCall]) -> str:
     format = whole(name)
     answer = render(format, calls=calls)
     return answer.removesuffix(format.channels.ends[1]) if format.channels else answer
@@ -110,7 +110,11 @@ def test_what_a_format_writes_is_in_its_grammar(grammars: Grammars, name: str, m
     elif format.channels is None:
         assert grammars.takes(source, "Hello { there.")
         assert grammars.takes(source, "")
-    for wrong in (Call("nothing", {}), Call("book", {"chairs": 1}), Call("get_weather", {"city": "Rome"})):
+    for wrong in (
+        WrittenCall("nothing", {}),
+        WrittenCall("book", {"chairs": 1}),
+        WrittenCall("get_weather", {"city": "Rome"}),
+    ):
         assert not grammars.takes(source, written(name, [wrong]))
 
 
@@ -131,8 +135,8 @@ def test_what_is_in_a_grammar_is_read_and_fits(grammars: Grammars, name: str) ->
 def test_only_functions_that_are_held_have_to_fit(grammars: Grammars) -> None:
     functions = [Function("get_weather", SCHEMAS["get_weather"], False), Function("book", SCHEMAS["book"])]
     source = calls_grammar(whole("hermes"), functions, grammars.special, must=False, parallel=True)
-    assert grammars.takes(source, "Well. " + written("hermes", [Call("get_weather", {"x": [1]})]))
-    assert not grammars.takes(source, written("hermes", [Call("book", {"x": 1})]))
+    assert grammars.takes(source, "Well. " + written("hermes", [WrittenCall("get_weather", {"x": [1]})]))
+    assert not grammars.takes(source, written("hermes", [WrittenCall("book", {"x": 1})]))
 
 
 def test_a_document_may_stand_for_a_call(grammars: Grammars) -> None:
@@ -147,5 +151,5 @@ def test_many_parameters_come_as_they_are_declared(grammars: Grammars) -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(12)}, "required": ["p3"]}
     for name in ("hermes", "qwen3_coder", "llama4_pythonic", "gemma4"):
         source = calls_grammar(whole(name), [Function("f", schema)], grammars.special, must=True, parallel=True)
-        assert grammars.takes(source, written(name, [Call("f", {"p1": 1, "p3": 2, "p11": 3})]))
-        assert not grammars.takes(source, written(name, [Call("f", {"p1": 1})]))
+        assert grammars.takes(source, written(name, [WrittenCall("f", {"p1": 1, "p3": 2, "p11": 3})]))
+        assert not grammars.takes(source, written(name, [WrittenCall("f", {"p1": 1})]))

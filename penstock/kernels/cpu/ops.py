@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu import native, packing
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, address, extent_of, tape_of, width_of
@@ -54,7 +54,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class NativeAttentionPlan:
     """What attention needs of a step: a cache group and its window, and the tables where it runs at once."""
 
     group: int
@@ -195,7 +195,7 @@ def rope_tables(positions: Any, frequencies: Tensor, factor: float = 1.0) -> Any
     return (cos.unsqueeze(1), sin.unsqueeze(1)) if isinstance(tape, Eager) else (cos, sin)
 
 
-def _buffers(tape: Recording, cache: KvCache) -> Any:
+def _buffers(tape: Recording, cache: KvTensors) -> Any:
     return native.library().KvBuffers(cache.layout, tape.constant(cache.key), tape.constant(cache.value))
 
 
@@ -204,7 +204,7 @@ def rope_and_cache_write(
     cos: Any,
     sin: Any,
     slot: Any,
-    cache: KvCache,
+    cache: KvTensors,
     qk_norm: Tensor | None = None,
     eps: float = 0.0,
     head_norm: str = "each",
@@ -227,7 +227,7 @@ def _tables(tape: Recording, cos: Any, sin: Any, interleaved: bool) -> tuple[int
 
 
 def latent_cache_write(
-    x: Any, norm: Tensor, eps: float, cos: Any, sin: Any, slot: Any, cache: KvCache, interleaved: bool = False
+    x: Any, norm: Tensor, eps: float, cos: Any, sin: Any, slot: Any, cache: KvTensors, interleaved: bool = False
 ) -> None:
     tape = tape_of(x)
     if isinstance(tape, Eager):
@@ -303,10 +303,10 @@ def make_cache(
     value_dim: int,
     device: str = "cpu",
     latent: bool = False,
-) -> KvCache:
+) -> KvTensors:
     layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim, latent)
     key = _zero_pages(num_blocks, layout.key_block_bytes)
-    return KvCache(key, _zero_pages(num_blocks, layout.value_block_bytes), layout, latent)
+    return KvTensors(key, _zero_pages(num_blocks, layout.value_block_bytes), layout, latent)
 
 
 def _zero_pages(num_blocks: int, block_bytes: int) -> Tensor:
@@ -327,7 +327,7 @@ def cache_block_bytes(
 
 
 def plan_attention(
-    cache: KvCache,
+    cache: KvTensors,
     query_start: Any,
     context_len: Any,
     block_table: Any,
@@ -337,10 +337,12 @@ def plan_attention(
     masks: Sequence[str] = (),
     spans: Tensor | None = None,
     chunked: bool = False,
-) -> Plan:
+) -> NativeAttentionPlan:
     if isinstance(block_table, Handle):
-        return Plan(block_table.group, window or 0, chunked, None)
-    return Plan(0, window or 0, chunked, (query_start, context_len, block_table), mask_kinds(masks), spans)
+        return NativeAttentionPlan(block_table.group, window or 0, chunked, None)
+    return NativeAttentionPlan(
+        0, window or 0, chunked, (query_start, context_len, block_table), mask_kinds(masks), spans
+    )
 
 
 def mask_kinds(masks: Sequence[str]) -> Tensor | None:
@@ -350,8 +352,8 @@ def mask_kinds(masks: Sequence[str]) -> Tensor | None:
 
 def paged_attention(
     query: Any,
-    cache: KvCache,
-    plan: Plan,
+    cache: KvTensors,
+    plan: NativeAttentionPlan,
     scale: float,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 
 SHARED_QUERIES = 8  # rows with at most this many queries are batched with rows of as many
 SCRATCH_ELEMENTS = 2**19  # key elements gathered by one task: 2 MiB in float32
@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class ReferenceAttentionPlan:
     """Tasks of one step and cache group.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Piece(NamedTuple):
 
 
 def plan_attention(
-    cache: KvCache,
+    cache: KvTensors,
     query_start: Tensor,
     context_len: Tensor,
     block_table: Tensor,
@@ -92,7 +92,7 @@ def plan_attention(
     masks: Sequence[str] = (),
     spans: Tensor | None = None,
     chunked: bool = False,
-) -> AttentionPlan:
+) -> ReferenceAttentionPlan:
     key_cache = cache.key
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
     seen = visible(query_lens, context_lens, window, masks, spans, chunked)
@@ -106,7 +106,7 @@ def plan_attention(
         tasks.append(_task(group, rows, begin, key_cache, block_table, seen))
         done += len(group)
         begin += len(group) * group[0].queries
-    return AttentionPlan(tuple(tasks), *_order(pieces, key_cache.device))
+    return ReferenceAttentionPlan(tuple(tasks), *_order(pieces, key_cache.device))
 
 
 def visible(
@@ -214,8 +214,8 @@ class PagedAttention:
     def __call__(
         self,
         query: Tensor,
-        cache: KvCache,
-        plan: AttentionPlan,
+        cache: KvTensors,
+        plan: ReferenceAttentionPlan,
         scale: float,
         sinks: Tensor | None = None,
         soft_cap: float | None = None,

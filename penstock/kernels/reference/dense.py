@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.canonical import Canonical
 
 
@@ -140,7 +140,7 @@ def rope_and_cache_write(
     cos: Tensor,
     sin: Tensor,
     slot: Tensor,
-    cache: KvCache,
+    cache: KvTensors,
     qk_norm: Tensor | None = None,
     eps: float = 0.0,
     head_norm: str = "each",
@@ -185,13 +185,13 @@ def make_cache(
     value_dim: int,
     device: str = "cpu",
     latent: bool = False,
-) -> KvCache:
+) -> KvTensors:
     dtype, shape = _CACHE_TYPES[kv_type], (num_blocks, block_size, num_kv_heads)
     # zeros, not empty: a slot that is masked out must not hold NaN, which a multiplication by 0 would keep
     key = torch.zeros(*shape, key_dim, dtype=dtype, device=device)
     if latent:
-        return KvCache(key, key[..., :value_dim], latent=True)
-    return KvCache(key, torch.zeros(*shape, value_dim, dtype=dtype, device=device))
+        return KvTensors(key, key[..., :value_dim], latent=True)
+    return KvTensors(key, torch.zeros(*shape, value_dim, dtype=dtype, device=device))
 
 
 def cache_block_bytes(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.reference import dense
 
 
@@ -17,7 +17,7 @@ def latent_cache_write(
     cos: Tensor,
     sin: Tensor,
     slot: Tensor,
-    cache: KvCache,
+    cache: KvTensors,
     interleaved: bool = False,
 ) -> None:
     latent, rest = x[:, : len(norm)].float(), x[:, len(norm) :]

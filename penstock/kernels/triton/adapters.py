@@ -9,7 +9,7 @@ from penstock.kernels.adapters import AdapterSlots, LowRank
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.triton.experts import sorted_rows
 from penstock.kernels.triton.packing import HOME
-from penstock.kernels.triton.products import Rows, multiply
+from penstock.kernels.triton.products import GroupedRows, multiply
 
 _STEP = 16  # ranks are filled up to a multiple of it
 
@@ -95,5 +95,5 @@ def adapter(
     low = torch.empty(len(x), up.shape[1], dtype=x.dtype, device=x.device)
     multiply(x if x.stride(1) == 1 else x.contiguous(), down, low, None, None, chosen, count, split=True)
     part = out[:, offset : offset + adapters.outputs]
-    multiply(low, up, part, None, part, Rows(chosen.rows, chosen.experts, chosen.size, chosen.count, 1), count)
+    multiply(low, up, part, None, part, GroupedRows(chosen.rows, chosen.experts, chosen.size, chosen.count, 1), count)
     return out

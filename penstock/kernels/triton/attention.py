@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.registry import Implementation, KernelContext
 from penstock.kernels.triton import FIXED_ORDER
-from penstock.kernels.triton.attention_plan import AttentionPlan, FixedPlan, Tiles, make_plan
-from penstock.kernels.triton.attention_shapes import Shape, shape_of
+from penstock.kernels.triton.attention_plan import FixedPlan, Tiles, TritonAttentionPlan, make_plan
+from penstock.kernels.triton.attention_shapes import AttentionShape, shape_of
 from penstock.kernels.triton.cache import Layout, refuse
 from penstock.kernels.triton.numbers import dot, inlined, narrow, operand
 
@@ -373,7 +373,7 @@ def _join_in_order(
 
 
 def plan_attention(
-    cache: KvCache,
+    cache: KvTensors,
     query_start: Tensor,
     context_len: Tensor,
     block_table: Tensor,
@@ -383,15 +383,15 @@ def plan_attention(
     masks: Sequence[str] = (),
     spans: Tensor | None = None,
     chunked: bool = False,
-) -> AttentionPlan:
+) -> TritonAttentionPlan:
     rows = query_start, context_len, block_table, query_lens, context_lens
     return make_plan(*rows, window, masks, spans, chunked)
 
 
 def paged_attention(
     query: Tensor,
-    cache: KvCache,
-    plan: AttentionPlan | FixedPlan,
+    cache: KvTensors,
+    plan: TritonAttentionPlan | FixedPlan,
     scale: float,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
@@ -415,8 +415,8 @@ def paged_attention(
 
 
 def _run(
-    query: Tensor, out: Tensor, layout: Layout, plan: AttentionPlan | FixedPlan, tiles: Tiles, shape: Shape,
-    programs: int, numbers: tuple[float, float], sinks: Tensor | None, slopes: Tensor | None,
+    query: Tensor, out: Tensor, layout: Layout, plan: TritonAttentionPlan | FixedPlan, tiles: Tiles,
+    shape: AttentionShape, programs: int, numbers: tuple[float, float], sinks: Tensor | None, slopes: Tensor | None,
 ) -> None:  # fmt: skip
     """Attends with the tiles of one class of rows."""
     key, value = layout.key, layout.value

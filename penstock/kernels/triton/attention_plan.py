@@ -16,7 +16,7 @@ from penstock.kernels.reference.attention import visible
 from penstock.kernels.triton.attention_shapes import LONG, SHORT_QUERIES
 
 Numbers = npt.NDArray[np.int64]
-Key = tuple[int, int, int, int, int]  # arguments of `AttentionPlan.tiles`
+Key = tuple[int, int, int, int, int]  # arguments of `TritonAttentionPlan.tiles`
 FIELDS = 5  # of a unit: row, first query, first part, parts, place of its sums (-1: there is one part, which is all)
 NO_QUERY = 1 << 30  # first query of a tile that has none
 
@@ -37,13 +37,13 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionPlan:
+class TritonAttentionPlan:
     """One step and cache group, for all layers.
 
     Attributes:
         query_start, context_len, block_table: as given, on the device.
         classes: of the rows, LONG or the power of two that bounds their queries.
-        kind: WINDOW and SEEN of a Shape.
+        kind: WINDOW and SEEN of an AttentionShape.
         window: as given, 0 for none.
         lens, contexts: the rows' queries, and positions they have in the cache.
         seen: [T, 2] int32 on the device, first position and end of what each query sees; None where all are causal.
@@ -134,15 +134,15 @@ class AttentionPlan:
 
 
 class FixedPlan:
-    """An AttentionPlan whose tensors keep their places, sizes and meanings, for launches that are recorded once.
+    """A TritonAttentionPlan whose tensors keep their places, sizes and meanings, for launches that are recorded once.
 
     Attributes:
-        query_start, context_len, block_table, classes, kind, window, seen: as of AttentionPlan; those on the device are
-            filled by others before each step.
+        query_start, context_len, block_table, classes, kind, window, seen: as of TritonAttentionPlan; those on the
+            device are filled by others before each step.
         size: int32 elements that `fill` writes.
     """
 
-    def __init__(self, plan: AttentionPlan, keys: tuple[Key, ...], tokens: int) -> None:
+    def __init__(self, plan: TritonAttentionPlan, keys: tuple[Key, ...], tokens: int) -> None:
         """`keys`: what tiles were asked for of `plan`, which is like all steps but for its contexts."""
         self.query_start = plan.query_start
         self.context_len = plan.context_len
@@ -173,7 +173,7 @@ class FixedPlan:
             begin += both.numel()
 
     def tiles(self, kind: int, queries: int, part: int, programs: int, waves: int) -> Tiles:
-        """As AttentionPlan.tiles, for those that were foreseen."""
+        """As TritonAttentionPlan.tiles, for those that were foreseen."""
         return self._made[kind, queries, part, programs, waves]
 
     def fill(self, context_lens: Numbers, out: npt.NDArray[np.int32]) -> bool:
@@ -206,7 +206,7 @@ def make_plan(
     masks: Sequence[str] = (),
     spans: Tensor | None = None,
     chunked: bool = False,
-) -> AttentionPlan:
+) -> TritonAttentionPlan:
     """Arguments as of kernels.api.PlanAttention."""
     lens, contexts = np.array(query_lens, np.int64), np.array(context_lens, np.int64)
     bounded = np.left_shift(1, np.ceil(np.log2(np.maximum(lens, 1))).astype(np.int64))
@@ -218,7 +218,9 @@ def make_plan(
         bounds, seen = table.numpy(), table.int().to(block_table.device)
     kind = 0 if window is None or seen is not None else 2 if chunked else 1
     rows = query_start, context_len, block_table
-    return AttentionPlan(*rows, classes, (kind, seen is not None), window or 0, seen, lens, contexts, of_class, bounds)
+    return TritonAttentionPlan(
+        *rows, classes, (kind, seen is not None), window or 0, seen, lens, contexts, of_class, bounds
+    )
 
 
 @functools.cache

@@ -23,7 +23,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AttentionShape:
     """What one compiled kernel is made for. A tile has QUERIES queries with TILE_HEADS of a KV head's GROUP heads.
 
     Heads are loaded in two pieces of powers of two: K0 elements from 0, of which K_CUT count, and K1 from K_CUT on;
@@ -163,12 +163,12 @@ def _tile(long: bool, key: int, value: int, size: int, limit: int, fixed: bool) 
 def shape_of(
     queries: int, heads: int, layout: Layout, dtype: torch.dtype, latent: bool, kind: tuple[int, bool],
     changes: tuple[bool, bool, bool], fixed: bool = False,
-) -> Shape:  # fmt: skip
+) -> AttentionShape:  # fmt: skip
     """For rows of up to `queries` queries, a power of two, or LONG.
 
     Args:
         queries, heads, layout, dtype, latent: of the queries and the cache.
-        kind: `WINDOW` and `SEEN` (AttentionPlan.kind).
+        kind: `WINDOW` and `SEEN` (TritonAttentionPlan.kind).
         changes: sinks, a cap, slopes.
         fixed: rows of few queries and of many are to get the same bits: both have the same parts and tiles of keys, and
             no tile of queries is too small for the instructions that large ones get.
@@ -188,7 +188,7 @@ def shape_of(
     of_tile = rows // tile_heads if queries == LONG else max(1, min(queries, rows // tile_heads))
     block = rows if queries == LONG else max(least, triton.next_power_of_2(of_tile * tile_heads))
     part = 1 << 30 if queries == LONG and not fixed else part_size(group, layout.value_dim)
-    return Shape(
+    return AttentionShape(
         heads, layout.heads, group, tile_heads, -(-group // tile_heads), of_tile, block, keys, part,
         layout.block_size, layout.key_dim, key_cut, k0, k1, layout.value_dim, value_cut, v0, v1,
         TYPES[dtype], latent, layout.scaled, *kind, *changes, fixed, fixed and queries == LONG,

@@ -12,7 +12,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.devices import lacks_fp8
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.triton.attention_shapes import refuse_heads
@@ -94,13 +94,13 @@ def make_cache(
     value_dim: int,
     device: str = "cpu",
     latent: bool = False,
-) -> KvCache:
+) -> KvTensors:
     memory, key = _entries(kv_type, num_blocks, block_size, num_kv_heads, key_dim, device)
     value_memory, value = memory, key
     if not latent:
         value_memory, value = _entries(kv_type, num_blocks, block_size, num_kv_heads, value_dim, device)
     layout = Layout(key, value, block_size, num_kv_heads, key_dim, value_dim, kv_type == "fp8")
-    return KvCache(memory, value_memory, layout, latent)
+    return KvTensors(memory, value_memory, layout, latent)
 
 
 def cache_block_bytes(

@@ -15,7 +15,7 @@ from penstock.kernels.triton import packing
 from penstock.kernels.triton.activations import activate, gate
 from penstock.kernels.triton.numbers import narrow, wide
 from penstock.kernels.triton.packing import Packed
-from penstock.kernels.triton.products import Rows, multiply, row_tile
+from penstock.kernels.triton.products import GroupedRows, multiply, row_tile
 
 ROUTINGS = ("softmax_topk", "topk_softmax", "sigmoid_topk", "sparsemixer")
 _IDS = 1024  # expert ids read at once
@@ -168,7 +168,7 @@ def _sort(
             tl.store(tile_experts + begin + place, tl.zeros((BLOCK,), tl.int32) - 1, mask=begin + place < tiles)
 
 
-def sorted_rows(ids: Tensor, experts: int) -> Rows:
+def sorted_rows(ids: Tensor, experts: int) -> GroupedRows:
     """Rows token · top_k + slot of ids [T, top_k], by expert."""
     pairs = ids.numel()
     size = row_tile(2 * pairs // experts)
@@ -180,7 +180,7 @@ def sorted_rows(ids: Tensor, experts: int) -> Rows:
     _sort[(experts,)](
         ids, counts, rows, tile_experts, pairs, tiles, experts, size, triton.next_power_of_2(experts), _IDS
     )
-    return Rows(rows, tile_experts, size, pairs, ids.shape[1])
+    return GroupedRows(rows, tile_experts, size, pairs, ids.shape[1])
 
 
 @triton.jit
@@ -211,7 +211,7 @@ def pack_experts(parts: Sequence[Canonical | Tensor], count: int, segment: int =
     return packing.pack(parts, count)
 
 
-def _product(x: Tensor, weight: Packed, bias: Tensor | None, rows: Rows) -> Tensor:
+def _product(x: Tensor, weight: Packed, bias: Tensor | None, rows: GroupedRows) -> Tensor:
     """Every row with the matrix of its expert, [rows.count, weight.rows]."""
     out = torch.empty(rows.count, weight.rows, dtype=x.dtype, device=x.device)
     begin = 0
@@ -245,7 +245,7 @@ def grouped_experts(
     rows = sorted_rows(ids.contiguous(), down.experts)
     hidden = _product(x if x.stride(1) == 1 else x.contiguous(), gate_up, gate_up_bias, rows)
     hidden = gate(hidden, activation, alpha, limit) if gated else activate(hidden, activation, limit)
-    each = _product(hidden, down, down_bias, Rows(rows.rows, rows.experts, rows.size, rows.count, 1))
+    each = _product(hidden, down, down_bias, GroupedRows(rows.rows, rows.experts, rows.size, rows.count, 1))
     added = each if residual is None else residual.contiguous()
     _mix[(tokens, triton.cdiv(down.rows, _COLUMNS))](
         each, weights.contiguous(), ids.contiguous(), added, out, down.rows, top_k, triton.next_power_of_2(top_k),

@@ -15,7 +15,7 @@ from penstock.kernels.triton import packing
 from penstock.kernels.triton.latent import rotated
 from penstock.kernels.triton.numbers import narrow
 from penstock.kernels.triton.packing import Packed
-from penstock.kernels.triton.products import Rows, multiply, row_tile
+from penstock.kernels.triton.products import GroupedRows, multiply, row_tile
 
 
 def refuse(_: KernelContext) -> str | None:
@@ -66,7 +66,7 @@ def head_linear(
         places = torch.empty(heads * tiles * size, dtype=torch.int32, device=x.device)
         owners = torch.empty(heads * tiles, dtype=torch.int32, device=x.device)
         _deal[(heads, tiles)](places, owners, tokens, heads, size)
-        grouped = Rows(places, owners, size, tokens * heads, 1)
+        grouped = GroupedRows(places, owners, size, tokens * heads, 1)
         multiply(rows[:, :inputs], part, out[:, :outputs], grouped=grouped, experts=heads)
         if turning:
             _turn[(tokens, heads)](

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.triton.cache import Layout, refuse, store_entries
 from penstock.kernels.triton.numbers import inlined, narrow, wide
 
@@ -60,7 +60,7 @@ def latent_cache_write(
     cos: Tensor,
     sin: Tensor,
     slot: Tensor,
-    cache: KvCache,
+    cache: KvTensors,
     interleaved: bool = False,
 ) -> None:
     layout: Layout = cache.layout

@@ -44,7 +44,7 @@ def linear(
     fixed: bool = False,
     by_torch: bool = False,
 ) -> Tensor:
-    """As kernels.api.Linear.
+    """As kernels.api.LinearOp.
 
     Plain weights are multiplied by a kernel whose order of sums is fixed if `fixed`, FP8 ones `by_torch` where there
     are many rows.

@@ -25,7 +25,7 @@ _MANY = 1024  # rows from which on tiles of plain weights are as large as regist
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class GroupedRows:
     """Rows sorted by expert, in tiles that each belong to one.
 
     Attributes:
@@ -44,7 +44,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ProductTile:
     """How a launch is cut: tiles [outputs, rows], inputs a block, warps, pipeline stages."""
 
     outputs: int
@@ -59,17 +59,17 @@ def row_tile(count: int) -> int:
     return next((size for size in (16, 32, 64) if count <= size), 128)
 
 
-def _shape(part: Part, rows: int) -> Shape:
+def _shape(part: Part, rows: int) -> ProductTile:
     """Wide tiles for many rows, many small ones for few."""
     if INTERPRETED.value:  # fewer, larger steps; sums are the same
-        return Shape(256, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
+        return ProductTile(256, rows, PLANES * part.span if isinstance(part, Planes) else TILE, 4, 1)
     warps = 8 if rows >= 64 else 4
     if isinstance(part, Planes):  # beside the sum there is one that has no scales yet
         tall = rows == 64 or (rows == 128 and _is_tall(part))
-        return Shape(128 if tall else 64, rows, PLANES * part.span, warps, 2 if rows == 128 else 3)
+        return ProductTile(128 if tall else 64, rows, PLANES * part.span, warps, 2 if rows == 128 else 3)
     if isinstance(part, Eights):
-        return Shape(128 if rows >= 64 and not part.tiled else 64, rows, TILE, warps, 4)
-    return Shape(128 if rows >= 64 else 64, rows, 64, warps, 3 if rows == 256 else 4)
+        return ProductTile(128 if rows >= 64 and not part.tiled else 64, rows, TILE, warps, 4)
+    return ProductTile(128 if rows >= 64 else 64, rows, 64, warps, 3 if rows == 256 else 4)
 
 
 def _is_tall(part: Planes) -> bool:
@@ -82,7 +82,7 @@ def _is_tall(part: Planes) -> bool:
     return part.widths == (4, 4) or (part.widths == (4, 0) and part.group >= 128)
 
 
-def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int, size: int) -> Shape:
+def _tiles_of(part: Part, count: int, grouped: GroupedRows | None, segments: int, size: int) -> ProductTile:
     """For `count` rows of elements of `size` bytes; where segments are added there is no room for a second sum of the
 
     largest tiles.
@@ -93,7 +93,7 @@ def _tiles_of(part: Part, count: int, grouped: Rows | None, segments: int, size:
     return _fitting(_shape(part, 256 if large else row_tile(count)), part, size)
 
 
-def _fitting(shape: Shape, part: Part, size: int) -> Shape:
+def _fitting(shape: ProductTile, part: Part, size: int) -> ProductTile:
     """With no more stages than the GPU's shared memory holds; how many there are changes no sum."""
     wide = part.itemsize if isinstance(part, Tensor) else 1
     stage = shape.inputs * (shape.rows * size + shape.outputs * wide)
@@ -130,7 +130,7 @@ def multiply(
     out: Tensor,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    grouped: Rows | None = None,
+    grouped: GroupedRows | None = None,
     experts: int = 1,
     split: bool = False,
     gating: Gating | None = None,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.triton.cache import Entries, Layout, refuse, store_entries
 from penstock.kernels.triton.numbers import inlined, narrow, wide
 
@@ -175,7 +175,7 @@ def rope_and_cache_write(
     cos: Tensor,
     sin: Tensor,
     slot: Tensor,
-    cache: KvCache,
+    cache: KvTensors,
     qk_norm: Tensor | None = None,
     eps: float = 0.0,
     head_norm: str = "each",

@@ -39,7 +39,7 @@ def _look_up(
 
 
 def embedding(numbers: Tensor, table: Packed, scale: float = 1.0, *, dtype: torch.dtype) -> Tensor:
-    """As kernels.api.Embedding; rows of coded tables are of type `dtype`."""
+    """As kernels.api.EmbeddingOp; rows of coded tables are of type `dtype`."""
     (part,) = table.parts
     factor = float(torch.tensor(scale, dtype=dtype))  # stays on the host
     if isinstance(part, Tensor):

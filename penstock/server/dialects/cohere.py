@@ -13,8 +13,8 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.config.errors import param_names
 from penstock.engine.pooling import Pooled, pool_all
-from penstock.server.answer import Service
 from penstock.server.body import read_body
+from penstock.server.context import ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered, written
 from penstock.server.document import takes
 from penstock.server.encoding import made_answer
@@ -60,21 +60,21 @@ def _in_form(results: Sequence[Pooled], form: Form) -> list[Any]:
     return [written(result.values, form) for result in results]
 
 
-def cohere_router(service: Service) -> APIRouter:
+def cohere_router(context: ServerContext) -> APIRouter:
     """The route over one service."""
-    router, pooling = APIRouter(), service.frontend.text.pooling
+    router, pooling = APIRouter(), context.frontend.text.pooling
 
     @router.post("/v2/embed", summary="Embed texts, as Cohere does", openapi_extra=takes(CohereEmbedBody))
     async def embed(request: Request) -> Response:
         body = await read_body(request, CohereEmbedBody)
-        service.check_model(body.model)
-        service.require_ready()
+        context.check_model(body.model)
+        context.require_ready()
         with param_names({"dimensions": "output_dimension"}):
             params = pooling.embedding(body.output_dimension)
         name = next((known for known in KINDS[body.input_type] if known in pooling.prompts.texts), None)
         sent = [text_request(request, body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
-        work = pool_all(service.frontend, sent, [params] * len(sent), "texts")
-        results = await answered(service, request, work)
+        work = pool_all(context.frontend, sent, [params] * len(sent), "texts")
+        results = await answered(context, request, work)
         forms = dict.fromkeys(body.embedding_types or ("float",))
         tokens = sum(result.prompt_tokens for result in results)
         meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}

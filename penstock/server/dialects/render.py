@@ -15,7 +15,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.body import read_body, translated
 from penstock.server.dialects.openai.routes import named
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody, Sampling
-from penstock.server.dialects.openai.translate import Call, chat_call, completion_call, sent_names
+from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call, sent_names
 from penstock.server.dialects.responses.schema import InputTokensBody
 from penstock.server.dialects.responses.service.responses import Responses
 from penstock.server.dialects.responses.translate import sent_names as response_names
@@ -25,16 +25,16 @@ from penstock.server.prompts import check_shared
 
 
 def render_router(responses: Responses) -> APIRouter:
-    """The routes over one service."""
-    router, service = APIRouter(), responses.service
-    frontend = service.frontend
+    """The routes over one server's context."""
+    router, context = APIRouter(), responses.context
+    frontend = context.frontend
 
-    async def chat_request(request: Request) -> tuple[ChatBody, Call, str, tuple[int, ...]]:
+    async def chat_request(request: Request) -> tuple[ChatBody, OpenAICall, str, tuple[int, ...]]:
         """A chat's body and call, its prompt and the prompt's tokens."""
         body = await read_body(request, ChatBody)
-        service.check_model(body.model)
-        service.check_template(body.chat_template)
-        service.require_ready()
+        context.check_model(body.model)
+        context.check_template(body.chat_template)
+        context.require_ready()
         with param_names(sent_names(body)):
             call = named(await translated(request, chat_call, body, frontend.text.defaults), request)
             prompt = await asyncio.to_thread(frontend.render, call.requests[0])
@@ -43,13 +43,13 @@ def render_router(responses: Responses) -> APIRouter:
     @router.post("/v1/chat/completions/render", summary="A chat as it would run", openapi_extra=takes(ChatBody))
     async def render_chat(request: Request) -> Response:
         body, call, prompt, ids = await chat_request(request)
-        return await json_answer(_rendered(body, service.model, call.id, call.requests[0], prompt, ids))
+        return await json_answer(_rendered(body, context.model, call.id, call.requests[0], prompt, ids))
 
     @router.post("/v1/completions/render", summary="Texts as they would run", openapi_extra=takes(CompletionBody))
     async def render_texts(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
-        service.check_model(body.model)
-        service.require_ready()
+        context.check_model(body.model)
+        context.require_ready()
         with param_names(sent_names(body)):
             call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
             check_shared(call.requests)
@@ -59,7 +59,7 @@ def render_router(responses: Responses) -> APIRouter:
             result = []
             for index, (item, ids) in enumerate(found):
                 prompt = frontend.detokenize(ids) if item.prompt is None else item.prompt
-                result.append(_rendered(body, service.model, f"{call.id}-{index}", item, prompt, ids))
+                result.append(_rendered(body, context.model, f"{call.id}-{index}", item, prompt, ids))
             return result
 
         return await made_answer(made)
@@ -96,14 +96,14 @@ def _rendered(
 
 
 def _count_responses(router: APIRouter, responses: Responses) -> None:
-    service = responses.service
+    context = responses.context
 
     @router.post("/v1/responses/input_tokens", summary="Count a prompt's tokens", openapi_extra=takes(InputTokensBody))
     async def response_tokens(request: Request) -> Response:
         body = await read_body(request, InputTokensBody)
-        service.check_model(body.model)
-        service.require_ready()
+        context.check_model(body.model)
+        context.require_ready()
         with param_names(response_names(body)):
             _, prompt = await responses.prompt(request, body, SamplingParams())
-            ids = await service.frontend.tokenize(prompt)
+            ids = await context.frontend.tokenize(prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.engine.pooling import Pooled, score_pairs
-from penstock.server.answer import Service
 from penstock.server.body import read_body
+from penstock.server.context import ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered, listed
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
@@ -53,18 +53,18 @@ class ScoreBody(RequestBody):
     instruction: Instruction | None = None
 
 
-def rerank_router(service: Service) -> APIRouter:
-    """The routes over one service."""
+def rerank_router(context: ServerContext) -> APIRouter:
+    """The routes over one server's context."""
     router = APIRouter()
 
     async def run(
         request: Request, body: RerankBody | ScoreBody, pairs: Sequence[tuple[str, str]], field: str
     ) -> list[Pooled]:
-        service.check_model(body.model)
-        service.require_ready()
+        context.check_model(body.model)
+        context.require_ready()
         make = functools.partial(text_request, request, body, sampling=ONE_TOKEN)
-        work = score_pairs(service.frontend, pairs, make, field, body.instruction)
-        return await answered(service, request, work)
+        work = score_pairs(context.frontend, pairs, make, field, body.instruction)
+        return await answered(context, request, work)
 
     async def rerank(request: Request) -> Response:
         body = await read_body(request, RerankBody)
@@ -78,7 +78,7 @@ def rerank_router(service: Service) -> APIRouter:
             entry["document"] = {"text": texts[entry["index"]]}
         tokens = sum(result.prompt_tokens for result in results)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": service.model, "usage": usage}
+        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": context.model, "usage": usage}
         return json_response({**head, "results": ranked})
 
     async def score(request: Request) -> Response:
@@ -87,7 +87,7 @@ def rerank_router(service: Service) -> APIRouter:
         data: list[dict[str, Any]] = [
             {"index": index, "object": "score", "score": result.values[-1]} for index, result in enumerate(results)
         ]
-        return json_response(listed(service, "score", results, data))
+        return json_response(listed(context, "score", results, data))
 
     for prefix in ("", "/v1", "/v2"):
         router.post(f"{prefix}/rerank", summary="Order documents by a query", openapi_extra=takes(RerankBody))(rerank)

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from penstock.config.errors import RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import Service
 from penstock.server.body import read_body, translated
+from penstock.server.context import ServerContext
 from penstock.server.conversation import checked_messages, checked_tools, prompted, template_kwargs
 from penstock.server.document import takes
 from penstock.server.encoding import made_answer
@@ -72,15 +72,15 @@ def _request(body: TokenizeBody) -> GenerationRequest:
     )
 
 
-def tokenize_router(service: Service) -> APIRouter:
-    """The routes over one service."""
-    router, frontend = APIRouter(), service.frontend
+def tokenize_router(context: ServerContext) -> APIRouter:
+    """The routes over one server's context."""
+    router, frontend = APIRouter(), context.frontend
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeBody)
-        service.check_model(body.model)
-        service.check_template(body.chat_template)
-        service.require_ready()
+        context.check_model(body.model)
+        context.check_template(body.chat_template)
+        context.require_ready()
         try:
             ids = await frontend.tokenize(await translated(request, _request, body))
         except RequestError:
@@ -90,15 +90,15 @@ def tokenize_router(service: Service) -> APIRouter:
 
         def made() -> dict[str, Any]:
             pieces = list(map(frontend.text.tokenizer.piece, ids)) if body.return_token_strs else None
-            counts = {"count": len(ids), "max_model_len": service.max_model_len()}
+            counts = {"count": len(ids), "max_model_len": context.max_model_len()}
             return {**counts, "tokens": list(ids), "token_strs": pieces}
 
         return await made_answer(made)
 
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody)
-        service.check_model(body.model)
-        service.require_ready()
+        context.check_model(body.model)
+        context.require_ready()
         vocab_size = frontend.info.vocab_size
 
         def made() -> dict[str, Any]:

@@ -27,7 +27,7 @@ def _nowhere(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Shape:
+class CallMarks:
     """What is recognised of a format's texts: its marks without the white space around them."""
 
     format: CallsFormat
@@ -154,7 +154,7 @@ class CallReader:
     """
 
     stream: Stream
-    shape: Shape
+    shape: CallMarks
     tools: Mapping[str, Any]
     announce: Callable[[str], None]
     argue: Sink

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.text.parsers.format import formats
-from penstock.text.parsers.render import Call, render_calls
+from penstock.text.parsers.render import WrittenCall, render_calls
 
 
 def table() -> str:
@@ -14,7 +14,7 @@ def table() -> str:
         if entry.reasoning is not None:
             shown.append(f"{entry.reasoning.begin.strip()}…{entry.reasoning.end}")
         if entry.calls is not None:
-            shown.append(render_calls(entry.calls, [Call("f", {"a": "b"})]))
+            shown.append(render_calls(entry.calls, [WrittenCall("f", {"a": "b"})]))
         columns = (
             name,
             ", ".join(f"`{alias}`" for alias in entry.tool_names),

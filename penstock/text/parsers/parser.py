@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from penstock.text.parsers.calls import CallReader, Shape
+from penstock.text.parsers.calls import CallMarks, CallReader
 from penstock.text.parsers.events import Parsed, ToolCallDelta, Trimmed
 from penstock.text.parsers.format import AnswerFormat, ChannelsFormat
 from penstock.text.parsers.stream import Finder, Reader, Stream, finding
@@ -54,7 +54,7 @@ class AnswerParser:
         self._stream = Stream()
         self._content = Trimmed(lambda text: self._told.append((_TEXT, text)))
         self._thinking = Trimmed(lambda text: self._told.append((_REASONING, text)), strip=True)
-        self._shape = Shape(format.calls) if format.calls is not None and tools is not None else None
+        self._shape = CallMarks(format.calls) if format.calls is not None and tools is not None else None
         self._reader = (
             CallReader(self._stream, self._shape, tools or {}, self._announce, self._argue) if self._shape else None
         )

@@ -11,7 +11,7 @@ from penstock.text.parsers.format import AnswerFormat, CallsFormat, Syntax, plac
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class WrittenCall:
     """A whole call, its arguments decoded."""
 
     name: str
@@ -19,7 +19,7 @@ class Call:
     id: str = "123456789"
 
 
-def render(format: AnswerFormat, *, reasoning: str = "", text: str = "", calls: Sequence[Call] = ()) -> str:
+def render(format: AnswerFormat, *, reasoning: str = "", text: str = "", calls: Sequence[WrittenCall] = ()) -> str:
     """An answer as the model writes it after a prompt that has opened nothing."""
     if format.channels is not None:
         return _messages(format, reasoning, text, calls)
@@ -29,7 +29,7 @@ def render(format: AnswerFormat, *, reasoning: str = "", text: str = "", calls: 
     return thought + text + (render_calls(format.calls, calls) if calls and format.calls else "")
 
 
-def render_calls(format: CallsFormat, calls: Sequence[Call]) -> str:
+def render_calls(format: CallsFormat, calls: Sequence[WrittenCall]) -> str:
     """Calls with everything around them."""
     texts = [render_call(format, index, call) for index, call in enumerate(calls)]
     if format.each:
@@ -38,7 +38,7 @@ def render_calls(format: CallsFormat, calls: Sequence[Call]) -> str:
     return format.begin + (f"[{joined}]" if format.list else joined) + format.end
 
 
-def render_call(format: CallsFormat, index: int, call: Call) -> str:
+def render_call(format: CallsFormat, index: int, call: WrittenCall) -> str:
     """One call without what stands around all of them."""
     plain = {"id": call.id, "index": str(index), "number": str(index + 1)}
     if "{object}" in format.call:
@@ -101,7 +101,7 @@ _WRITERS: Mapping[Syntax, Callable[[CallsFormat, Mapping[str, Any]], str]] = {
 }
 
 
-def _messages(format: AnswerFormat, reasoning: str, text: str, calls: Sequence[Call]) -> str:
+def _messages(format: AnswerFormat, reasoning: str, text: str, calls: Sequence[WrittenCall]) -> str:
     """Messages one after another; the turn's opening, which the prompt holds, stands between them."""
     thinks = format.reasoning
     shape = format.calls

@@ -108,7 +108,7 @@ def gemma3n(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return found
 
 
-def _turned(tensors: Tensors, dim: int) -> float:
+def _rotated_share(tensors: Tensors, dim: int) -> float:
     """The part of a full layer's pairs that turns: divisors of the others' frequencies are beyond all measure."""
     divisors = tensors.get("rope_freqs.weight")
     if divisors is None or divisors.format != "f32" or divisors.shape != (dim // 2,):
@@ -124,7 +124,7 @@ def gemma4(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     kv_heads, widths = keys.per_layer("attention.head_count_kv", most=2**16), _widths(keys)
     first = next((layer for layer, sliding in enumerate(slides) if not sliding), 0)
     own = {"head_dim": full, "num_key_value_heads": kv_heads[first]}
-    turned = {"rope_type": "proportional", "partial_rotary_factor": _turned(tensors, full)}
+    rotated = {"rope_type": "proportional", "partial_rotary_factor": _rotated_share(tensors, full)}
     sliding = keys.integer("rope.dimension_count_swa", dim) / dim
     found = _both(keys, tensors, slides) | {
         "head_dim": dim,
@@ -135,7 +135,7 @@ def gemma4(keys: Keys, tensors: Tensors) -> dict[str, Any]:
         "attention_k_eq_v": f"blk.{first}.attn_v.weight" not in tensors,
         "intermediate_size": widths[0],
         "rope_parameters": {
-            "full_attention": {**turned, "rope_theta": keys.number("rope.freq_base", 1_000_000.0)},
+            "full_attention": {**rotated, "rope_theta": keys.number("rope.freq_base", 1_000_000.0)},
             "sliding_attention": {
                 "rope_type": "default",
                 "partial_rotary_factor": sliding,

@@ -22,7 +22,7 @@ from penstock.weights.readers.gguf_file import GgufTensor, read_gguf_file
 from penstock.weights.readers.gguf_layouts import LAYER_NAMES, TOP_NAMES, layout_of
 from penstock.weights.writers.gguf import RawValue, TensorToWrite
 from penstock.weights.writers.gguf_metadata import architecture_of, file_metadata, llama3_divisors, resolved_config
-from penstock.weights.writers.rows import Rows, encoded, rows_of
+from penstock.weights.writers.rows import MatrixToWrite, encoded, rows_of
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(\d+)\.(\w+)")
@@ -48,12 +48,12 @@ class Source:
     """
 
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, tuple[tuple[int, ...], tuple[Rows, ...]]]
+    tensors: Mapping[str, tuple[tuple[int, ...], tuple[MatrixToWrite, ...]]]
     model: ModelShape
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GgufPlan:
     """What will be written.
 
     Attributes:
@@ -111,7 +111,7 @@ def source_of(checkpoint: Checkpoint, has_importance: bool = False) -> Source:
     arch, config = architecture_of(checkpoint.config), resolved_config(checkpoint)
     names = GgufNames(arch, config)
     tied = bool(config.get("tie_word_embeddings"))
-    found: dict[str, dict[int | None, Rows]] = {}
+    found: dict[str, dict[int | None, MatrixToWrite]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, info in checkpoint.tensors.items():
         plain = _plain_name(name)
@@ -127,7 +127,7 @@ def source_of(checkpoint: Checkpoint, has_importance: bool = False) -> Source:
     divisors = llama3_divisors(config)
     if divisors is not None:
         data = divisors.view(np.uint8)
-        tensors["rope_freqs.weight"] = divisors.shape, (Rows((1, divisors.size), "f32", lambda: data),)
+        tensors["rope_freqs.weight"] = divisors.shape, (MatrixToWrite((1, divisors.size), "f32", lambda: data),)
     return Source(file_metadata(checkpoint, arch, config), tensors, _model_shape(config, tensors, has_importance))
 
 
@@ -144,7 +144,7 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _changed(arch: str, name: str, rows: Rows, config: Mapping[str, Any]) -> Rows:
+def _changed(arch: str, name: str, rows: MatrixToWrite, config: Mapping[str, Any]) -> MatrixToWrite:
     """What GGUF stores differently: Llama's query and key rows, Gemma's norms."""
     if arch == "llama" and (".attn_q." in name or ".attn_k." in name):
         heads = config["num_attention_heads"]
@@ -158,7 +158,9 @@ def _changed(arch: str, name: str, rows: Rows, config: Mapping[str, Any]) -> Row
     return rows
 
 
-def _in_order(found: Mapping[str, Mapping[int | None, Rows]]) -> Iterator[tuple[str, Mapping[int | None, Rows]]]:
+def _in_order(
+    found: Mapping[str, Mapping[int | None, MatrixToWrite]],
+) -> Iterator[tuple[str, Mapping[int | None, MatrixToWrite]]]:
     """The embedding first, then layer by layer, the output last."""
 
     def key(name: str) -> tuple[int, int, str]:
@@ -170,8 +172,8 @@ def _in_order(found: Mapping[str, Mapping[int | None, Rows]]) -> Iterator[tuple[
 
 
 def _stacked(
-    name: str, shape: tuple[int, ...], parts: Mapping[int | None, Rows]
-) -> tuple[tuple[int, ...], tuple[Rows, ...]]:
+    name: str, shape: tuple[int, ...], parts: Mapping[int | None, MatrixToWrite]
+) -> tuple[tuple[int, ...], tuple[MatrixToWrite, ...]]:
     if None in parts:
         return shape, (parts[None],)
     count = len(parts)
@@ -203,12 +205,12 @@ def _gguf_source(checkpoint: Checkpoint, has_importance: bool) -> Source:
     return Source(metadata, tensors, _model_shape(checkpoint.config, tensors, has_importance))
 
 
-def _gguf_rows(tensor: GgufTensor) -> Rows:
+def _gguf_rows(tensor: GgufTensor) -> MatrixToWrite:
     info = TensorInfo(tensor.name, tensor.shape, tensor.format, tensor.data.size)
     return rows_of(lambda: StoredTensor(info, tensor.data), tensor.shape, tensor.format)
 
 
-def plan_gguf(source: Source, recipe: str, importance: ImportanceMatrix | None = None) -> Plan:
+def plan_gguf(source: Source, recipe: str, importance: ImportanceMatrix | None = None) -> GgufPlan:
     """Chooses every tensor's format.
 
     Args:
@@ -237,10 +239,12 @@ def plan_gguf(source: Source, recipe: str, importance: ImportanceMatrix | None =
             remarks.append(f"{name}: rows of {shape[-1]} are not whole {wanted} blocks; written as {chosen}")
         weights = [None] * len(parts) if importance is None else importance.rows_of(name, shape)
         tensors.append(TensorToWrite(name, shape, chosen, partial(_pieces, name, parts, chosen, weights)))
-    return Plan(metadata, tuple(tensors), tuple(remarks))
+    return GgufPlan(metadata, tuple(tensors), tuple(remarks))
 
 
-def _pieces(name: str, parts: Sequence[Rows], format: str, weights: Sequence[Floats | None]) -> Iterator[Bytes]:
+def _pieces(
+    name: str, parts: Sequence[MatrixToWrite], format: str, weights: Sequence[Floats | None]
+) -> Iterator[Bytes]:
     try:
         if len(weights) > len(parts):  # a stack that is one tensor in its file
             rows = parts[0]
@@ -254,7 +258,7 @@ def _pieces(name: str, parts: Sequence[Rows], format: str, weights: Sequence[Flo
         raise ConfigError(f"tensor {name}: {error}") from None
 
 
-def _section(rows: Rows, start: int, count: int) -> Rows:
+def _section(rows: MatrixToWrite, start: int, count: int) -> MatrixToWrite:
     """`count` rows from `start` of a matrix in its stored order."""
 
     def read() -> Bytes:

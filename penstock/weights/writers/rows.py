@@ -19,7 +19,7 @@ FLOAT_FORMATS = ("f32", "f16", "bf16", "f64")
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class MatrixToWrite:
     """A matrix, or one of several that are written one after the other.
 
     Attributes:
@@ -52,7 +52,7 @@ class Rows:
 
 def rows_of(
     stored: Callable[[], StoredTensor], shape: Sequence[int], format: str, order: npt.NDArray[np.int64] | None = None
-) -> Rows:
+) -> MatrixToWrite:
     """The rows of one stored tensor; all axes but the last are rows.
 
     Raises:
@@ -65,10 +65,10 @@ def rows_of(
             "Name the original, unquantised model."
         )
     columns = shape[-1] if len(shape) > 1 else int(np.prod(shape))
-    return Rows((int(np.prod(shape)) // columns, columns), format, lambda: stored().data, order)
+    return MatrixToWrite((int(np.prod(shape)) // columns, columns), format, lambda: stored().data, order)
 
 
-def encoded(rows: Rows, format: str, importance: Floats | None = None) -> Iterator[Bytes]:
+def encoded(rows: MatrixToWrite, format: str, importance: Floats | None = None) -> Iterator[Bytes]:
     """The rows' bytes in another format, piece by piece; where it is the stored one, bytes are copied.
 
     Raises:

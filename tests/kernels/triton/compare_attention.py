@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.api import resolve_kernels
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from penstock.kernels.registry import KernelContext
 from tests.kernels.test_paged_attention import Built, Case, build, by_the_rule, exact
 from tests.kernels.triton.compare import TOLERANCE, Sides, sides
@@ -17,7 +17,7 @@ from tests.kernels.triton.compare import TOLERANCE, Sides, sides
 KV_TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-2, "float16": 4e-3, "fp8": 0.2}
 
 
-def filled(both: Sides, case: Case, built: Built, kv_type: str) -> KvCache:
+def filled(both: Sides, case: Case, built: Built, kv_type: str) -> KvTensors:
     """A cache whose every byte is 255, NaN in all types, but for the entries that some query sees."""
     _, _, table, _, context_lens, *_ = built.facts
     about = kv_type, len(built.key_cache), case.block_size, case.kv_heads, case.dim, case.value_dim

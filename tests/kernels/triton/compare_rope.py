@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from tests.kernels.triton.compare import Sides, sides
 
 KV_TOLERANCE = {"float32": 2e-5, "bfloat16": 1.6e-2, "float16": 2e-3, "fp8": 7e-2}
 
 
-def entries(cache: KvCache) -> tuple[Tensor, Tensor]:
+def entries(cache: KvTensors) -> tuple[Tensor, Tensor]:
     """Keys and values of a cache of Triton, [num_blocks, block_size, K, D] float32 on the CPU."""
     layout = cache.layout
     found = []
@@ -58,11 +58,11 @@ def compare_rope(
     _close_entries(both, ours, cache, slot, kv_type)
 
 
-def _bytes(cache: KvCache) -> int:
+def _bytes(cache: KvTensors) -> int:
     return cache.key.nbytes + (0 if cache.latent else cache.value.nbytes)
 
 
-def _close_entries(both: Sides, ours: KvCache, reference: KvCache, slot: Tensor, kv_type: str) -> None:
+def _close_entries(both: Sides, ours: KvTensors, reference: KvTensors, slot: Tensor, kv_type: str) -> None:
     limit = max(KV_TOLERANCE[kv_type], KV_TOLERANCE[str(both.dtype).removeprefix("torch.")])
     untouched = torch.ones(reference.key.shape[:2].numel(), dtype=torch.bool)
     untouched[slot] = False

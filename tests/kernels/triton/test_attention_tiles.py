@@ -62,5 +62,5 @@ def test_products_have_the_stages_that_fit(limit: int, size: int, stages: int, m
 
     (part,) = packing.pack([matrices.coded()["q4_0"]]).parts
     monkeypatch.setattr(products, "shared_memory", lambda _: limit)
-    usual = products.Shape(64, 128, 256, 8, 2)  # takes 139,264 bytes with elements of two
+    usual = products.ProductTile(64, 128, 256, 8, 2)  # takes 139,264 bytes with elements of two
     assert products._fitting(usual, part, size).stages == stages

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import torch
 
-from penstock.kernels.cache import KvCache
+from penstock.kernels.cache import KvTensors
 from tests.kernels.triton.compare import sides
 
 PAGE = 1 << 30  # elements between blocks; the third begins behind 2³¹
@@ -23,7 +23,7 @@ def test_blocks_of_a_cache(device):
         own = memory[number << 19 :]
         data = own.view(torch.float8_e4m3fn)[4 * block :]
         parts.append(replace(entries, data=data, scale=own.view(torch.float32), page=PAGE))
-    far = KvCache(memory, memory, replace(near.layout, key=parts[0], value=parts[1]))
+    far = KvTensors(memory, memory, replace(near.layout, key=parts[0], value=parts[1]))
     torch.manual_seed(0)
     qkv, cos = both.here(torch.randn(3, 6 * dim)), both.here(torch.ones(3, 1, dim))
     start, length = (both.here(torch.tensor(x, dtype=torch.int32)) for x in ([0, 3], [3]))
@@ -50,5 +50,5 @@ def test_matrices_of_experts(device):
         part = packing.Eights(experts * size, size, values[own], scales[:, own].contiguous())
         rows, owner = (both.here(torch.tensor(n, dtype=torch.int32)) for n in ([0, 1, *[2] * 14], [experts - 1]))
         found.append(torch.empty(2, size, dtype=torch.bfloat16, device=both.torch_device))
-        products.multiply(x, part, found[-1], grouped=products.Rows(rows, owner, 16, 2, 1), experts=experts)
+        products.multiply(x, part, found[-1], grouped=products.GroupedRows(rows, owner, 16, 2, 1), experts=experts)
     assert found[0].abs().sum() > 0 and torch.equal(*found)

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.answer import Answer, event, typed_event
-from penstock.server.dialects.anthropic.translate import Call
+from penstock.server.active_call import ActiveCall, event, typed_event
+from penstock.server.dialects.anthropic.translate import AnthropicCall
 from penstock.server.tool_calls import arguments_of
 
 PING = event({"type": "ping"}, "ping")
@@ -20,11 +20,11 @@ _NOT_HERE: Final = MappingProxyType({"stop_details": None, "container": None})
 """Fields of a message that its schema requires, for services that refuse and that run code."""
 
 
-class Reply:
+class AnthropicReply:
     """The answer to one call."""
 
-    def __init__(self, call: Call, answer: Answer) -> None:
-        self._call, self._answer = call, answer
+    def __init__(self, call: AnthropicCall, active: ActiveCall) -> None:
+        self._call, self._active = call, active
         self._output_tokens = self._thinking_tokens = 0
         self._blocks = -1  # number of the last one
         self._open: tuple[str, int] | None = None  # its kind, and which call it is
@@ -66,7 +66,7 @@ class Reply:
 
     async def _walk(self) -> AsyncIterator[_Event]:
         started = False
-        async for _, delta in self._answer.deltas():
+        async for _, delta in self._active.deltas():
             if not started:  # from the first delta on it is known what came from the cache
                 started = True
                 yield {"type": "message_start", "message": self._message()}
@@ -89,9 +89,9 @@ class Reply:
         return {**head, "model": self._call.model, **empty, "usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:
-        cached = self._answer.cached_tokens
+        cached = self._active.cached_tokens
         return {
-            "input_tokens": self._answer.prompt_tokens - cached,
+            "input_tokens": self._active.prompt_tokens - cached,
             "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,

@@ -10,10 +10,11 @@ from starlette.responses import Response
 
 from penstock.config.errors import param_names
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import EventStream, Service, complete, event, opened_within_context
+from penstock.server.active_call import EventStream, complete, event, open_call_within_context
 from penstock.server.body import read_body, translated
+from penstock.server.context import ServerContext
 from penstock.server.conversation import function_fields
-from penstock.server.dialects.anthropic.reply import PING, Reply
+from penstock.server.dialects.anthropic.reply import PING, AnthropicReply
 from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesBody
 from penstock.server.dialects.anthropic.translate import messages_call, prompt_request
 from penstock.server.document import EVENTS, takes
@@ -33,36 +34,36 @@ async def _read(request: Request, model: type[_Body]) -> _Body:
     return await read_body(request, model, passing="anthropic-beta" in request.headers)
 
 
-def anthropic_router(service: Service) -> APIRouter:
-    """The routes over one service."""
-    router, frontend = APIRouter(), service.frontend
+def anthropic_router(context: ServerContext) -> APIRouter:
+    """The routes over one server's context."""
+    router, frontend = APIRouter(), context.frontend
 
     @router.post("/v1/messages", summary="Answer a chat", openapi_extra=takes(MessagesBody, EVENTS))
     async def messages(request: Request) -> Response:
         body = await _read(request, MessagesBody)
-        service.check_model(body.model)
+        context.check_model(body.model)
         with param_names(_sent_names(body)):
             call = await translated(request, messages_call, body, frontend.text.defaults)
-            service.require_ready()
-            answer = await opened_within_context(request, service, call.request)
-        reply = Reply(call, answer)
+            context.require_ready()
+            active = await open_call_within_context(request, context, call.request)
+        reply = AnthropicReply(call, active)
         if call.stream:
             return EventStream(
                 reply.events(),
-                answer.aclose,
-                service.lifecycle,
+                active.aclose,
+                context.lifecycle,
                 failed=lambda error: event(describe(error, request.scope)[1], "error"),
                 keepalive=PING,
             )
-        return await complete(reply.whole(), answer, request.receive, service.lifecycle)
+        return await complete(reply.whole(), active, request.receive, context.lifecycle)
 
     @router.post("/v1/messages/count_tokens", summary="Count a chat's tokens", openapi_extra=takes(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
         body = await _read(request, CountTokensBody)
-        service.check_model(body.model)
+        context.check_model(body.model)
         with param_names(_sent_names(body)):
             asked = await translated(request, prompt_request, body, SamplingParams(max_tokens=1))
-            service.require_ready()
+            context.require_ready()
             return json_response({"input_tokens": len(await frontend.tokenize(asked))})
 
     return router

@@ -17,7 +17,7 @@ from penstock.server.dialects.anthropic.schema import CountTokensBody, MessagesB
 from penstock.server.errors import bad_value
 from penstock.server.sampling import least
 from penstock.server.structured import schema_grammar
-from penstock.server.turns import Turns
+from penstock.server.turns import ChatTurns
 
 _MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.NAMED, "none": ToolMode.NONE}
 _OF_ROLE: Mapping[str, tuple[str, ...]] = {
@@ -37,7 +37,7 @@ _EFFORTS = {"xhigh": "high", "max": "high"}  # templates know three
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AnthropicCall:
     """A translated call.
 
     Attributes:
@@ -55,7 +55,7 @@ class Call:
     hide_thinking: bool
 
 
-def messages_call(body: MessagesBody, defaults: Mapping[str, Any]) -> Call:
+def messages_call(body: MessagesBody, defaults: Mapping[str, Any]) -> AnthropicCall:
     """Translates a body; `defaults` are the model's own sampling parameters.
 
     Raises:
@@ -69,7 +69,7 @@ def messages_call(body: MessagesBody, defaults: Mapping[str, Any]) -> Call:
         stop=tuple(body.stop_sequences or ()),
     )
     hidden = body.thinking is not None and body.thinking.display == "omitted"
-    return Call(prompt_request(body, sampling), body.model, bool(body.stream), body.max_tokens, hidden)
+    return AnthropicCall(prompt_request(body, sampling), body.model, bool(body.stream), body.max_tokens, hidden)
 
 
 def prompt_request(body: CountTokensBody, sampling: SamplingParams) -> GenerationRequest:
@@ -150,7 +150,7 @@ def _tool_choice(body: CountTokensBody, names: Sequence[str]) -> ToolChoice:
 
 def _chat(body: CountTokensBody) -> tuple[Mapping[str, Any], ...]:
     """The conversation in OpenAI's message objects; turns of the same side that follow each other become one."""
-    turns = Turns()
+    turns = ChatTurns()
     if body.system:
         turns.add("system", body.system if isinstance(body.system, str) else _joined("system", body.system))
     for index, message in enumerate(body.messages):
@@ -158,7 +158,7 @@ def _chat(body: CountTokensBody) -> tuple[Mapping[str, Any], ...]:
     return tuple(turns.messages())
 
 
-def _add(turns: Turns, where: str, message: Mapping[str, Any]) -> None:
+def _add(turns: ChatTurns, where: str, message: Mapping[str, Any]) -> None:
     """Adds a message: results of tools first, each a turn, then what was said."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or role not in _OF_ROLE:
@@ -188,14 +188,14 @@ def _add(turns: Turns, where: str, message: Mapping[str, Any]) -> None:
             turns.add(role, string_of(spot, block, "text"), joint="\n")
 
 
-def _add_call(turns: Turns, where: str, block: Mapping[str, Any]) -> None:
+def _add_call(turns: ChatTurns, where: str, block: Mapping[str, Any]) -> None:
     name, call = string_of(where, block, "name"), string_of(where, block, "id")
     if not isinstance(block.get("input"), dict):
         raise bad_value(f"{where}.input", block.get("input"), "an object")
     turns.call(call, name, block["input"])
 
 
-def _add_result(turns: Turns, where: str, block: Mapping[str, Any]) -> None:
+def _add_result(turns: ChatTurns, where: str, block: Mapping[str, Any]) -> None:
     call, content = string_of(where, block, "tool_use_id"), block.get("content")
     if call not in turns.functions:
         raise bad_value(f"{where}.tool_use_id", call, "the id of a tool_use in an earlier message")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.server.answer import Service
+from penstock.server.context import ServerContext
 
 _NEVER = "9999-12-31T23:59:59Z"
 _WEIGHTS = (".safetensors", ".gguf")
@@ -25,16 +25,16 @@ def called(name: str) -> tuple[str, ...]:
     return (name, *(other for other in dict.fromkeys(others) if other != name))
 
 
-def served(service: Service, name: str) -> str:
+def served(context: ServerContext, name: str) -> str:
     """The served name of a model that is called so, with or without the tag; or the name as it is."""
-    return service.model if name in called(service.model) else name
+    return context.model if name in called(context.model) else name
 
 
-def listed(service: Service) -> dict[str, Any]:
+def listed(context: ServerContext) -> dict[str, Any]:
     """An entry of the list of models."""
-    info, name = service.frontend.info, _tagged(service.model)
+    info, name = context.frontend.info, _tagged(context.model)
     size, changed = _weights(Path(info.model_path))
-    facts = (service.model, info.architecture, info.dtype, info.numbers, size)
+    facts = (context.model, info.architecture, info.dtype, info.numbers, size)
     family = info.architecture.removesuffix("ForCausalLM").lower()
     details = {
         "parent_model": "",
@@ -48,19 +48,19 @@ def listed(service: Service) -> dict[str, Any]:
     return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest, "details": details}
 
 
-def kept(service: Service) -> dict[str, Any]:
+def kept(context: ServerContext) -> dict[str, Any]:
     """An entry of the list of what is loaded: it stays so."""
-    info, entry = service.frontend.info, listed(service)
+    info, entry = context.frontend.info, listed(context)
     del entry["modified_at"]
     on_device = 0 if info.device == "cpu" else entry["size"]
     return {**entry, "expires_at": _NEVER, "size_vram": on_device, "context_length": info.max_model_len}
 
 
-def described(service: Service) -> dict[str, Any]:
+def described(context: ServerContext) -> dict[str, Any]:
     """A model in detail."""
-    text = service.frontend.text
-    info = service.frontend.info
-    entry = listed(service)
+    text = context.frontend.text
+    info = context.frontend.info
+    entry = listed(context)
     sources = text.template.sources if text.template else {}
     template = sources.get("default", "")
     parameters = "\n".join(f"{_OLLAMA_NAMES.get(name, name)} {value}" for name, value in sorted(text.defaults.items()))
@@ -79,7 +79,7 @@ def described(service: Service) -> dict[str, Any]:
         "details": entry["details"],
         "model_info": {
             "general.architecture": family,
-            "general.basename": service.model,
+            "general.basename": context.model,
             f"{family}.context_length": info.max_model_len,
             f"{family}.embedding_length": text.pooling.size,
             f"{family}.vocab_size": info.vocab_size,

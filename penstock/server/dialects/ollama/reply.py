@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.answer import Answer
-from penstock.server.dialects.ollama.translate import Call
+from penstock.server.active_call import ActiveCall
+from penstock.server.dialects.ollama.translate import OllamaCall
 from penstock.server.encoding import encode_json
 from penstock.server.logprobs import logprob_object
 from penstock.server.tool_calls import arguments_of
@@ -30,20 +30,20 @@ def line(body: object) -> bytes:
     return encode_json(body) + b"\n"
 
 
-def loaded(call: Call) -> dict[str, Any]:
+def loaded(call: OllamaCall) -> dict[str, Any]:
     """The answer to a call that only wants the model loaded, which it is."""
     said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if call.chat else {"response": ""}
     return {"model": call.model, "created_at": timestamp(), **said, "done": True, "done_reason": "load"}
 
 
-class Reply:
+class OllamaReply:
     """The answer to one call."""
 
-    def __init__(self, call: Call, answer: Answer, frontend: Frontend) -> None:
+    def __init__(self, call: OllamaCall, active: ActiveCall, frontend: Frontend) -> None:
         self._call = call
-        self._answer = answer
+        self._active = active
         self._frontend = frontend
-        self._first = self._last = answer.started
+        self._first = self._last = active.started
         self._token_ids: list[int] = []
         self._tokens = 0
         self._tool_call: ToolCallDelta | None = None  # whose arguments are still coming in
@@ -72,7 +72,7 @@ class Reply:
         return {**last, **beside, "message": last["message"] | said}
 
     async def _walk(self) -> AsyncIterator[dict[str, Any]]:
-        async for _, delta in self._answer.deltas():
+        async for _, delta in self._active.deltas():
             self._count(delta)
             calls = self._calls(delta.tool_calls, ended=delta.finish_reason is not None)
             thinking = delta.reasoning if self._call.thinking else ""
@@ -127,16 +127,16 @@ class Reply:
 
     def _figures(self) -> dict[str, Any]:
         """Counts, and durations in ns; that of loading is the wait for a place in the batch."""
-        answer = self._answer
-        waited = answer.generations[0].queue_seconds or 0.0
+        active = self._active
+        waited = active.generations[0].queue_seconds or 0.0
         seconds = {
-            "total_duration": time.monotonic() - answer.started,
+            "total_duration": time.monotonic() - active.started,
             "load_duration": waited,
-            "prompt_eval_duration": max(self._first - answer.started - waited, 0.0),
+            "prompt_eval_duration": max(self._first - active.started - waited, 0.0),
             "eval_duration": self._last - self._first,
         }
         figures = {name: int(value * 1e9) for name, value in seconds.items()}
-        figures |= {"prompt_eval_count": answer.prompt_tokens, "eval_count": self._tokens}
+        figures |= {"prompt_eval_count": active.prompt_tokens, "eval_count": self._tokens}
         if not self._call.keeps_context:
             return figures
-        return {**figures, "context": [*answer.generations[0].prompt_ids, *self._token_ids]}
+        return {**figures, "context": [*active.generations[0].prompt_ids, *self._token_ids]}

@@ -15,11 +15,12 @@ from penstock.config.errors import RequestError, format_value, param_names
 from penstock.core.pooling import PoolingParams
 from penstock.engine.api import EngineState
 from penstock.engine.pooling import Pooled, pool_all
-from penstock.server.answer import EventStream, Service, complete, opened_within_context
+from penstock.server.active_call import EventStream, complete, open_call_within_context
 from penstock.server.body import read_body, translated
+from penstock.server.context import ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.dialects.ollama.about import described, kept, listed, served
-from penstock.server.dialects.ollama.reply import Reply, line, loaded
+from penstock.server.dialects.ollama.reply import OllamaReply, line, loaded
 from penstock.server.dialects.ollama.schema import (
     EmbedBody,
     GenerateBody,
@@ -27,7 +28,7 @@ from penstock.server.dialects.ollama.schema import (
     OllamaEmbeddingsBody,
     ShowBody,
 )
-from penstock.server.dialects.ollama.translate import SENT, Call, chat_call, generate_call
+from penstock.server.dialects.ollama.translate import SENT, OllamaCall, chat_call, generate_call
 from penstock.server.document import gives, takes
 from penstock.server.encoding import json_response, made_answer
 from penstock.server.errors import HttpError, describe
@@ -48,20 +49,20 @@ async def _read(request: Request, model: type[_Body]) -> _Body:
     return await read_body(request, model, any_type="origin" not in request.headers)
 
 
-def ollama_router(service: Service) -> APIRouter:
-    """The routes over one service."""
+def ollama_router(context: ServerContext) -> APIRouter:
+    """The routes over one server's context."""
     router = APIRouter()
-    _add_answers(router, service)
-    _add_embeddings(router, service)
-    _add_models(router, service)
+    _add_answers(router, context)
+    _add_embeddings(router, context)
+    _add_models(router, context)
     return router
 
 
-def _add_answers(router: APIRouter, service: Service) -> None:
-    frontend = service.frontend
+def _add_answers(router: APIRouter, context: ServerContext) -> None:
+    frontend = context.frontend
 
-    async def run(request: Request, call: Call) -> Response:
-        service.require_ready()
+    async def run(request: Request, call: OllamaCall) -> Response:
+        context.require_ready()
         asked = call.request
         if asked is None:
             done = loaded(call)
@@ -70,25 +71,25 @@ def _add_answers(router: APIRouter, service: Service) -> None:
             ids, tokenizer = await frontend.tokenize(asked), frontend.text.tokenizer
             begins = tokenizer.begins_chats and ids[0] == tokenizer.bos_id  # as the context does already
             asked = replace(asked, messages=None, prompt=None, prompt_ids=(*call.context, *ids[begins:]))
-        answer = await opened_within_context(request, service, asked)
-        reply = Reply(call, answer, frontend)
+        active = await open_call_within_context(request, context, asked)
+        reply = OllamaReply(call, active, frontend)
         if call.stream:
             return EventStream(
                 reply.lines(),
-                answer.aclose,
-                service.lifecycle,
+                active.aclose,
+                context.lifecycle,
                 failed=lambda error: line(describe(error, request.scope)[1]),
                 keepalive=b"",  # an empty line is none to clients
                 media_type=_LINES,
             )
-        return await complete(reply.whole(), answer, request.receive, service.lifecycle)
+        return await complete(reply.whole(), active, request.receive, context.lifecycle)
 
     @router.post("/api/generate", summary="Continue a prompt", openapi_extra=takes(GenerateBody, _LINES))
     async def generate(request: Request) -> Response:
         body = await _read(request, GenerateBody)
-        service.check_model(served(service, body.model))
+        context.check_model(served(context, body.model))
         with param_names(SENT):
-            service.check_template(body.template or None)
+            context.check_template(body.template or None)
             templated = frontend.text.template is not None
             call = await translated(request, generate_call, body, frontend.text.defaults, templated)
         with param_names({**SENT, "messages": "prompt", "prompt": "context" if call.context else "prompt"}):
@@ -97,24 +98,24 @@ def _add_answers(router: APIRouter, service: Service) -> None:
     @router.post("/api/chat", summary="Answer a chat", openapi_extra=takes(OllamaChatBody, _LINES))
     async def chat(request: Request) -> Response:
         body = await _read(request, OllamaChatBody)
-        service.check_model(served(service, body.model))
+        context.check_model(served(context, body.model))
         with param_names(SENT):
             return await run(request, await translated(request, chat_call, body, frontend.text.defaults))
 
 
-def _add_embeddings(router: APIRouter, service: Service) -> None:
-    pooling = service.frontend.text.pooling
+def _add_embeddings(router: APIRouter, context: ServerContext) -> None:
+    pooling = context.frontend.text.pooling
 
     async def embedded(request: Request, texts: list[str], params: PoolingParams, field: str) -> list[Pooled]:
-        service.require_ready()
+        context.require_ready()
         sent = [text_request(request, RequestBody(), text, ONE_TOKEN) for text in pooling.prompted(texts)]
-        return await answered(service, request, pool_all(service.frontend, sent, [params] * len(sent), field))
+        return await answered(context, request, pool_all(context.frontend, sent, [params] * len(sent), field))
 
     @router.post("/api/embed", summary="Embed texts", openapi_extra=takes(EmbedBody))
     async def embed(request: Request) -> Response:
         started = time.monotonic()
         body = await _read(request, EmbedBody)
-        service.check_model(served(service, body.model))
+        context.check_model(served(context, body.model))
         texts = [body.input] if isinstance(body.input, str) else body.input
         found = await embedded(request, texts, pooling.embedding(body.dimensions, normalize=True), "input")
         counts = {"prompt_eval_count": sum(result.prompt_tokens for result in found), "load_duration": 0}
@@ -129,12 +130,12 @@ def _add_embeddings(router: APIRouter, service: Service) -> None:
     @router.post("/api/embeddings", summary="Embed a text", openapi_extra=takes(OllamaEmbeddingsBody))
     async def embeddings(request: Request) -> Response:
         body = await _read(request, OllamaEmbeddingsBody)
-        service.check_model(served(service, body.model))
+        context.check_model(served(context, body.model))
         found = await embedded(request, [body.prompt], pooling.embedding(), "prompt")
         return json_response({"embedding": found[0].values.tolist()})
 
 
-def _add_models(router: APIRouter, service: Service) -> None:
+def _add_models(router: APIRouter, context: ServerContext) -> None:
     def models(entries: list[dict[str, Any]]) -> Response:
         return json_response({"models": entries})
 
@@ -142,8 +143,8 @@ def _add_models(router: APIRouter, service: Service) -> None:
         return PlainTextResponse("Ollama is running")  # by which clients know that the API is there
 
     async def tags() -> Response:
-        service.require_ready()
-        return models([listed(service)])
+        context.require_ready()
+        return models([listed(context)])
 
     async def version() -> Response:
         return json_response({"version": OLLAMA_VERSION, "penstock": __version__})
@@ -159,7 +160,7 @@ def _add_models(router: APIRouter, service: Service) -> None:
 
     @router.get("/api/ps", summary="List the models loaded", openapi_extra=gives("application/json"))
     async def ps() -> Response:
-        return models([kept(service)] if service.frontend.client.state is EngineState.READY else [])
+        return models([kept(context)] if context.frontend.client.state is EngineState.READY else [])
 
     @router.post("/api/show", summary="Describe a model", openapi_extra=takes(ShowBody))
     async def show(request: Request) -> Response:
@@ -168,9 +169,9 @@ def _add_models(router: APIRouter, service: Service) -> None:
         if not names:
             raise RequestError("model is required.", param="model", code="missing_required_parameter")
         for name in names:
-            service.check_model(served(service, name))
-        service.require_ready()
-        return json_response(described(service))
+            context.check_model(served(context, name))
+        context.require_ready()
+        return json_response(described(context))
 
     async def library(request: Request) -> Response:
         path, why = format_value(request.url.path), "this server keeps the one model it was started with"

@@ -34,7 +34,7 @@ SENT: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OllamaCall:
     """A translated call.
 
     Attributes:
@@ -58,7 +58,7 @@ class Call:
     logprobs: int | None = None
 
 
-def chat_call(body: OllamaChatBody, defaults: Mapping[str, Any]) -> Call:
+def chat_call(body: OllamaChatBody, defaults: Mapping[str, Any]) -> OllamaCall:
     """Translates a chat; `defaults` are the model's own sampling parameters.
 
     Raises:
@@ -85,7 +85,7 @@ def chat_call(body: OllamaChatBody, defaults: Mapping[str, Any]) -> Call:
     )
 
 
-def generate_call(body: GenerateBody, defaults: Mapping[str, Any], templated: bool) -> Call:
+def generate_call(body: GenerateBody, defaults: Mapping[str, Any], templated: bool) -> OllamaCall:
     """Translates a prompt; `templated` says whether the model has a chat template.
 
     Raises:
@@ -112,9 +112,9 @@ def generate_call(body: GenerateBody, defaults: Mapping[str, Any], templated: bo
     return _call(body, request, chat=False)
 
 
-def _call(body: AnswerBody, request: GenerationRequest | None, *, chat: bool) -> Call:
+def _call(body: AnswerBody, request: GenerationRequest | None, *, chat: bool) -> OllamaCall:
     context = tuple(body.context or ()) if isinstance(body, GenerateBody) else ()
-    return Call(
+    return OllamaCall(
         request,
         body.model,
         chat,

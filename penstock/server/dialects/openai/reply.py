@@ -15,8 +15,8 @@ from penstock.core.constraint import ToolMode
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.answer import Answer, event
-from penstock.server.dialects.openai.translate import Call
+from penstock.server.active_call import ActiveCall, event
+from penstock.server.dialects.openai.translate import OpenAICall
 from penstock.server.logprobs import LEAST_LOGPROB, logprob_object
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ class _Choice:
     called: bool = False
 
 
-class Reply:
+class OpenAIReply:
     """The answer to one call, built from deltas."""
 
-    def __init__(self, call: Call, answer: Answer, frontend: Frontend) -> None:
+    def __init__(self, call: OpenAICall, active: ActiveCall, frontend: Frontend) -> None:
         self._call = call
-        self._answer = answer
+        self._active = active
         self._frontend = frontend
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
         self._prompt_logprobs: list[list[TokenLogprobs]] = [[] for _ in call.requests]
@@ -63,14 +63,14 @@ class Reply:
 
     async def whole(self) -> dict[str, Any]:
         """The complete object."""
-        async for index, delta in self._answer.deltas():
+        async for index, delta in self._active.deltas():
             self._take(index, delta)
         scored = sum(map(len, self._prompt_logprobs)) + sum(len(choice.logprobs) for choice in self._choices)
         return self._body() if scored <= _FEW else await asyncio.to_thread(self._body)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The chunks of a stream, each a server-sent event, with the closing ones."""
-        async for index, delta in self._answer.deltas():
+        async for index, delta in self._active.deltas():
             number = index * self._call.n + delta.index
             choice = self._choices[number]
             first, choice.begun = not choice.begun, True
@@ -96,12 +96,12 @@ class Reply:
         return b"" if body is None else self._chunk([body], self._call.continuous_usage)
 
     def usage(self) -> dict[str, Any]:
-        prompt = self._answer.prompt_tokens
+        prompt = self._active.prompt_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion_tokens,
             "total_tokens": prompt + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._answer.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self._active.cached_tokens},
         }
         if self._call.chat:
             usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
@@ -159,7 +159,7 @@ class Reply:
         }
 
     def _prompt_ids(self, index: int) -> list[int]:
-        return list(self._answer.generations[index].prompt_ids)
+        return list(self._active.generations[index].prompt_ids)
 
     def _message(self, choice: _Choice, text: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
@@ -250,7 +250,7 @@ class Reply:
             return None
         rows: list[tuple[int, TokenLogprobs | None]] = []
         if call.echo and first:
-            prompt_ids = self._answer.generations[index].prompt_ids
+            prompt_ids = self._active.generations[index].prompt_ids
             rows.append((prompt_ids[0], None))
             rows += [(entry.token, entry) for entry in self._prompt_logprobs[index]]
         rows += [(entry.token, entry) for entry in entries]

@@ -39,7 +39,7 @@ _UNAVAILABLE: Unavailable = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpenAICall:
     """A translated call: the requests to run, one a prompt, and how the client wants the answer.
 
     Attributes:
@@ -88,7 +88,7 @@ def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
     return names
 
 
-def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
+def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
     """Translates a chat completion; `defaults` are the model's own sampling parameters.
 
     Raises:
@@ -130,7 +130,7 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> Call:
     return _call(body, "chatcmpl-", (request,), form, **rest)
 
 
-def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
+def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAICall:
     """Translates a text completion, one request a prompt."""
     refuse_unavailable(body, _UNAVAILABLE)
     prompts = prompts_of(body.prompt, "prompt")
@@ -154,10 +154,10 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> Call:
 
 def _call(
     body: Sampling, prefix: str, requests: tuple[GenerationRequest, ...], form: Asked | None, **rest: Any
-) -> Call:
+) -> OpenAICall:
     options = body.stream_options
     check_stream_options(body.stream, options)
-    return Call(
+    return OpenAICall(
         id=prefix + (body.request_id or requests[0].request_id),
         requests=requests,
         n=requests[0].sampling.n,

@@ -11,10 +11,11 @@ from typing import Any
 
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
-from penstock.server.answer import Answer, Service, typed_event
+from penstock.server.active_call import typed_event
+from penstock.server.context import ServerContext
 from penstock.server.dialects.responses.items import Item, item_id
 from penstock.server.dialects.responses.schema import Reasoning
-from penstock.server.dialects.responses.translate import Call
+from penstock.server.dialects.responses.translate import ResponsesCall
 from penstock.server.errors import error_object, failure_of
 from penstock.server.logprobs import logprob_object
 
@@ -72,14 +73,14 @@ class Composer:
         response: the object as it is now.
     """
 
-    def __init__(self, call: Call, service: Service) -> None:
-        self._call, self._frontend = call, service.frontend
+    def __init__(self, call: ResponsesCall, context: ServerContext) -> None:
+        self._call, self._frontend = call, context.frontend
         self._numbers = itertools.count()
         self._open: _Open | None = None
         self._logprobs: list[Item] = []
         self._tokens = self._reasoning = 0
         self._length = False
-        self.response = _response(call, service)
+        self.response = _response(call, context)
         self._thought = _SUMMARY if self.response["reasoning"]["summary"] else _REASONING
 
     def event(self, kind: str, /, **fields: Any) -> Event:
@@ -126,7 +127,7 @@ class Composer:
             self.response |= {"status": "completed", "completed_at": int(time.time())}
 
     def broken(self, error: BaseException) -> bytes:
-        """The last words of a stream that cannot be brought to an end."""
+        """The last event of a stream that cannot be brought to an end."""
         failure = failure_of(error)
         return typed_event(self._error(failure.status, failure.message, failure.code, failure.param))
 
@@ -138,16 +139,14 @@ class Composer:
 
     def _error(self, status: int, message: str, code: str | None, param: str | None = None) -> Event:
         """OpenAI's clients read the event's own fields, those of Open Responses its `error`."""
-        return self.event(
-            "error", code=code, message=message, param=param, **error_object(status, message, param, code)
-        )
+        inner = error_object(status, message, param, code)
+        return self.event("error", code=code, message=message, param=param, **inner)
 
-    def count(self, answer: Answer) -> None:
-        """Writes the usage so far into the response."""
-        prompt = answer.prompt_tokens
+    def count(self, prompt: int, cached: int) -> None:
+        """Writes the usage into the response: tokens of the prompt, those of it that were cached, and those told."""
         self.response["usage"] = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
             "output_tokens": self._tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning},
             "total_tokens": prompt + self._tokens,
@@ -205,7 +204,7 @@ class Composer:
         return self.event(f"response.{name}.{what}", **now.place, part=part)
 
 
-def _response(call: Call, service: Service) -> Item:
+def _response(call: ResponsesCall, context: ServerContext) -> Item:
     """The object before anything is generated: what was asked, in full."""
     body, sampling = call.body, call.request.sampling
     text = body.text.model_dump(exclude_none=True) if body.text else {}
@@ -218,7 +217,7 @@ def _response(call: Call, service: Service) -> Item:
         "status": "queued" if body.background else "in_progress",
         "error": None,
         "incomplete_details": None,
-        "model": service.model,
+        "model": context.model,
         "output": [],
         "parallel_tool_calls": call.request.tool_choice.parallel,
         **{name: getattr(body, name) or default for name, default in _ECHOED},

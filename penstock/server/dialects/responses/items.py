@@ -9,7 +9,7 @@ from penstock.config import limits
 from penstock.config.errors import ParameterError, format_value
 from penstock.server.conversation import check_kind, string_of
 from penstock.server.errors import bad_value
-from penstock.server.turns import Turns
+from penstock.server.turns import ChatTurns
 
 Item = dict[str, Any]
 _ROLES = ("user", "assistant", "system", "developer")
@@ -118,7 +118,7 @@ def _part(where: str, part: object, kind: str) -> Item:
 
 def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[str, Any]]:
     """The chat that items make up: what the assistant thought, said and called in one turn is one message."""
-    turns = Turns()
+    turns = ChatTurns()
     if instructions:
         turns.add("system", instructions)
     for item in items:
@@ -136,7 +136,7 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
     return turns.messages()
 
 
-def _joint(turns: Turns) -> str | None:
+def _joint(turns: ChatTurns) -> str | None:
     """The assistant goes on with its turn until it has said or called something."""
     return None if turns.turns and (turns.turns[-1].texts or turns.turns[-1].calls) else "\n"
 

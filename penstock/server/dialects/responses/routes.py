@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.config.errors import param_names
-from penstock.server.answer import EventStream, complete, opened, typed_event
+from penstock.server.active_call import EventStream, complete, open_call, typed_event
 from penstock.server.auth import owner_of
 from penstock.server.body import read_body, read_query
 from penstock.server.dialects.responses.composer import Composer
@@ -24,34 +24,34 @@ from penstock.server.paths import RESPONSE
 
 
 def responses_router(responses: Responses) -> APIRouter:
-    """The routes over one service."""
-    router, service = APIRouter(), responses.service
+    """The routes over one server's context."""
+    router, context = APIRouter(), responses.context
 
     @router.post("/v1/responses", summary="Create a response", openapi_extra=takes(ResponsesBody, EVENTS))
     async def create(request: Request) -> Response:
         body = await read_body(request, ResponsesBody)
-        service.check_model(body.model)
+        context.check_model(body.model)
         with param_names(sent_names(body)):
             call = await responses.call(request, body)
-            service.require_ready()
+            context.require_ready()
             if body.background:
                 job = await responses.background(call)
                 if body.stream:
-                    return EventStream(job.follow(), None, service.lifecycle)
+                    return EventStream(job.follow(), None, context.lifecycle)
                 return await json_answer(job.snapshot)
-            answer = await opened(request, service, [call.request])
-        composer = Composer(call, service)
-        happening = responses.told(call, composer, answer)
+            active = await open_call(request, context, [call.request])
+        composer = Composer(call, context)
+        happening = responses.told(call, composer, active)
         if body.stream:
             events = (typed_event(told) async for told in happening)
-            return EventStream(events, answer.aclose, service.lifecycle, failed=composer.broken)
+            return EventStream(events, active.aclose, context.lifecycle, failed=composer.broken)
 
         async def whole() -> dict[str, Any]:
             async for _ in happening:
                 pass
             return composer.response
 
-        return await complete(whole(), answer, request.receive, service.lifecycle)
+        return await complete(whole(), active, request.receive, context.lifecycle)
 
     _kept_routes(router, responses)
     return router
@@ -72,7 +72,7 @@ def _kept_routes(router: APIRouter, responses: Responses) -> None:
             return await json_answer(job.snapshot)
         if not job.events:
             raise bad_value("stream", True, "false for a response that did not run in the background")
-        return EventStream(job.follow(start), None, responses.service.lifecycle)
+        return EventStream(job.follow(start), None, responses.context.lifecycle)
 
     @router.delete(RESPONSE, summary="Delete a response", openapi_extra=gives("application/json"))
     async def delete(response_id: str, request: Request) -> Response:

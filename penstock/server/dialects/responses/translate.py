@@ -24,7 +24,7 @@ _UNAVAILABLE: Unavailable = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ResponsesCall:
     """A translated call.
 
     Attributes:

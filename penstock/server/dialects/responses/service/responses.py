@@ -6,7 +6,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -14,16 +13,17 @@ from starlette.requests import Request
 from penstock.config.errors import PenstockError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
-from penstock.server.answer import Answer, Service, typed_event
+from penstock.server.active_call import ActiveCall, typed_event
 from penstock.server.auth import owner_of
 from penstock.server.body import translated
+from penstock.server.context import ServerContext
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
 from penstock.server.dialects.responses.service.background import Job, Jobs
 from penstock.server.dialects.responses.service.fitting import shortened
 from penstock.server.dialects.responses.service.store import Record, ResponseStore
-from penstock.server.dialects.responses.translate import Call, check_combinations, prompt_request, sampling_of
+from penstock.server.dialects.responses.translate import ResponsesCall, check_combinations, prompt_request, sampling_of
 from penstock.server.errors import not_ready
 
 Prompt = tuple[list[Item], GenerationRequest]
@@ -33,14 +33,14 @@ class Responses:
     """Runs, keeps and finds responses.
 
     Attributes:
-        service: what runs them.
+        context: what runs them.
         store: where they are kept.
         jobs: those that run in the background.
     """
 
-    def __init__(self, service: Service, store: ResponseStore) -> None:
-        self.service, self.store = service, store
-        self.jobs = Jobs(service.lifecycle)
+    def __init__(self, context: ServerContext, store: ResponseStore) -> None:
+        self.context, self.store = context, store
+        self.jobs = Jobs(context.lifecycle)
 
     async def aclose(self) -> None:
         """Ends what runs and closes the store."""
@@ -66,69 +66,70 @@ class Responses:
         request = await translated(sent, prompt_request, body, items, request_id, sampling)
         return items, replace(request, owner=owner)
 
-    async def call(self, sent: Request, body: ResponsesBody) -> Call:
+    async def call(self, sent: Request, body: ResponsesBody) -> ResponsesCall:
         """Translates a body.
 
         Raises:
             RequestError: it is not acceptable.
         """
         check_combinations(body)
-        items, request = await self.prompt(sent, body, sampling_of(body, self.service.frontend.text.defaults))
+        items, request = await self.prompt(sent, body, sampling_of(body, self.context.frontend.text.defaults))
         if body.truncation == "auto":
-            self.service.require_ready()
-            request = await shortened(self.service.frontend, request)
-        return Call(f"resp_{request.request_id}", body, tuple(items), request)
+            self.context.require_ready()
+            request = await shortened(self.context.frontend, request)
+        return ResponsesCall(f"resp_{request.request_id}", body, tuple(items), request)
 
-    async def told(self, call: Call, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
+    async def told(self, call: ResponsesCall, composer: Composer, active: ActiveCall) -> AsyncIterator[Event]:
         """All that happens; the response is kept before the last is told."""
         yield composer.status("created")
-        async for told in self._events(composer, answer):
+        async for told in self._events(composer, active):
             yield told
         last = composer.end()
         if call.stored:
             await self.keep(call, composer.response)
         yield last
 
-    async def _events(self, composer: Composer, answer: Answer) -> AsyncIterator[Event]:
+    async def _events(self, composer: Composer, active: ActiveCall) -> AsyncIterator[Event]:
         """What happens while it runs."""
         yield composer.status("in_progress")
         failure = None
         try:
-            async for _, delta in answer.deltas():
+            async for _, delta in active.deltas():
                 for told in composer.take(delta):
                     yield told
         except RequestError as error:
             failure = error
         for told in composer.finish(failure):
             yield told
-        composer.count(answer)
+        composer.count(active.prompt_tokens, active.cached_tokens)
 
-    async def keep(self, call: Call, response: Item, events: tuple[bytes, ...] = (), *, running: bool = False) -> None:
+    async def keep(self, call: ResponsesCall, response: Item, events: tuple[bytes, ...] = ()) -> None:
         """Stores a response. That it cannot be stored is no reason to lose the answer."""
-        if not await self.store.keep(call.request.owner, Record(response, list(call.input), events), running=running):
+        record = Record(response, list(call.input), events)
+        if not await self.store.keep(call.request.owner, record, running=response["status"] == "queued"):
             response["store"] = False
 
-    async def background(self, call: Call) -> Job:
+    async def background(self, call: ResponsesCall) -> Job:
         """Starts a response that its client need not wait for."""
         self.jobs.check_room()
-        self.service.frontend.client.check_room(call.request.owner)
-        composer = Composer(call, self.service)
+        self.context.frontend.client.check_room(call.request.owner)
+        composer = Composer(call, self.context)
         job = Job(call.request.owner, composer.response)
         job.tell(typed_event(composer.status("created")))
         job.tell(typed_event(composer.status("queued")))
-        await self.keep(call, composer.response, running=True)
+        await self.keep(call, composer.response)
         self.jobs.start(call.id, job, lambda: self._work(call, composer, job))
         return job
 
-    async def _work(self, call: Call, composer: Composer, job: Job) -> None:
+    async def _work(self, call: ResponsesCall, composer: Composer, job: Job) -> None:
         try:
-            async with aclosing(await Answer.open(self.service, [call.request], owner=call.request.owner)) as answer:
-                async for told in self._events(composer, answer):
+            async with await ActiveCall.open(self.context, [call.request], owner=call.request.owner) as active:
+                async for told in self._events(composer, active):
                     job.tell(typed_event(told))
         except (asyncio.CancelledError, Exception) as error:
             if not isinstance(error, (asyncio.CancelledError, PenstockError)):
                 logging.getLogger("penstock.server").exception("%s failed", call.id)
-            shut = self.service.lifecycle.aborted.is_set()
+            shut = self.context.lifecycle.aborted.is_set()
             failure = not_ready("The server was shut down.", "shutting_down") if shut else error
             for told in composer.finish(failure):
                 job.tell(typed_event(told))

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from penstock.kernels.api import KernelSet
 from penstock.layers.decoder import FeedForward, SelfAttention
-from penstock.layers.layer_inputs import LayerInput
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
-from penstock.layers.step import Step
+from penstock.layers.per_layer_embeddings import PerLayerInput
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight
 
 LEAST_SQUARE = 1e-5  # what a stream's mean square counts for at least where its size is matched
 
 
-class OpenStreams(Layer):
+class AltUpInput(Layer):
     """Streams from the embedding: itself and projections of it, brought to its size; the `active` one is returned."""
 
     def __init__(self, kernels: KernelSet, count: int, active: int, hidden_size: int) -> None:
@@ -24,7 +24,7 @@ class OpenStreams(Layer):
         names = (f"model.altup_projections.{index}" for index in range(count - 1))
         self.projections = tuple(Linear(kernels, ((name, hidden_size),), hidden_size, bias=False) for name in names)
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the active stream; the step has the others."""
         streams = [hidden, *(self._match(project(hidden), hidden, LEAST_SQUARE) for project in self.projections)]
         active = streams.pop(self.active)
@@ -32,7 +32,7 @@ class OpenStreams(Layer):
         return active
 
 
-class CloseStreams(Layer):
+class AltUpOutput(Layer):
     """The sum of the first stream and of projections of the others, brought to its size."""
 
     def __init__(self, kernels: KernelSet, count: int, active: int, hidden_size: int) -> None:
@@ -42,7 +42,7 @@ class CloseStreams(Layer):
         names = (f"model.altup_unembed_projections.{index}" for index in range(count - 1))
         self.projections = tuple(Linear(kernels, ((name, hidden_size),), hidden_size, bias=False) for name in names)
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [L, hidden_size], the active stream → the sum."""
         streams = list(step.streams)
         streams.insert(self.active, hidden)
@@ -52,7 +52,7 @@ class CloseStreams(Layer):
         return total
 
 
-class Coefficients(Layer):
+class AltUpCoefficients(Layer):
     """How streams are mixed at a token: a linear function of a squashed one of the active stream."""
 
     def __init__(self, kernels: KernelSet, norm: Norm, router: Linear, mix: Linear, shift: Tensor | None) -> None:
@@ -63,7 +63,7 @@ class Coefficients(Layer):
         self.mix = mix
         self._shift = shift
         for linear in (router, mix):
-            linear.weight.on_request = "kept"
+            linear.weight.quantize_policy = "kept"
 
     def __call__(self, active: Tensor) -> Tensor:
         """active [T, hidden_size] → [T, coefficients]."""
@@ -94,7 +94,7 @@ class LaurelBlock(Layer):
         self.left, self.right, self.laurel_norm = laurel
         self._half = torch.full((hidden_size,), 0.5**0.5)
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         add = self._kernels.add
         normed = self.before_attention(hidden)[0]
@@ -109,15 +109,15 @@ class AltUpBlock(Layer):
     """A block that computes the active stream; the others follow by what it changed.
 
     Each stream is first predicted from all; then it gets its share of the difference between the active one as
-    predicted and as computed. All but the first get the layer's input.
+    predicted and as computed. All but the first get the layer's per-layer input.
     """
 
     def __init__(
         self,
         kernels: KernelSet,
         block: LaurelBlock,
-        mixing: tuple[Coefficients, Coefficients],
-        layer_input: LayerInput,
+        mixing: tuple[AltUpCoefficients, AltUpCoefficients],
+        per_layer_input: PerLayerInput,
         *,
         count: int,
         active: int,
@@ -125,15 +125,15 @@ class AltUpBlock(Layer):
     ) -> None:
         """mixing: what streams are predicted and corrected with.
 
-        scale: [hidden_size] of what the layer's input is made with; None for none.
+        scale: [hidden_size] multiplies what the per-layer input is made of; None for none.
         """
         self._kernels = kernels
         self.block, self.attention = block, block.attention
         self.predict, self.correct = mixing
-        self.layer_input, self.scale = layer_input, scale
+        self.per_layer_input, self.scale = per_layer_input, scale
         self.count, self.active = count, active
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size], the active stream → the same; in the last layer, streams of `step.wanted` rows."""
         kernels = self._kernels
         count = self.count
@@ -148,7 +148,7 @@ class AltUpBlock(Layer):
         both = (computed, predicted[active])
         streams = [kernels.weighted_sum(stream, both, share) for stream, share in zip(predicted, shares, strict=True)]
         first = streams[active] if self.scale is None else kernels.multiply(streams[active], self.scale.value)
-        more = self.layer_input(first, step)
+        more = self.per_layer_input(first, step)
         streams[1:] = [kernels.add(stream, more) for stream in streams[1:]]
         hidden = streams.pop(active)
         step.streams = tuple(streams)

@@ -9,11 +9,11 @@ from penstock.kernels.api import Activation, KernelSet
 from penstock.layers.decoder import Block
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, scale_weight
-from penstock.layers.step import Step
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
-class LayerInputs(Layer):
+class PerLayerEmbeddings(Layer):
     """The vectors of all layers, [T, layers · size]: a table's rows plus a normalised projection of the embedding.
 
     Tokens beyond the table have its first row.
@@ -30,24 +30,24 @@ class LayerInputs(Layer):
         order = None if stored == vocab else np.where(np.arange(vocab) < stored, np.arange(vocab), 0)
         part = WeightPart("model.embed_tokens_per_layer.weight", (stored, layers * size), rows=order)
         pack, packable = kernels.pack_table, kernels.packable
-        self.table = Weight((vocab, layers * size), (part,), pack=pack, packable=packable, on_request="eight bits")
+        self.table = Weight((vocab, layers * size), (part,), pack=pack, packable=packable, quantize_policy="eight bits")
         parts = (("model.per_layer_model_projection", layers * size),)
         self.projection = Linear(kernels, parts, hidden_size, bias=False)
         key = "model.per_layer_projection_norm.weight"
         scales = scale_weight(key, size, around_one=False, repeat=layers, factor=half)
         self.norm = Weight((layers, size), (scales,), keep_float32=True)
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size], the embedding → the same; the step has the vectors."""
         kernels = self._kernels
         rows = kernels.embedding(step.batch.token_ids, self.table.value, self.scale)
         scales = self.norm.value.view(-1)
         projected = kernels.gated_rms_norm(self.projection(hidden), None, scales, self.eps, self.size)
-        step.layer_inputs = kernels.add(projected, rows)
+        step.per_layer_embeddings = kernels.add(projected, rows)
         return hidden
 
 
-class LayerInput(Layer):
+class PerLayerInput(Layer):
     """What layer `index` makes of its vector and the hidden states: norm(projection(activation(gate(x)) · vector))."""
 
     def __init__(
@@ -62,27 +62,27 @@ class LayerInput(Layer):
         self.projection = Linear(kernels, ((f"{prefix}.per_layer_projection", hidden),), self.size, bias=False)
         self.norm = norm
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → what is added to it; in the last layer both of `step.wanted` rows."""
-        assert step.layer_inputs is not None
+        assert step.per_layer_embeddings is not None
         kernels = self._kernels
-        own = kernels.split(step.wanted(step.layer_inputs), (self.size,) * self.layers)[self.index]
+        own = kernels.split(step.wanted(step.per_layer_embeddings), (self.size,) * self.layers)[self.index]
         gate = kernels.activate(self.gate(hidden), self.activation)
         return self.norm(self.projection(kernels.multiply(gate, own)))[0]
 
 
-class LayerInputBlock(Layer):
-    """A block, then its layer's input is added, if there is one, then all is multiplied by a learned number."""
+class PerLayerInputBlock(Layer):
+    """A block, then its per-layer input is added, if there is one, then all is multiplied by a learned number."""
 
-    def __init__(self, kernels: KernelSet, block: Block, layer_input: LayerInput | None, scale: Weight) -> None:
+    def __init__(self, kernels: KernelSet, block: Block, per_layer_input: PerLayerInput | None, scale: Weight) -> None:
         """scale: [hidden_size], all equal."""
         self._kernels = kernels
         self.block, self.attention = block, block.attention
-        self.layer_input, self.scale = layer_input, scale
+        self.per_layer_input, self.scale = per_layer_input, scale
 
-    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+    def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the same shape; in the last layer the rows of `step.wanted`."""
         hidden = self.block(hidden, step)
-        if self.layer_input is not None:
-            hidden = self._kernels.add(hidden, self.layer_input(hidden, step))
+        if self.per_layer_input is not None:
+            hidden = self._kernels.add(hidden, self.per_layer_input(hidden, step))
         return self._kernels.multiply(hidden, self.scale.value)

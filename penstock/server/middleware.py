@@ -33,7 +33,7 @@ COMPUTING: Final = frozenset(
 _CLIENT_CLOSED_REQUEST = 499
 
 
-class Gate:
+class RequestMiddleware:
     """ASGI middleware. Nothing behind it is reached without a key, except the paths in `auth.PUBLIC_PATHS`.
 
     The path that decides is the one the router uses, never one rebuilt from a header.

@@ -8,28 +8,27 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from penstock.config import limits
 from penstock.config.errors import (
     CLIENT_FAILURES,
     ContextLengthError,
-    EngineDeadError,
-    ModelNotFoundError,
     RequestError,
-    format_value,
 )
 from penstock.core.request import FinishReason, GenerationRequest
-from penstock.engine.api import Delta, EngineState
+from penstock.engine.api import Delta
 from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
 from penstock.server.auth import owner_of
+from penstock.server.connected import cancel_all, disconnected, while_connected
 from penstock.server.connection import ABORT
+from penstock.server.context import ServerContext
 from penstock.server.deadline import gone
 from penstock.server.encoding import encode_json, json_answer
 from penstock.server.errors import ClientGone, HttpError, describe, not_ready
@@ -41,57 +40,8 @@ from penstock.server.prompts import check_shared
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
-_Result = TypeVar("_Result")
-_OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 _KEEPALIVE = b": keep-alive\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What request handlers work with."""
-
-    frontend: Frontend
-    lifecycle: Lifecycle
-    metrics: Metrics
-    trust_request_chat_template: bool = False
-
-    @property
-    def model(self) -> str:
-        """The name clients use."""
-        return self.frontend.served_name
-
-    def max_model_len(self) -> int | None:
-        """Longest prompt plus output, tokens; None before the engine has told."""
-        with suppress(EngineDeadError):
-            return self.frontend.info.max_model_len
-        return None
-
-    def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFoundError for a name that is not served here; None means the model there is."""
-        if name is not None and name != self.model:
-            message = f"The model {format_value(name)} is not served here; available: {format_value(self.model)}."
-            raise ModelNotFoundError(message, param="model", code="model_not_found")
-
-    def check_template(self, given: str | None) -> None:
-        """Raises RequestError for a template that is not the model's, unless requests may bring their own."""
-        names = self.frontend.text.template.sources if self.frontend.text.template else {}
-        if given is not None and given not in names and not self.trust_request_chat_template:
-            raise RequestError(
-                f"chat_template is not one of the model's own ({', '.join(sorted(names)) or 'it has none'}), and this "
-                "server takes no other; leave it out, or start the server with --trust-request-chat-template.",
-                param="chat_template",
-                code="invalid_value",
-            )
-
-    def require_ready(self) -> None:
-        """Raises HttpError 503 with Retry-After when new work cannot be taken."""
-        state = self.frontend.client.state
-        if self.lifecycle.draining:
-            raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
-        if state is EngineState.STARTING:
-            raise not_ready("The model is still loading; retry shortly.", "not_ready", 2)
-        if state is not EngineState.READY:
-            raise not_ready("The engine is restarting; retry shortly.", "engine_unavailable", 2)
+_OPENED_TOGETHER = 4  # of many prompts, so that others get their turn between
 
 
 class GenerationError(HttpError):
@@ -121,7 +71,7 @@ class _Timing:
 
 
 @dataclass(slots=True)
-class Answer:
+class ActiveCall:
     """The running generations of one call, in the order of its prompts."""
 
     requests: Sequence[GenerationRequest]
@@ -136,12 +86,12 @@ class Answer:
     @classmethod
     async def open(
         cls,
-        service: Service,
+        context: ServerContext,
         requests: Sequence[GenerationRequest],
         search: BeamParams | int | None = None,
         *,
         owner: str,
-    ) -> Answer:
+    ) -> ActiveCall:
         """Starts all, for one owner; if one is refused, none runs and the first refusal is raised.
 
         `search`: by beams, or for the best of so many sequences; None generates.
@@ -150,24 +100,24 @@ class Answer:
         requests = [replace(request, owner=owner) for request in requests]
         check_shared(requests)
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
-        with service.frontend.client.arriving(owner):
+        with context.frontend.client.arriving(owner):
             try:
                 for number, request in enumerate(requests, 1):
-                    tasks.append(asyncio.ensure_future(_start(service.frontend, request, search)))
+                    tasks.append(asyncio.ensure_future(_start(context.frontend, request, search)))
                     if number % _OPENED_TOGETHER == 0:
                         await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError):
                     for _ in range(sum(request.sampling.n for request in requests)):
-                        service.metrics.finished(FinishReason.CANCELLED.value)
+                        context.metrics.finished(FinishReason.CANCELLED.value)
                 for task in tasks:
                     task.cancel()
                 for result in await asyncio.gather(*tasks, return_exceptions=True):
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-        return cls(requests, generations, service.metrics, started)
+        return cls(requests, generations, context.metrics, started)
 
     @property
     def prompt_tokens(self) -> int:
@@ -221,12 +171,18 @@ class Answer:
         if timing.tokens > 1:
             metrics.per_token.observe((timing.last - timing.first) / (timing.tokens - 1))
 
+    async def __aenter__(self) -> ActiveCall:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
     async def aclose(self) -> None:
         """Cancels what still runs and counts the call; safe to call twice and after the end."""
         if self._closed:
             return
         self._closed = True
-        await _end(self._tasks)
+        await cancel_all(self._tasks)
         for generation in self.generations:
             await generation.aclose()
         for _ in range(sum(request.sampling.n for request in self.requests) - self._ended):
@@ -257,74 +213,44 @@ async def _forward(
         await buffer.put(error)
 
 
-async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def open_call_within_context(sent: Request, context: ServerContext, request: GenerationRequest) -> ActiveCall:
+    """As `open_call`; who asks for more tokens than the context has room for gets as many as there is room."""
+    opening = _open_within_context(context, request, owner_of(sent))
+    return await while_connected(opening, sent.receive, context.lifecycle)
 
 
-async def opened_within_context(sent: Request, service: Service, request: GenerationRequest) -> Answer:
-    """As `opened`; who asks for more tokens than the context has room for gets as many as there is room."""
-    opening = _open_within_context(service, request, owner_of(sent))
-    return await while_connected(opening, sent.receive, service.lifecycle)
-
-
-async def _open_within_context(service: Service, request: GenerationRequest, owner: str) -> Answer:
+async def _open_within_context(context: ServerContext, request: GenerationRequest, owner: str) -> ActiveCall:
     unbounded = replace(request, sampling=replace(request.sampling, max_tokens=None))
-    wanted, context = request.sampling.max_tokens, service.max_model_len()
-    if wanted is not None and context is not None and wanted >= context:
-        return await Answer.open(service, [unbounded], owner=owner)
+    wanted, room = request.sampling.max_tokens, context.max_model_len()
+    if wanted is not None and room is not None and wanted >= room:
+        return await ActiveCall.open(context, [unbounded], owner=owner)
     try:
-        return await Answer.open(service, [request], owner=owner)
+        return await ActiveCall.open(context, [request], owner=owner)
     except ContextLengthError as error:
         if error.param != "max_tokens":
             raise
-    return await Answer.open(service, [unbounded], owner=owner)
+    return await ActiveCall.open(context, [unbounded], owner=owner)
 
 
-async def _disconnected(receive: Receive) -> Message:
-    while (message := await receive())["type"] != "http.disconnect":
-        pass
-    return message
-
-
-async def while_connected(work: Coroutine[Any, Any, _Result], receive: Receive, lifecycle: Lifecycle) -> _Result:
-    """The result of `work`, which is cancelled when the client leaves or the server aborts.
-
-    Raises:
-        ClientGone: the client left first.
-        HttpError: 503, the server is aborting; 504, the request's deadline has passed.
-    """
-    task = asyncio.ensure_future(work)
-    left = asyncio.ensure_future(_disconnected(receive))
-    aborted = asyncio.ensure_future(lifecycle.aborted.wait())
-    try:
-        await asyncio.wait((task, left, aborted), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if left.done():
-            raise gone(left.result())
-        raise not_ready("The server is shutting down.", "shutting_down")
-    finally:
-        await _end((task, left, aborted))
-
-
-async def opened(
-    request: Request, service: Service, requests: Sequence[GenerationRequest], search: BeamParams | int | None = None
-) -> Answer:
-    """As `Answer.open`, for the client who sent this and may leave meanwhile."""
-    opening = Answer.open(service, requests, search, owner=owner_of(request))
-    return await while_connected(opening, request.receive, service.lifecycle)
+async def open_call(
+    request: Request,
+    context: ServerContext,
+    requests: Sequence[GenerationRequest],
+    search: BeamParams | int | None = None,
+) -> ActiveCall:
+    """As `ActiveCall.open`, for the client who sent this and may leave meanwhile."""
+    opening = ActiveCall.open(context, requests, search, owner=owner_of(request))
+    return await while_connected(opening, request.receive, context.lifecycle)
 
 
 async def complete(
-    body: Coroutine[Any, Any, object], answer: Answer, receive: Receive, lifecycle: Lifecycle
+    body: Coroutine[Any, Any, object], active: ActiveCall, receive: Receive, lifecycle: Lifecycle
 ) -> Response:
     """The whole answer as JSON, whose generations end when the client leaves or the server aborts."""
     try:
         return await json_answer(await while_connected(body, receive, lifecycle))
     finally:
-        await answer.aclose()
+        await active.aclose()
 
 
 class EventStream(Response):
@@ -359,7 +285,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             produce = asyncio.ensure_future(self._produce())
             write = asyncio.ensure_future(self._write(scope, send))
-            left = asyncio.ensure_future(_disconnected(receive))
+            left = asyncio.ensure_future(disconnected(receive))
             aborted = asyncio.ensure_future(self._lifecycle.aborted.wait())
             tasks = (produce, write, left, aborted)
             await asyncio.wait((write, left, aborted), return_when=asyncio.FIRST_COMPLETED)
@@ -369,10 +295,10 @@ class EventStream(Response):
             end = gone(left.result()) if left.done() else not_ready("The server is shutting down.", "shutting_down")
             if isinstance(end, ClientGone):
                 raise end
-            await _end((write,))
+            await cancel_all((write,))
             await _send_within(scope, send, self._failed(end), more=False)
         finally:
-            await _end(tasks)
+            await cancel_all(tasks)
             if self._close is not None:
                 await self._close()
 
