@@ -10,15 +10,17 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup clients serve test lint types architecture sanitize sanitize-threads clean
+.PHONY: help setup clients serve test lint types sizes hooks architecture sanitize sanitize-threads clean
 
 help:
 	@echo "make setup       create $(VENV), install the pinned packages, build the native library"
 	@echo "make clients     create $(CLIENTS): other people's clients, which tests/clients runs"
 	@echo "make serve       set up, then serve the bundled model"
 	@echo "make test        set up, clients too, then run the whole test suite"
-	@echo "make lint types  ruff; mypy"
-	@echo "make sanitize    native tests under the address and undefined-behaviour sanitizers"
+	@echo "make lint types  ruff and formats; mypy"
+	@echo "make sizes       lines of code of every part; REVISION=main tells what changed since"
+	@echo "make hooks       runs the quick checks before every commit (.pre-commit-config.yaml)"
+	@echo "make sanitize    native tests under the address and undefined-behaviour sanitizers; ISAS=generic is quickest"
 	@echo "make sanitize-threads  the same under the thread sanitizer"
 
 setup: $(READY)
@@ -53,9 +55,16 @@ test: setup clients
 
 lint: setup
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 types: setup
 	$(BIN)/mypy
+
+sizes: setup
+	$(BIN)/python .ci/sizes.py $(REVISION)
+
+hooks: setup
+	$(BIN)/pre-commit install
 
 architecture: setup
 	$(BIN)/python -m pytest -q tests/architecture
@@ -64,7 +73,7 @@ CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/nin
 	"-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1" -DPENSTOCK_PYTHON=OFF
 
 sanitize: setup
-	$(CONFIGURE) -B build/sanitize -DPENSTOCK_SANITIZE=ON
+	$(CONFIGURE) -B build/sanitize -DPENSTOCK_SANITIZE=ON "-DPENSTOCK_ISAS=$(ISAS)"
 	$(BIN)/cmake --build build/sanitize
 	for test in build/sanitize/*_test; do $$test || exit 1; done
 

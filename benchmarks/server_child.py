@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO
 
 import httpx
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 
 @dataclass(frozen=True, slots=True)

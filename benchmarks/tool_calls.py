@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
+import jsonschema
 
 from benchmarks.report import arguments, report
 from penstock import LLM, ToolChoice, ToolMode

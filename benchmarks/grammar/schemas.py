@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 _PATTERNS = ("^[A-Z]{2}-[0-9]{3}$", "^(red|green|blue)+$", "^[a-z]+@[a-z]+$", "^[0-9a-f]{8}$", "^\\S.{0,10}$")
 _FORMATS = ("date", "date-time", "time", "uuid", "ipv4", "email", "hostname", "ipv6", "uri", "duration")
 _WORDS = ("name", "Grüße", "quantity of things", 'naïve "quoted" text', "a\nb", "", "x" * 40, "日本語", "🎈")
+Maker = Callable[[int], dict[str, Any]]
 
 
 def draw_schema(number: int) -> dict[str, Any]:
@@ -28,10 +30,11 @@ class _Maker:
         self.shared: dict[str, Any] = {}
 
     def any(self, depth: int) -> dict[str, Any]:
-        makers = [self._string, self._number, self._integer, self._boolean, self._enum, self._const]
+        makers: list[Maker] = [self._string, self._number, self._integer, self._boolean, self._enum, self._const]
         if depth > 0:
             makers += [self._object] * 6 + [self._array] * 3 + [self._choice, self._joined, self._reference]
-        return self._chance.choice(makers)(depth - 1)
+        make = self._chance.choice(makers)
+        return make(depth - 1)
 
     def _string(self, _: int) -> dict[str, Any]:
         kind = self._chance.randrange(5)

@@ -19,7 +19,7 @@ from penstock.structured.grammar_compiler import Vocabulary, compile_grammar, co
 from penstock.structured.grammar_state import GrammarState
 from penstock.text.grammar.translate import translate
 from penstock.text.tokenizer import Tokenizer
-from penstock.weights.readers.gguf import read_gguf_file
+from penstock.weights.readers.gguf_file import read_gguf_file
 
 _CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"}}", b"]}", b",", b'",', b":", b'":', b"@", b"a", b".", b")")
 

@@ -38,16 +38,20 @@ class Module:
 
     @property
     def code_lines(self) -> int:
-        """Lines that hold code: no blank lines, comments or docstrings."""
-        code: set[int] = set()
-        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
-            if token.type not in _NO_CODE:
-                code.update(range(token.start[0], token.end[0] + 1))
-        return len(code - set(_docstring_lines(self.tree)))
+        return code_lines(self.text)
 
     def within(self, *names: str) -> bool:
         """Whether the module is one of these or lies below one of them."""
         return any(self.name == name or self.name.startswith(name + ".") for name in names)
+
+
+def code_lines(text: str) -> int:
+    """Lines of a Python file that hold code: no blank lines, comments or docstrings."""
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - set(_docstring_lines(ast.parse(text))))
 
 
 _NO_CODE = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ RANKS = {1: 8, 2: 3, 3: 17, 4: 64}
 OPS = {"native": recurrent, "reference": reference}
 
 
-def filled(ops: object, dtype: torch.dtype = torch.float32) -> AdapterSlots:
+def filled(ops: Any, dtype: torch.dtype = torch.float32) -> AdapterSlots:
     generator = torch.Generator().manual_seed(5)
     slots = ops.make_adapters(6, INPUTS, OUTPUTS, 64)
     for slot, rank in RANKS.items():

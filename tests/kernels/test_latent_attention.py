@@ -212,7 +212,7 @@ def test_one_product_a_head(product_isa, heads, outputs, inputs, rotated, tokens
     torch.manual_seed(tokens)
     x = torch.randn(tokens, heads * (inputs + rotated))
     weight = torch.randn(heads * outputs, inputs) / inputs**0.5
-    tables = ()
+    tables: tuple[Tensor, ...] = ()
     if rotated:
         tables = dense.rope_tables(torch.arange(tokens) * 3, 0.1 ** torch.arange(rotated // 2), 1.2)
     plain = experts.pack_experts([weight], heads)

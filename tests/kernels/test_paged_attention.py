@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ class Built:
     key_cache: Tensor
     value_cache: Tensor
     sinks: Tensor | None
-    facts: tuple
+    facts: tuple[Any, ...]
 
     @property
     def cache(self) -> KvTensors:

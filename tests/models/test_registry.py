@@ -189,8 +189,8 @@ def test_a_second_architecture_name_is_tried():
 
 def test_gemma_3_files_that_state_little():
     """Published vision-language files leave the text model's head counts and vocabulary out."""
-    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 7, "sliding_window": 1024}
-    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 7, "sliding_window": 1024}
+    text = {**sizes, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     model = build_model(config, resolve_kernels(KernelContext("cpu", "float32")), dtype=torch.float32)
     assert [spec.window for spec in model.cache_specs] == [1024] * 5 + [None, 1024]

@@ -160,14 +160,14 @@ def test_sample_refuses_what_does_not_fit() -> None:
     ):
         with pytest.raises(ValueError, match=r"\w"):
             library.sample(*arguments)
-    for arguments in (
+    for wrong in (
         (logits.astype(np.float64), rows, positions, tokens, errors),
         (logits[:, ::2], rows, positions, tokens, errors),
         (logits, [1, 2], positions, tokens, errors),
         (logits, rows, positions.astype(np.int32), tokens, errors),
     ):
         with pytest.raises(TypeError):
-            library.sample(*arguments)
+            library.sample(*wrong)
 
 
 def test_logprobs_refuses_what_does_not_fit() -> None:

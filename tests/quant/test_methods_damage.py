@@ -37,7 +37,7 @@ def test_scales_that_are_no_numbers(name: str) -> None:
         nan = FLOATS.get(tensor.info.format)
         if nan is None or suffix in NO_SCALES:
             continue
-        data = tensor.data.copy().view(nan.dtype)
+        data = tensor.data.copy().view(nan.dtype)  # type: ignore[attr-defined]
         data[-1] = nan
         damaged = StoredTensor(tensor.info, data.view(np.uint8))
         with pytest.raises(CheckpointError, match=rf"tensor 'w{suffix}' holds NaN"):

@@ -80,8 +80,8 @@ class Mixer(Layer):
         out, batch = self.output(mixed, residual), step.batch
         if batch.adapter_slot is None:
             return out
-        rows = batch.logit_rows if step.last else None
-        return ops.adapter(mixed, out, self.adapters, batch.adapter_slot, batch.query_start, 0, rows)
+        wanted = batch.logit_rows if step.last else None
+        return ops.adapter(mixed, out, self.adapters, batch.adapter_slot, batch.query_start, 0, wanted)
 
 
 def build(mixers: tuple[str, ...], reference: bool = False) -> DecoderModel:

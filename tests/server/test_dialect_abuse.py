@@ -96,7 +96,7 @@ def test_before_the_route(server: Running, path: str, monkeypatch: pytest.Monkey
 
 def hostile(source: random.Random, depth: int = 0) -> Any:
     """A JSON value of the kinds a body is made of, put together at random."""
-    words = ("role", "user", "assistant", "tool", "content", "type", "text", "tool_use", "tool_result", "thinking")
+    words = ["role", "user", "assistant", "tool", "content", "type", "text", "tool_use", "tool_result", "thinking"]
     words += (
         "id",
         "tool_use_id",

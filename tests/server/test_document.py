@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -120,7 +121,7 @@ def test_requests_of_the_document(fuzzed: Running, method: str, path: str, examp
         phases=(Phase.explicit, Phase.generate),
         suppress_health_check=list(HealthCheck),
     )
-    def run(case: schemathesis.Case) -> None:
+    def run(case: schemathesis.Case[Any]) -> None:
         response = case.call(timeout=20)
         seen[response.status_code] += 1
         case.validate_response(response, checks=list(CHECKS))

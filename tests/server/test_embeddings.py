@@ -146,7 +146,7 @@ def test_cohere(tmp_path_factory: pytest.TempPathFactory, api: openai.OpenAI) ->
     assert answer["meta"]["billed_units"] == {"input_tokens": 6}
     plain = server.post("/v2/embed", texts=["three"], input_type="clustering").json()["embeddings"]
     assert plain["float"][0] == api.embeddings.create(model="scripted", input="three").data[0].embedding
-    served.close()
+    served.close()  # type: ignore[attr-defined]
 
 
 def test_a_prompt_stands_before_each_text(api: openai.OpenAI) -> None:

@@ -69,7 +69,7 @@ def test_chat_stream_equals_the_whole(api: openai.OpenAI) -> None:
 
 def test_a_stream_without_usage_has_none(api: openai.OpenAI) -> None:
     chunks = list(api.chat.completions.create(model="scripted", messages=HELLO, stream=True))
-    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)  # type: ignore[attr-defined]
 
 
 def test_continuous_usage_grows(api: openai.OpenAI) -> None:
@@ -90,7 +90,7 @@ def test_stop_strings(api: openai.OpenAI) -> None:
     answer = api.chat.completions.create(model="scripted", messages=HELLO, stop=[" for"])
     assert answer.choices[0].message.content == ANSWER.split(" for")[0]
     assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].stop_reason == " for"
+    assert answer.choices[0].stop_reason == " for"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -141,13 +141,13 @@ def test_token_ids_in_and_out(api: openai.OpenAI, server: Running) -> None:
     ids = [5, 6, 7]
     answer = api.completions.create(model="scripted", prompt=ids, max_tokens=3, extra_body={"return_token_ids": True})
     assert server.runner.seen[0].prompt_ids == tuple(ids)
-    assert answer.choices[0].prompt_token_ids == ids
-    assert answer.choices[0].token_ids == list(server.runner.script[:3])
+    assert answer.choices[0].prompt_token_ids == ids  # type: ignore[attr-defined]
+    assert answer.choices[0].token_ids == list(server.runner.script[:3])  # type: ignore[attr-defined]
 
 
 def test_prompt_logprobs(api: openai.OpenAI, server: Running) -> None:
     answer = api.chat.completions.create(model="scripted", messages=HELLO, extra_body={"prompt_logprobs": 1})
-    found = answer.prompt_logprobs
+    found = answer.prompt_logprobs  # type: ignore[attr-defined]
     assert len(found) == len(server.runner.seen[0].prompt_ids)
     assert found[0] is None
     assert found[1][str(server.runner.seen[0].prompt_ids[1])]["rank"] == 1
@@ -155,7 +155,7 @@ def test_prompt_logprobs(api: openai.OpenAI, server: Running) -> None:
 
 def test_models(api: openai.OpenAI) -> None:
     assert [model.id for model in api.models.list()] == ["scripted"]
-    assert api.models.retrieve("scripted").max_model_len == 2048
+    assert api.models.retrieve("scripted").max_model_len == 2048  # type: ignore[attr-defined]
 
 
 def test_an_unknown_model_is_404_and_lists_what_there_is(api: openai.OpenAI) -> None:

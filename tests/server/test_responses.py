@@ -122,7 +122,7 @@ def test_delete(api: openai.OpenAI) -> None:
 
 def test_what_is_not_stored_is_gone(api: openai.OpenAI) -> None:
     answer = api.responses.create(model="scripted", input="Hello", store=False)
-    assert answer.store is False
+    assert answer.store is False  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
         api.responses.retrieve(answer.id)
 

@@ -196,7 +196,7 @@ def test_no_piece_is_decoded_that_is_larger_than_a_piece(monkeypatch: pytest.Mon
         sizes.append(len(raw))
         return decode(raw)
 
-    monkeypatch.setattr(strict_json.msgspec.json, "decode", counted)
+    monkeypatch.setattr(strict_json.msgspec.json, "decode", counted)  # type: ignore[attr-defined]
     numbers = [[[list(range(1000))] * 10, {"a": list(range(20_000)), "b": {str(i): [i] for i in range(10_000)}}]] * 3
     value = {"x": numbers, "y": {str(i): i for i in range(30_000)}}
     raw = json.dumps(value).encode()

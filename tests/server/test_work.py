@@ -107,7 +107,7 @@ def test_few_faults_of_a_body_are_looked_for(
 ) -> None:
     """Telling of each of them takes a hundred times as long as finding that there is one."""
     found: list[int] = []
-    told = bodies.refusal
+    told = bodies.refusal  # type: ignore[attr-defined]
 
     def counted(error: Any, *rest: Any) -> RequestError:
         found.append(error.error_count())
@@ -231,7 +231,7 @@ def test_large_answers_are_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
         "ids": {1: "a", 2: None},
         "nothing": [[], {}],
     }
-    monkeypatch.setattr(encoding.msgspec.json, "encode", counted)
+    monkeypatch.setattr(encoding.msgspec.json, "encode", counted)  # type: ignore[attr-defined]
     answer = asyncio.run(encoding.json_answer(body))
     expected = json.loads(json.dumps(body).replace("\\ud800", "?"))
     assert json.loads(bytes(answer.body)) == expected

@@ -169,9 +169,9 @@ def test_named_templates_are_chosen_by_use() -> None:
         ChatTemplate({"rag": "x"}).render([])
     template = ChatTemplate({"rag": "x", "default": "y"})
     assert [template.render([], chat_template=name) for name in ("rag", "default", "{{ 1 + 1 }}")] == ["x", "y", "2"]
-    for source in ("{% if %}", "{{ ''.__class__ }}", "x" * (limits.MAX_TEMPLATE_SOURCE_CHARS + 1)):
+    for wrong in ("{% if %}", "{{ ''.__class__ }}", "x" * (limits.MAX_TEMPLATE_SOURCE_CHARS + 1)):
         with pytest.raises(TemplateError):
-            template.render([], chat_template=source)
+            template.render([], chat_template=wrong)
 
 
 def test_a_configs_tokens_reach_the_template() -> None:

@@ -367,11 +367,11 @@ def test_quantised(family: str, tmp_path: Path, write_gguf: Callable[..., Path])
 @pytest.mark.parametrize("arch", DECODERS)
 def test_impossible_metadata_is_named(arch: str, tmp_path: Path, write_gguf: Callable[..., Path]) -> None:
     """Whatever one key says, the file opens or an error names the key."""
-    sizes = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
-    sizes += ("attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count")
-    sizes += ("attention.kv_lora_rank", "attention.key_length_mla", "expert_count", "expert_used_count")
-    sizes += ("expert_feed_forward_length", "nextn_predict_layers", "attention.sliding_window", "expert_gating_func")
-    sound = {f"{arch}.{key}": 8 for key in sizes} | {"general.architecture": arch}
+    sizes = ["context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"]
+    sizes += ["attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count"]
+    sizes += ["attention.kv_lora_rank", "attention.key_length_mla", "expert_count", "expert_used_count"]
+    sizes += ["expert_feed_forward_length", "nextn_predict_layers", "attention.sliding_window", "expert_gating_func"]
+    sound: dict[str, float | str] = {"general.architecture": arch, **{f"{arch}.{key}": 8 for key in sizes}}
     sound |= {f"{arch}.{key}": 1 for key in ("rope.dimension_count", "nextn_predict_layers", "expert_used_count")}
     for key in ("attention.layer_norm_rms_epsilon", "logit_scale", "attention.max_alibi_bias", "attention.clamp_kqv"):
         sound[f"{arch}.{key}"] = 0.5

@@ -43,8 +43,8 @@ def permuted(array: np.ndarray, heads: int) -> np.ndarray:
 def gguf_names(arch: gguf.MODEL_ARCH, tensors: Mapping[str, np.ndarray], layers: int) -> Arrays:
     """Renames with the gguf package's own table."""
     table = gguf.get_tensor_name_map(arch, layers)
-    renamed = {table.get_name(name, (".weight", ".bias")): array for name, array in tensors.items()}
-    assert None not in renamed
+    renamed = {table.get_name(name, (".weight", ".bias")) or "": array for name, array in tensors.items()}
+    assert "" not in renamed
     return renamed
 
 

@@ -364,7 +364,7 @@ def test_two_processes_write_at_once(model_folder: Path, path: Path) -> None:
 
 def test_a_file_removed_before_it_was_locked_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
-    create = pack_cache.tempfile.mkstemp
+    create = pack_cache.tempfile.mkstemp  # type: ignore[attr-defined]
 
     def removed_once(**where: Any) -> tuple[int, str]:
         number, name = create(**where)
@@ -373,7 +373,7 @@ def test_a_file_removed_before_it_was_locked_is_made_again(path: Path, monkeypat
         made.append(Path(name))
         return number, name
 
-    monkeypatch.setattr(pack_cache.tempfile, "mkstemp", removed_once)
+    monkeypatch.setattr(pack_cache.tempfile, "mkstemp", removed_once)  # type: ignore[attr-defined]
     PackWriter(path, "identity").finish()
     assert len(made) == 2
     assert files(path.parent) == [path.name, f"{path.name}.checked"]

@@ -149,7 +149,7 @@ def compare_gated_rows(device: str, dtype: torch.dtype, name: str, inputs: int) 
     given = {"plain": halves, "4 bits": [matrices.affine(4, 64, rows=64, inputs=inputs) for _ in range(2)]}[name]
     weight = fixed.pack_linear(given)
     assert len(weight.parts) == 1
-    plain = torch.cat([part.float() if isinstance(part, Tensor) else decoded(part) for part in given])
+    plain = torch.cat([part.float() if isinstance(part, Tensor) else decoded(part) for part in given])  # type: ignore[attr-defined]
     x, bias = torch.randn(20, inputs).to(dtype) / 30, torch.randn(128).to(dtype)
     every = fixed.gated_linear(both.here(x), weight, "silu", both.here(bias))
     near(both, every, both.reference.gated_linear(x.float(), plain, "silu", bias.float()), 4 * SPREAD[dtype])

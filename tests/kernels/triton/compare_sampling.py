@@ -95,7 +95,7 @@ def compare_tokens_left_on_the_device(device: str) -> None:
     logits = [(rng.normal(size=(1, VOCAB)) * 2).astype(np.float32) for _ in range(5)]
     for one in logits:
         one[0, 5] = 20
-    drawn = [ours.draw(both.here(torch.from_numpy(one)), [row], np.array([at])) for at, one in enumerate(logits)]
+    drawn = [ours.draw(both.here(torch.from_numpy(one)), [row], np.array([at])) for at, one in enumerate(logits)]  # type: ignore[attr-defined]
     expected = [int(reference.sample(one, [other], np.array([at]))[0][0]) for at, one in enumerate(logits)]
     assert [int(each.take()[0][0]) for each in drawn] == expected and expected[3] == 5
     assert row.generated == other.generated

@@ -82,7 +82,7 @@ class Layer:
         logits = ops.linear(ops.take_rows(x, last[:rows]), self.table).float()
         drawing = [self.sampler.row(RowSettings(VOCAB, temperature=row % 2, top_p=0.9)) for row in range(rows)]
         masks = np.zeros((rows, VOCAB // 32), np.uint32) if masked else None
-        self.sampler.draw(logits, drawing, np.zeros(rows, np.int64), masks)
+        self.sampler.draw(logits, drawing, np.zeros(rows, np.int64), masks)  # type: ignore[attr-defined]
         return logits
 
 
@@ -93,7 +93,7 @@ def plain(*shape: int) -> Tensor:
 def main() -> None:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     for module in (packing, sampling, adapters):
-        module.HOME = "cpu"
+        module.HOME = "cpu"  # type: ignore[attr-defined]
     found, dice = catch_keys(), random.Random(1)
     layer = Layer(resolve_kernels(KernelContext("cuda", "bfloat16", kv_type="bfloat16", batch_invariant=True)))
     for shape in (largest_step(ROWS, TOKENS, LONGEST, LONGEST), *warm_up.steps(ROWS, TOKENS, LONGEST)):

@@ -92,11 +92,12 @@ def products() -> None:
         for rows in counts:
             linear.linear(bf16(rows, found[name].shape[1]), weight)
     linear.linear(torch.zeros(1, found["q4_0"].shape[1]), linear.pack_linear([found["q4_0"]]))
-    for dtype, counts in ((torch.bfloat16, (1, 300, 4096)), (torch.float32, (1,))):
+    cases: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = ((torch.bfloat16, (1, 300, 4096)), (torch.float32, (1,)))
+    for dtype, sizes in cases:
         plain = linear.pack_linear([torch.zeros(4096, 4096, dtype=dtype)])
-        for rows in counts:
+        for rows in sizes:
             linear.gated_linear(torch.zeros(rows, 4096, dtype=dtype), plain, "silu", fixed=True)
-    linear.embedding(torch.zeros(3, dtype=torch.int64), linear.pack_table([found["q6_k"]]), dtype=torch.bfloat16)
+    linear.embedding(torch.zeros(3, dtype=torch.int64), linear.pack_table([found["q6_k"]]), dtype=torch.bfloat16)  # type: ignore[attr-defined]
 
 
 def mixtures(dtype: torch.dtype) -> None:
@@ -218,7 +219,7 @@ def main(more: bool) -> None:
     launches = Launches()
     triton.runtime.jit.JITFunction.run = lambda kernel, *args, **more: launches.run(kernel, *args, **more)
     for module in (packing, sampling, adapters):
-        module.HOME = "cpu"
+        module.HOME = "cpu"  # type: ignore[attr-defined]
     brain, eight = ops_for(), ops_for("fp8")
     rotation(brain, "bfloat16")
     attention(brain, "bfloat16", (32, 8), (128, 128))

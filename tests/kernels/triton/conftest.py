@@ -28,7 +28,7 @@ def _hasten() -> None:
     kernel = SimpleNamespace(__globals__={"tl": language, "core": language.core})
     prepared = interpreter._patch_lang(kernel)
     nothing_to_undo = None if prepared is None else type(prepared)()
-    interpreter._patch_lang = lambda _: nothing_to_undo
+    interpreter._patch_lang = lambda _: nothing_to_undo  # type: ignore[attr-defined]
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
 

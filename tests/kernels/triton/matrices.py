@@ -73,4 +73,5 @@ def coded() -> dict[str, Canonical]:
 def eights(rows: int = ROWS) -> dict[str, Canonical]:
     """Those whose activations are quantised too."""
     tiles = {"none": None, "tensor": (rows, INPUTS), "channel": (1, INPUTS), "blocks": (128, 128)}
-    return {f"fp8, {name}": fp8(tile, rows) for name, tile in tiles.items()} | {"int8": affine(8, INPUTS, rows=rows)}
+    found: dict[str, Canonical] = {f"fp8, {name}": fp8(tile, rows) for name, tile in tiles.items()}
+    return found | {"int8": affine(8, INPUTS, rows=rows)}
