@@ -75,6 +75,5 @@ class AdapterSlots:
                 self.table.set(slot, 0, 0, 0, 0.0, "float32")
             else:
                 kind = str(entry.down.dtype).removeprefix("torch.")
-                addresses = entry.down.data_ptr(), entry.up.data_ptr()
-                self.table.set(slot, *addresses, entry.down.shape[0], entry.scale, kind)
+                self.table.set(slot, entry.down.data_ptr(), entry.up.data_ptr(), entry.down.shape[0], entry.scale, kind)
         self.entries[slot] = entry

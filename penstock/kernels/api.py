@@ -651,8 +651,10 @@ def resolve_kernels(context: KernelContext) -> KernelSet:
     Raises:
         ConfigError: an op has no implementation that serves the context; the message lists the reasons.
     """
-    made = cpu.implementations(), onednn.implementations(), triton.implementations(context.device)
-    available = (*chain(*made), *reference.implementations())
+    available = (
+        *chain(cpu.implementations(), onednn.implementations(), triton.implementations(context.device)),
+        *reference.implementations(),
+    )
     choices = {
         field.name: choose(field.name, [item for item in available if item.op == field.name], context)
         for field in fields(KernelSet)

@@ -175,8 +175,9 @@ class _TorchMeter:
         module, device = self._module, self._device
         module.synchronize(device)
         free, total = module.mem_get_info(device)
-        counts = module.memory_allocated, module.max_memory_allocated, module.memory_reserved
-        allocated, peak, reserved = (int(count(device)) for count in counts)
+        allocated = int(module.memory_allocated(device))
+        peak = int(module.max_memory_allocated(device))
+        reserved = int(module.memory_reserved(device))
         return MemoryUse(allocated, peak, reserved, int(free), int(total))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -71,6 +73,29 @@ class AltUpCoefficients(Layer):
         return self._linear(routed, self.mix.weight.value, self._shift)
 
 
+@dataclass(frozen=True, slots=True)
+class AroundNorms:
+    """The norms before and after attention and the feed-forward layer."""
+
+    before_attention: Norm
+    after_attention: Norm
+    before_feed_forward: Norm
+    after_feed_forward: Norm
+
+
+class Laurel(Layer):
+    """A learned low-rank residual: the norm of x · left · right."""
+
+    def __init__(self, left: Linear, right: Linear, norm: Norm) -> None:
+        self.left = left
+        self.right = right
+        self.norm = norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, hidden_size] → the same shape."""
+        return self.norm(self.right(self.left(x)))[0]
+
+
 class LaurelBlock(Layer):
     """Residual block with norms around its parts and a learned low-rank residual (LAuReL, arXiv:2411.07501).
 
@@ -81,17 +106,19 @@ class LaurelBlock(Layer):
     def __init__(
         self,
         kernels: KernelSet,
-        norms: tuple[Norm, Norm, Norm, Norm],
+        norms: AroundNorms,
         attention: SelfAttention,
         feed_forward: FeedForward,
-        laurel: tuple[Linear, Linear, Norm],
+        laurel: Laurel,
         hidden_size: int,
     ) -> None:
-        """norms: before and after attention, before and after the feed-forward layer."""
         self._kernels = kernels
-        self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward = norms
+        self.before_attention = norms.before_attention
+        self.after_attention = norms.after_attention
+        self.before_feed_forward = norms.before_feed_forward
+        self.after_feed_forward = norms.after_feed_forward
         self.attention, self.feed_forward = attention, feed_forward
-        self.left, self.right, self.laurel_norm = laurel
+        self.laurel = laurel
         self._half = torch.full((hidden_size,), 0.5**0.5)
 
     def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
@@ -100,7 +127,7 @@ class LaurelBlock(Layer):
         normed = self.before_attention(hidden)[0]
         attended = self.after_attention(self.attention(normed, step))[0]
         normed, hidden = step.wanted(normed), step.wanted(hidden)
-        attended = add(attended, self.laurel_norm(self.right(self.left(normed)))[0])
+        attended = add(attended, self.laurel(normed))
         normed, hidden = self.before_feed_forward(attended, self._kernels.multiply(add(hidden, normed), self._half))
         return add(hidden, self.after_feed_forward(self.feed_forward(normed, step))[0])
 

@@ -70,8 +70,9 @@ class DeltaNet(Layer):
         tail, memory = step.caches[self.index].state
         mixed, gate, weight, steps = ops.split(self.input(hidden), self._parts)
         q, k, v = ops.split(self.conv(mixed, tail, rows), self._mixed)
-        constant = self.rates.value, memory, rows, self.step_bias.value
-        out = ops.gated_delta_rule(q, k, v, steps, weight, *constant, tiled=self._tiled)
+        out = ops.gated_delta_rule(
+            q, k, v, steps, weight, self.rates.value, memory, rows, self.step_bias.value, tiled=self._tiled
+        )
         out = step.wanted(self.norm(out, gate))
         return self.output(out, None if residual is None else step.wanted(residual))
 

@@ -83,12 +83,24 @@ class MambaMixer(Layer):
         b, c = ops.split(self.weights_of_states(x), (options.states,) * 2)
         if self.norms:
             scales = [scale.value if isinstance(scale, Weight) else scale for scale in self.norms]
-            low, b, c = (
-                ops.gated_rms_norm(part, None, s, options.eps) for part, s in zip((low, b, c), scales, strict=True)
-            )
-        constant = self.step_bias.value, self.skip.value
-        mixed = ops.selective_scan(x, self.steps(low), self.rates.value, b, c, memory, rows, *constant, gate)
+            low = ops.gated_rms_norm(low, None, scales[0], options.eps)
+            b = ops.gated_rms_norm(b, None, scales[1], options.eps)
+            c = ops.gated_rms_norm(c, None, scales[2], options.eps)
+        mixed = ops.selective_scan(
+            x, self.steps(low), self.rates.value, b, c, memory, rows, self.step_bias.value, self.skip.value, gate
+        )
         return self.output(step.wanted(mixed), None if residual is None else step.wanted(residual))
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectionFactors:
+    """What the gate, the inputs, what states are written and read with (B and C), and the steps are multiplied by."""
+
+    gate: float = 1.0
+    inputs: float = 1.0
+    write: float = 1.0
+    read: float = 1.0
+    steps: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class Mamba2Options:
         norm: "gated" (the gate first), "norm first", or None for a gate alone.
         eps: of that.
         step_limits: bounds of the steps.
-        factors: of the gate, the inputs, what states are read and written with, and the steps.
+        factors: of the parts of the merged projection.
         output_factor: of the layer's output.
     """
 
@@ -121,7 +133,7 @@ class Mamba2Options:
     norm: Literal["gated", "norm first"] | None = "gated"
     eps: float = 1e-6
     step_limits: tuple[float, float] = (0.0, float("inf"))
-    factors: tuple[float, float, float, float, float] = (1.0,) * 5
+    factors: ProjectionFactors = ProjectionFactors()
     output_factor: float = 1.0
 
 
@@ -136,11 +148,13 @@ class Mamba2Mixer(Layer):
         self.index = index
         self.options = options
         self._parts, self._mixed = (inner, inner + 2 * shared, heads), (inner, shared, shared)
-        gate, x, b, c, steps = options.factors
-        outward = np.repeat(np.array([gate, 1.0, steps], np.float32), self._parts)
+        factors = options.factors
+        outward = np.repeat(np.array([factors.gate, 1.0, factors.steps], np.float32), self._parts)
         rows = StoredRows(f"{prefix}.in_proj", sum(self._parts), factor=outward)
         self.input = Linear(kernels, (rows,), options.hidden_size, bias=options.bias)
-        inward = torch.tensor([x, b, c]).repeat_interleave(torch.tensor(self._mixed))
+        inward = torch.tensor([factors.inputs, factors.write, factors.read]).repeat_interleave(
+            torch.tensor(self._mixed)
+        )
         self.conv = CausalConv(
             kernels, f"{prefix}.conv1d", self._parts[1], options.taps, bias=options.conv_bias, factors=inward
         )
@@ -161,7 +175,18 @@ class Mamba2Mixer(Layer):
         tail, memory = step.caches[self.index].state
         gate, mixed, steps = ops.split(self.input(hidden), self._parts)
         x, b, c = ops.split(self.conv(mixed, tail, rows), self._mixed)
-        constant = self.step_bias.value, self.skip.value, gate if self.norm is None else None
-        mixed = ops.selective_scan(x, steps, self.rates.value, b, c, memory, rows, *constant, self.options.step_limits)
+        mixed = ops.selective_scan(
+            x,
+            steps,
+            self.rates.value,
+            b,
+            c,
+            memory,
+            rows,
+            self.step_bias.value,
+            self.skip.value,
+            gate if self.norm is None else None,
+            self.options.step_limits,
+        )
         mixed = mixed if self.norm is None else self.norm(mixed, gate)
         return self.output(step.wanted(mixed), None if residual is None else step.wanted(residual))

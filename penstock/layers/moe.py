@@ -100,9 +100,17 @@ class SparseMoe(Layer):
         options = self.options
         read, hidden = (norm(hidden)[0] for norm in self.norms) if self.norms else (hidden, hidden)
         scores = self._kernels.linear(read, self.router.value, _value(self.router_bias))
-        choice = options.top_k, options.routing, options.renormalize, _value(self.choice_bias)
-        how = options.groups, options.scale, options.jitter, _value(self.factors)
-        weights, ids = self._kernels.route_experts(scores, *choice, *how)
+        weights, ids = self._kernels.route_experts(
+            scores,
+            options.top_k,
+            options.routing,
+            options.renormalize,
+            _value(self.choice_bias),
+            options.groups,
+            options.scale,
+            options.jitter,
+            _value(self.factors),
+        )
         if options.scale_input:
             hidden = self._kernels.scale_rows(hidden, weights)
             weights, ids = self._kernels.route_experts(scores, 1, "topk_softmax", True)

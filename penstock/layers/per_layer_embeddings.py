@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
@@ -47,16 +49,26 @@ class PerLayerEmbeddings(Layer):
         return hidden
 
 
+@dataclass(frozen=True, slots=True)
+class PerLayerSizes:
+    """Elements of the hidden states, of one vector, and how many layers have one."""
+
+    hidden: int
+    size: int
+    layers: int
+
+
 class PerLayerInput(Layer):
     """What layer `index` makes of its vector and the hidden states: norm(projection(activation(gate(x)) · vector))."""
 
     def __init__(
-        self, kernels: KernelSet, index: int, sizes: tuple[int, int, int], activation: Activation, norm: Norm
+        self, kernels: KernelSet, index: int, sizes: PerLayerSizes, activation: Activation, norm: Norm
     ) -> None:
-        """sizes: of hidden states, of a vector, and how many layers have one."""
         self._kernels = kernels
         self.index, self.activation = index, activation
-        hidden, self.size, self.layers = sizes
+        hidden = sizes.hidden
+        self.size = sizes.size
+        self.layers = sizes.layers
         prefix = f"model.layers.{index}"
         self.gate = Linear(kernels, ((f"{prefix}.per_layer_input_gate", self.size),), hidden, bias=False)
         self.projection = Linear(kernels, ((f"{prefix}.per_layer_projection", hidden),), self.size, bias=False)

@@ -75,8 +75,9 @@ class ForwardStep:
         """The queries' factors at the step's positions, [T, 1] float32."""
         found = self._temperatures.get(temperature)
         if found is None:
-            how = temperature.length, temperature.weight, temperature.offset
-            found = self._temperatures[temperature] = self.kernels.position_scales(self.batch.positions[0], *how)
+            found = self._temperatures[temperature] = self.kernels.position_scales(
+                self.batch.positions[0], temperature.length, temperature.weight, temperature.offset
+            )
         return found
 
     def rotation(self, rotary: Rotary) -> tuple[Tensor, Tensor]:

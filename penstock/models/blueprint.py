@@ -204,10 +204,11 @@ class Blueprint:
 
         The configuration's `attention_bias` tells of biases that no option tells of.
         """
-        sizes = (self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim)
         bias = self.fields.flag("attention_bias", False)
         usual = {"norm_eps": self.norm_eps, "qkv_bias": bias, "output_bias": bias}
-        settings = AttentionOptions(*sizes, rotary, **(usual | options))
+        settings = AttentionOptions(
+            self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim, rotary, **(usual | options)
+        )
         return Attention(self.kernels, f"model.layers.{index}.self_attn", index if slot is None else slot, settings)
 
     def mlp(

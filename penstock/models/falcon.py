@@ -14,7 +14,9 @@ TWO_NORMS = BlockNorms("ln_attn", None, "ln_mlp", parallel=True)
 
 def build(blueprint: Blueprint) -> DecoderModel:
     fields = blueprint.fields
-    new, bias, alibi = (fields.flag(name, False) for name in ("new_decoder_architecture", "bias", "alibi"))
+    new = fields.flag("new_decoder_architecture", False)
+    bias = fields.flag("bias", False)
+    alibi = fields.flag("alibi", False)
     if not new:
         shared = fields.flag("multi_query", True)
         blueprint = replace(blueprint, num_kv_heads=1 if shared else blueprint.num_heads)

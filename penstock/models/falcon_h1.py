@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.layers.decoder import DecoderModel, ParallelMixers
+from penstock.layers.mamba import ProjectionFactors
 from penstock.models.blueprint import Blueprint
 from penstock.models.jamba import NORMS, RENAMES
 from penstock.models.mamba import mamba2
@@ -28,11 +29,16 @@ def build(blueprint: Blueprint) -> DecoderModel:
     inward, kernels = factor("attention_in_multiplier"), blueprint.kernels
     rotary = blueprint.rotary()
     norm = "norm first" if fields.flag("mamba_norm_before_gate", True) else "gated"
+    inner, parts = factor("ssm_in_multiplier"), factors("ssm_multipliers", 5, "one a part of the projection")
     scan: dict[str, Any] = {
         "norm": norm if fields.flag("mamba_rms_norm", False) else None,
         "output_bias": fields.flag("projectors_bias", False),
-        "factors": tuple(
-            factor("ssm_in_multiplier") * part for part in factors("ssm_multipliers", 5, "one a part of the projection")
+        "factors": ProjectionFactors(
+            gate=inner * parts[0],
+            inputs=inner * parts[1],
+            write=inner * parts[2],
+            read=inner * parts[3],
+            steps=inner * parts[4],
         ),
         "output_factor": factor("ssm_out_multiplier"),
     }

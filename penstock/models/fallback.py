@@ -91,9 +91,13 @@ def check(made: Any, config: Mapping[str, Any]) -> tuple[Any, Fields]:
 def _stated(blueprint: Blueprint) -> tuple[CacheSpec, ...]:
     """What layers keep by the configuration, where their code cannot tell."""
     windows = blueprint.windows()
-    sizes = (blueprint.num_kv_heads, blueprint.head_dim, blueprint.head_dim)
-    full = CacheSpec(CacheKind.FULL, *sizes)
-    return tuple(full if width is None else CacheSpec(CacheKind.SLIDING, *sizes, width) for width in windows)
+    full = CacheSpec(CacheKind.FULL, blueprint.num_kv_heads, blueprint.head_dim, blueprint.head_dim)
+    return tuple(
+        full
+        if width is None
+        else CacheSpec(CacheKind.SLIDING, blueprint.num_kv_heads, blueprint.head_dim, blueprint.head_dim, width)
+        for width in windows
+    )
 
 
 def _registered() -> str:

@@ -10,10 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.layers.altup import AltUpBlock, AltUpCoefficients, AltUpInput, AltUpOutput, LaurelBlock
+from penstock.layers.altup import (
+    AltUpBlock,
+    AltUpCoefficients,
+    AltUpInput,
+    AltUpOutput,
+    AroundNorms,
+    Laurel,
+    LaurelBlock,
+)
 from penstock.layers.decoder import Block, DecoderModel, FeedForward
 from penstock.layers.linear import Linear, StoredRows
-from penstock.layers.per_layer_embeddings import PerLayerEmbeddings, PerLayerInput
+from penstock.layers.per_layer_embeddings import PerLayerEmbeddings, PerLayerInput, PerLayerSizes
 from penstock.layers.recurrent import constants
 from penstock.models.blueprint import Blueprint
 from penstock.models.gemma import AROUND, attention_of, both_rotations, shared_leftovers
@@ -34,7 +42,8 @@ def per_layer_embeddings(blueprint: Blueprint) -> PerLayerEmbeddings:
 
 def per_layer_input(blueprint: Blueprint, index: int) -> PerLayerInput:
     """What layer `index` makes of its vector."""
-    sizes = blueprint.hidden_size, blueprint.fields.integer("hidden_size_per_layer_input"), blueprint.num_layers
+    size = blueprint.fields.integer("hidden_size_per_layer_input")
+    sizes = PerLayerSizes(blueprint.hidden_size, size, blueprint.num_layers)
     norm = blueprint.norm(f"model.layers.{index}.post_per_layer_input_norm")
     activation = blueprint.activation("hidden_activation", "gelu_pytorch_tanh")
     return PerLayerInput(blueprint.kernels, index, sizes, activation, norm)
@@ -58,7 +67,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         prefix = f"model.layers.{index}"
         rotary = full if windows[index] is None else local
         attention = attention_of(blueprint, index, rotary, windows[index], slots[index])
-        norms = (
+        norms = AroundNorms(
             blueprint.norm(f"{prefix}.{AROUND.before_attention}"),
             blueprint.norm(f"{prefix}.{AROUND.after_attention}", factor=HALF),
             blueprint.norm(f"{prefix}.{AROUND.before_mlp}"),
@@ -66,7 +75,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         )
         left = Linear(kernels, ((f"{prefix}.laurel.linear_left", rank),), hidden, bias=False)
         right = Linear(kernels, ((f"{prefix}.laurel.linear_right", hidden),), rank, bias=False)
-        laurel = left, right, blueprint.norm(f"{prefix}.laurel.post_laurel_norm", factor=HALF)
+        laurel = Laurel(left, right, blueprint.norm(f"{prefix}.laurel.post_laurel_norm", factor=HALF))
         computed = LaurelBlock(kernels, norms, attention, feed_forward(index), laurel, hidden)
         scale = constants(f"{prefix}.altup.correct_output_scale", hidden) if scaled else None
         mixing = _coefficients(blueprint, f"{prefix}.altup", count)

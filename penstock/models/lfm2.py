@@ -53,11 +53,14 @@ def _build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward]) -> 
     fields = blueprint.fields
     recurrent = blueprint.recurrent()
     taps, bias = fields.integer("conv_L_cache", 3), fields.flag("conv_bias", False)
-    sizes = blueprint.hidden_size, taps
 
     def convolution(index: int) -> ShortConvMixer | None:
         prefix = f"model.layers.{index}.conv"
-        return ShortConvMixer(blueprint.kernels, prefix, index, *sizes, bias=bias) if recurrent[index] else None
+        return (
+            ShortConvMixer(blueprint.kernels, prefix, index, blueprint.hidden_size, taps, bias=bias)
+            if recurrent[index]
+            else None
+        )
 
     return blueprint.decoder(
         rotary=blueprint.rotary(theta=1_000_000.0),

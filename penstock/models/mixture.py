@@ -83,7 +83,9 @@ def sparse_layer(
         bias_shape: as it is stored; None for a vector.
     """
     first, *others = prefixes
-    experts = experts or separate_experts(tuple(f"{prefix}.experts" for prefix in prefixes), options, *names)
+    experts = experts or separate_experts(
+        tuple(f"{prefix}.experts" for prefix in prefixes), options, names[0], names[1], names[2]
+    )
     matrix = router_weight(blueprint.kernels, f"{first}.{router}", options, *(f"{other}.{router}" for other in others))
     bias = None
     if choice_bias is not None:

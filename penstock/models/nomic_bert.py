@@ -73,7 +73,7 @@ def _assemble(
             "mask": MaskKind.BIDIRECTIONAL,
             "types": learned(kernels, "model.embed_types.weight", types, blueprint.hidden_size) if types else None,
             "embedding_norm": blueprint.layer_norm("model.embed_norm"),
-            "classifier": lambda: bert.classifier(blueprint, *classifier),
+            "classifier": lambda: bert.classifier(blueprint, classifier[0], classifier[1]),
         },
         ignorable=bert.UNUSED,
         qkv_bias=bias,

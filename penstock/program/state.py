@@ -179,8 +179,9 @@ class State:
         self._last = asyncio.run_coroutine_threadsafe(run(), self._host.loop)
 
     async def _inherit(self, said: _Said) -> None:
-        results = (dict(said.results), dict(said.outputs), dict(said.scores))
-        self._said = _Said(said.text, said.ids, said.messages, *results)
+        self._said = _Said(
+            said.text, said.ids, said.messages, dict(said.results), dict(said.outputs), dict(said.scores)
+        )
 
     async def _run(self, part: str | Gen | Select | Role) -> None:
         frontend = await self._host.start()

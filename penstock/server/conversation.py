@@ -11,7 +11,7 @@ from penstock.config.errors import RequestError, format_value
 from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.errors import bad_value
 from penstock.server.strict_json import parse_json
-from penstock.text.grammar.wellformed import first_fault
+from penstock.text.grammar.wellformed import SchemaFault, first_fault
 
 _MAX_ROLE_CHARS = 64
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content", "reasoning", "refusal")
@@ -67,10 +67,9 @@ def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:
     fault = first_fault(schema)
     kinds = schema.get("type", "object")
     if fault is None and "object" not in ([kinds] if isinstance(kinds, str) else kinds):
-        fault = ".type", schema["type"], '"object", as arguments have names'
+        fault = SchemaFault(".type", schema["type"], '"object", as arguments have names')
     if fault is not None:
-        at, value, allowed = fault
-        message = f"{where}{at} is {format_value(value)}; allowed: {allowed}."
+        message = f"{where}{fault.path} is {format_value(fault.value)}; allowed: {fault.allowed}."
         raise RequestError(message, param=where, code="invalid_function_parameters")
 
 

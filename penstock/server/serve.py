@@ -186,8 +186,9 @@ async def _serve(
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
     try:
-        parsers = engine_options.tool_call_parser, engine_options.reasoning_parser
-        text = await asyncio.to_thread(TextPipeline.load, engine_options.model, *parsers)
+        text = await asyncio.to_thread(
+            TextPipeline.load, engine_options.model, engine_options.tool_call_parser, engine_options.reasoning_parser
+        )
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
         server = http_server(create_app(frontend, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))

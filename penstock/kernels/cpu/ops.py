@@ -54,13 +54,22 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTables:
+    """Where the rows of a step begin, how long they are and which blocks they have, as in kernels.api.PlanAttention."""
+
+    query_start: Tensor
+    context_len: Tensor
+    block_table: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class NativeAttentionPlan:
     """What attention needs of a step: a cache group and its window, and the tables where it runs at once."""
 
     group: int
     window: int
     chunked: bool
-    tables: tuple[Tensor, Tensor, Tensor] | None  # query_start, context_len, block_table
+    tables: StepTables | None
     masks: Tensor | None = None
     spans: Tensor | None = None
 
@@ -89,17 +98,19 @@ def rms_norm(x: Any, weight: Tensor, eps: float, residual: Any = None) -> Any:
     tape, size = tape_of(x), width_of(x)
     out = tape.new(size, extent_of(x))
     total = x if residual is None else tape.new(size, extent_of(x))
-    inputs = tape.index(x), tape.index(residual), tape.index(weight)
     sum_index = NONE if residual is None else tape.index(total)
-    tape.program.rms_norm(*inputs, size, eps, tape.index(out), sum_index, extent_of(x))
+    tape.program.rms_norm(
+        tape.index(x), tape.index(residual), tape.index(weight), size, eps, tape.index(out), sum_index, extent_of(x)
+    )
     return tape.done(out, total)
 
 
 def layer_norm(x: Any, weight: Tensor, bias: Tensor | None, eps: float) -> Any:
     tape, size = tape_of(x), width_of(x)
     out = tape.new(size, extent_of(x))
-    inputs = tape.index(x), tape.index(weight), tape.index(bias)
-    tape.program.layer_norm(*inputs, size, eps, tape.index(out), extent_of(x))
+    tape.program.layer_norm(
+        tape.index(x), tape.index(weight), tape.index(bias), size, eps, tape.index(out), extent_of(x)
+    )
     return tape.done(out)
 
 
@@ -109,9 +120,17 @@ def _linear(
     tape = tape_of(x)
     out = tape.new(width, extent_of(x))
     tape.refs.append(weight)
-    inputs = tape.index(x), tape.index(bias), tape.index(residual)
-    how = ACTIVATIONS.index(activation), alpha, limit
-    tape.program.linear(list(weight.parts), *inputs, *how, tape.index(out), extent_of(x))
+    tape.program.linear(
+        list(weight.parts),
+        tape.index(x),
+        tape.index(bias),
+        tape.index(residual),
+        ACTIVATIONS.index(activation),
+        alpha,
+        limit,
+        tape.index(out),
+        extent_of(x),
+    )
     return tape.done(out)
 
 
@@ -133,8 +152,7 @@ def gated_linear(
 def activate(x: Any, activation: str, limit: float = 0.0) -> Any:
     tape, size = tape_of(x), width_of(x)
     out = tape.new(size, extent_of(x))
-    how = ACTIVATIONS.index(activation), limit
-    tape.program.activate(tape.index(x), size, *how, tape.index(out), extent_of(x))
+    tape.program.activate(tape.index(x), size, ACTIVATIONS.index(activation), limit, tape.index(out), extent_of(x))
     return tape.done(out)
 
 
@@ -216,8 +234,19 @@ def rope_and_cache_write(
     keys = layout.heads * layout.key_dim
     heads = (width_of(qkv) - keys - layout.heads * layout.value_dim) // layout.key_dim
     query = tape.new(heads * layout.key_dim)
-    inputs = tape.index(qkv), tape.index(cos), tape.index(sin), width_of(cos), group, heads, tape.index(qk_norm), eps
-    tape.program.rope_write(*inputs, HEAD_NORMS.index(head_norm), _buffers(tape, cache), tape.index(query))
+    tape.program.rope_write(
+        tape.index(qkv),
+        tape.index(cos),
+        tape.index(sin),
+        width_of(cos),
+        group,
+        heads,
+        tape.index(qk_norm),
+        eps,
+        HEAD_NORMS.index(head_norm),
+        _buffers(tape, cache),
+        tape.index(query),
+    )
     query = tape.done(query)
     return query.view(-1, heads, layout.key_dim) if isinstance(tape, Eager) else query
 
@@ -262,10 +291,22 @@ def route_experts(
     tape = tape_of(router_logits)
     extent = extent_of(router_logits)
     weights, ids = tape.new(top_k, extent), tape.new(top_k, extent, dtype=torch.int64)
-    how = top_k, ROUTINGS.index(routing), renormalize
     logits, results = tape.index(router_logits), (tape.index(weights), tape.index(ids))
-    more = tape.index(bias), *groups, scale, jitter, tape.index(factors), extent
-    tape.program.route_experts(logits, width_of(router_logits), *how, *results, *more)
+    tape.program.route_experts(
+        logits,
+        width_of(router_logits),
+        top_k,
+        ROUTINGS.index(routing),
+        renormalize,
+        *results,
+        tape.index(bias),
+        groups[0],
+        groups[1],
+        scale,
+        jitter,
+        tape.index(factors),
+        extent,
+    )
     return tape.done(weights, ids)
 
 
@@ -286,11 +327,23 @@ def grouped_experts(
     tape = tape_of(x)
     out = tape.new(width_of(x), extent_of(x))
     tape.refs.append((gate_up, down))
-    inputs = tape.index(x), tape.index(weights), tape.index(ids), width_of(ids)
-    biases = tape.index(gate_up_bias), tape.index(down_bias)
-    how = ACTIVATIONS.index(activation), alpha, limit, tape.index(out), extent_of(x)
     gates = gate_up.parts if gated else 2 * gate_up.parts
-    tape.program.experts(*inputs, *gates, *down.parts, *biases, tape.index(residual), *how)
+    tape.program.experts(
+        tape.index(x),
+        tape.index(weights),
+        tape.index(ids),
+        width_of(ids),
+        *gates,
+        *down.parts,
+        tape.index(gate_up_bias),
+        tape.index(down_bias),
+        tape.index(residual),
+        ACTIVATIONS.index(activation),
+        alpha,
+        limit,
+        tape.index(out),
+        extent_of(x),
+    )
     return tape.done(out)
 
 
@@ -341,7 +394,7 @@ def plan_attention(
     if isinstance(block_table, Handle):
         return NativeAttentionPlan(block_table.group, window or 0, chunked, None)
     return NativeAttentionPlan(
-        0, window or 0, chunked, (query_start, context_len, block_table), mask_kinds(masks), spans
+        0, window or 0, chunked, StepTables(query_start, context_len, block_table), mask_kinds(masks), spans
     )
 
 
@@ -363,19 +416,30 @@ def paged_attention(
     width = width_of(query) if isinstance(query, Handle) else query.shape[1:].numel()
     heads = width // layout.key_dim
     if plan.tables is not None and isinstance(tape, Eager):
-        start, context, table = plan.tables
+        tables = plan.tables
         tape.refs.append(plan)
-        tape.step.set(tape.rows, len(context), 0, 0, start.data_ptr(), context.data_ptr())
-        tape.step.set_group(0, table.data_ptr(), table.shape[1], 0)
+        start, context = tables.query_start.data_ptr(), tables.context_len.data_ptr()
+        tape.step.set(tape.rows, len(tables.context_len), 0, 0, start, context)
+        tape.step.set_group(0, tables.block_table.data_ptr(), tables.block_table.shape[1], 0)
         tape.step.set_masks(address(plan.masks), address(plan.spans))
-    shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)  # a plan asks for no more
-    seen = plan.group, plan.window, plan.chunked
-    key = (*seen, heads, *shape)
+    shape = (layout.block_size, layout.heads, layout.key_dim, layout.value_dim)
+    key = (plan.group, plan.window, plan.chunked, heads, *shape)  # one native plan serves all caches of this shape
     index = tape.plans.get(key)
     if index is None:
-        index = tape.plans[key] = tape.program.plan_attention(*seen, layout, heads)
+        index = tape.plans[key] = tape.program.plan_attention(plan.group, plan.window, plan.chunked, layout, heads)
     out = tape.new(heads * layout.value_dim)
-    where = index, *seen, _buffers(tape, cache), heads
-    changes = scale, tape.index(sinks), soft_cap or 0.0, tape.index(slopes)
-    tape.program.attention(tape.index(query), *where, *changes, tape.index(out))
+    tape.program.attention(
+        tape.index(query),
+        index,
+        plan.group,
+        plan.window,
+        plan.chunked,
+        _buffers(tape, cache),
+        heads,
+        scale,
+        tape.index(sinks),
+        soft_cap or 0.0,
+        tape.index(slopes),
+        tape.index(out),
+    )
     return tape.done(out)

@@ -24,8 +24,9 @@ def weighted_sum(base: Any, terms: Sequence[Any], weights: Any) -> Any:
     size = width_of(base)
     some = extent_of(base) == LOGIT_ROWS
     out = tape.new(size, extent_of(base))
-    inputs = tape.index(base), [tape.index(term) for term in terms], tape.part(weights)
-    tape.program.weighted_sum(*inputs, size, tape.index(out), some)
+    tape.program.weighted_sum(
+        tape.index(base), [tape.index(term) for term in terms], tape.part(weights), size, tape.index(out), some
+    )
     return tape.done(out)
 
 
@@ -48,7 +49,8 @@ def statistical_topk(x: Any, deviations: float) -> Any:
 def rotate_heads(x: Any, cos: Any, sin: Any, heads: int) -> Any:
     tape, size = tape_of(x), width_of(x)
     out = tape.new(size)
-    tables = tape.index(cos), tape.index(sin), width_of(cos)
-    tape.program.rotate(tape.index(x), *tables, heads, size // heads, tape.index(out))
+    tape.program.rotate(
+        tape.index(x), tape.index(cos), tape.index(sin), width_of(cos), heads, size // heads, tape.index(out)
+    )
     out = tape.done(out)
     return out.view(-1, heads, size // heads) if isinstance(tape, Eager) else out

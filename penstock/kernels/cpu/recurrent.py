@@ -43,8 +43,15 @@ def short_conv(
 ) -> Any:
     tape, (taps, channels) = _tape(x, rows), weight.shape
     out = tape.new(channels)
-    inputs = *map(tape.part, (x, before, after)), *map(tape.index, (weight, bias))
-    tape.program.short_conv(*inputs, taps, channels, activation == "silu", tape.index(state), tape.index(out))
+    tape.program.short_conv(
+        *map(tape.part, (x, before, after)),
+        *map(tape.index, (weight, bias)),
+        taps,
+        channels,
+        activation == "silu",
+        tape.index(state),
+        tape.index(out),
+    )
     return tape.done(out)
 
 
@@ -63,9 +70,19 @@ def selective_scan(
 ) -> Any:
     tape, (_, heads, states, size) = _tape(x, rows), state.shape
     out = tape.new(heads * size)
-    inputs = *map(tape.part, (x, dt, b, c, gate)), *map(tape.index, (a, dt_bias, skip))
-    sizes = heads, width_of(b) // states, size, states
-    tape.program.selective_scan(*inputs, a.dim() == 2, *dt_limit, *sizes, tape.index(state), tape.index(out))
+    tape.program.selective_scan(
+        *map(tape.part, (x, dt, b, c, gate)),
+        *map(tape.index, (a, dt_bias, skip)),
+        a.dim() == 2,
+        dt_limit[0],
+        dt_limit[1],
+        heads,
+        width_of(b) // states,
+        size,
+        states,
+        tape.index(state),
+        tape.index(out),
+    )
     return tape.done(out)
 
 
@@ -84,9 +101,19 @@ def gated_delta_rule(
 ) -> Any:
     tape, (_, heads, dim, width) = _tape(q, rows), state.shape
     out = tape.new(heads * width)
-    inputs = *map(tape.part, (q, k, v, step, beta)), tape.index(a), tape.index(bias), eps
-    sizes = heads, width_of(q) // dim, dim, width
-    tape.program.delta_rule(*inputs, *sizes, tiled, tape.index(state), tape.index(out))
+    tape.program.delta_rule(
+        *map(tape.part, (q, k, v, step, beta)),
+        tape.index(a),
+        tape.index(bias),
+        eps,
+        heads,
+        width_of(q) // dim,
+        dim,
+        width,
+        tiled,
+        tape.index(state),
+        tape.index(out),
+    )
     return tape.done(out)
 
 
@@ -100,9 +127,17 @@ def gated_rms_norm(
 ) -> Any:
     tape, size = tape_of(x), width_of(x)
     out = tape.new(size, extent_of(x))
-    inputs = tape.part(x), tape.part(gate), tape.index(weight)
-    how = size, group_size or size, eps, gate_first
-    tape.program.gated_norm(*inputs, *how, tape.index(out), extent_of(x) == LOGIT_ROWS)
+    tape.program.gated_norm(
+        tape.part(x),
+        tape.part(gate),
+        tape.index(weight),
+        size,
+        group_size or size,
+        eps,
+        gate_first,
+        tape.index(out),
+        extent_of(x) == LOGIT_ROWS,
+    )
     return tape.done(out)
 
 
@@ -121,6 +156,5 @@ def adapter(
         tape.step.set(tape.rows, len(slot), 0, 0, query_start.data_ptr(), 0)
         tape.step.set_slots(0, slot.data_ptr())
     tape.refs.append(adapters)
-    where = width_of(out), offset, tape.index(out), rows is not None
-    tape.program.adapter(tape.index(x), adapters.table, *where)
+    tape.program.adapter(tape.index(x), adapters.table, width_of(out), offset, tape.index(out), rows is not None)
     return tape.done(out)

@@ -66,7 +66,7 @@ def selective_scan(
     tokens = x.shape[0]
     _, heads, states, size = state.shape
     each = (heads, 1, 1) if a.dim() == 1 else (1, 1, size)  # where steps differ, in a state [H, N, P]
-    step = functional.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias).clamp(*dt_limit)
+    step = functional.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias).clamp(dt_limit[0], dt_limit[1])
     decay = a.view(each) if a.dim() == 1 else a.view(1, states, size)
     inputs = x.float().reshape(tokens, heads, 1, size)
     groups = b.shape[1] // states

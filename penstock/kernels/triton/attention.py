@@ -21,7 +21,7 @@ from penstock.kernels.cache import KvTensors
 from penstock.kernels.registry import Implementation, KernelContext
 from penstock.kernels.triton import FIXED_ORDER
 from penstock.kernels.triton.attention_plan import FixedPlan, Tiles, TritonAttentionPlan, make_plan
-from penstock.kernels.triton.attention_shapes import AttentionShape, shape_of
+from penstock.kernels.triton.attention_shapes import AttentionShape, ScoreChanges, shape_of
 from penstock.kernels.triton.cache import Layout, refuse
 from penstock.kernels.triton.numbers import dot, inlined, narrow, operand
 
@@ -292,8 +292,9 @@ def _attend(
         total, rest, top, mass = _walk(total, rest, top, mass, b, last, first, last, *facts, scale, cap, C, False)
         target = out + (token * C.HEADS + head) * C.VALUE_DIM
         if C.WHOLE:
-            found = total, rest, top, mass
-            _merge(*found, sink, target, sums, stats, heads, member, valid, part, first_part, last_part, C)
+            _merge(
+                total, rest, top, mass, sink, target, sums, stats, heads, member, valid, part, first_part, last_part, C
+            )
         elif slot < 0:
             _finish(total, rest, top, mass, sink, target, valid, C)
         elif C.PART < NOWHERE:
@@ -384,8 +385,7 @@ def plan_attention(
     spans: Tensor | None = None,
     chunked: bool = False,
 ) -> TritonAttentionPlan:
-    rows = query_start, context_len, block_table, query_lens, context_lens
-    return make_plan(*rows, window, masks, spans, chunked)
+    return make_plan(query_start, context_len, block_table, query_lens, context_lens, window, masks, spans, chunked)
 
 
 def paged_attention(
@@ -405,18 +405,18 @@ def paged_attention(
     layout: Layout = cache.layout
     heads = query.shape[1] // layout.key_dim
     out = torch.empty(len(query), heads * layout.value_dim, dtype=query.dtype, device=query.device)
-    changes = sinks is not None, soft_cap is not None, slopes is not None
+    changes = ScoreChanges(sinks is not None, soft_cap is not None, slopes is not None)
     for queries in plan.classes:
         shape = shape_of(queries, heads, layout, query.dtype, cache.latent, plan.kind, changes, fixed)
         programs = shape.KV_HEADS * shape.HEAD_TILES
         tiles = plan.tiles(queries, shape.QUERIES, shape.PART, programs, shape.waves)
-        _run(query, out, layout, plan, tiles, shape, programs, (scale, soft_cap or 1.0), sinks, slopes)
+        _run(query, out, layout, plan, tiles, shape, programs, scale, soft_cap or 1.0, sinks, slopes)
     return out
 
 
 def _run(
     query: Tensor, out: Tensor, layout: Layout, plan: TritonAttentionPlan | FixedPlan, tiles: Tiles,
-    shape: AttentionShape, programs: int, numbers: tuple[float, float], sinks: Tensor | None, slopes: Tensor | None,
+    shape: AttentionShape, programs: int, scale: float, soft_cap: float, sinks: Tensor | None, slopes: Tensor | None,
 ) -> None:  # fmt: skip
     """Attends with the tiles of one class of rows."""
     key, value = layout.key, layout.value
@@ -429,7 +429,7 @@ def _run(
     _attend[(len(tiles.units), programs)](
         query, query.stride(0), out, tiles.units, plan.query_start, plan.context_len, plan.block_table,
         plan.block_table.stride(0), seen, plan.window or 0, key.data, key.scale, key.page, key.head, value.data,
-        value.scale, value.page, value.head, *numbers, sinks, slopes, sums, stats, shape,
+        value.scale, value.page, value.head, scale, soft_cap, sinks, slopes, sums, stats, shape,
         num_warps=shape.WARPS, num_stages=shape.STAGES, enable_fp_fusion=True,
     )  # fmt: skip
     if tiles.split is not None:

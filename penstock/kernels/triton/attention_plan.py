@@ -16,9 +16,19 @@ from penstock.kernels.reference.attention import visible
 from penstock.kernels.triton.attention_shapes import LONG, SHORT_QUERIES
 
 Numbers = npt.NDArray[np.int64]
-Key = tuple[int, int, int, int, int]  # arguments of `TritonAttentionPlan.tiles`
 FIELDS = 5  # of a unit: row, first query, first part, parts, place of its sums (-1: there is one part, which is all)
 NO_QUERY = 1 << 30  # first query of a tile that has none
+
+
+@dataclass(frozen=True, slots=True)
+class TileKey:
+    """What tiles are asked for: arguments of `TritonAttentionPlan.tiles`."""
+
+    kind: int
+    queries: int
+    part: int
+    programs: int
+    waves: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +70,32 @@ class TritonAttentionPlan:
     contexts: Numbers
     _of_class: Numbers
     _bounds: Numbers | None
-    _made: dict[Key, Tiles] = field(default_factory=dict)
+    _made: dict[TileKey, Tiles] = field(default_factory=dict)
 
     def tiles(self, kind: int, queries: int, part: int, programs: int, waves: int) -> Tiles:
         """Tiles of rows of a class: of so many queries, in parts of so many positions, each for so many programs.
 
         A multiprocessor should get about `waves` programs.
         """
-        key = kind, queries, part, programs, waves
+        key = TileKey(kind, queries, part, programs, waves)
         found = self._made.get(key)
         if found is None:
-            units, split, slots = self.cut(*key)
+            units, split, slots = self.cut(key)
             both = units if split is None else np.concatenate((units, split))
             here = upload(both.astype(np.int32), self.block_table.device)
             found = self._made[key] = Tiles(here[: len(units)], here[len(units) :] if slots else None, slots)
         return found
 
-    def cut(self, kind: int, queries: int, part: int, programs: int, waves: int) -> tuple[Numbers, Numbers | None, int]:
-        """`Tiles` on the host, [n, FIELDS] int64 each; arguments as of `tiles`."""
-        rows = np.flatnonzero(self._of_class == kind)
+    def cut(self, key: TileKey) -> tuple[Numbers, Numbers | None, int]:
+        """`Tiles` on the host, [n, FIELDS] int64 each."""
+        queries, part = key.queries, key.part
+        rows = np.flatnonzero(self._of_class == key.kind)
         lens = self.lens[rows]
         counts = -(-lens // queries)
         row = rows.repeat(counts)
         first = (np.arange(len(row)) - (counts.cumsum() - counts).repeat(counts)) * queries
         low, end = self._reach(row, first, np.minimum(first + queries, self.lens[row]))
-        if kind == LONG:
+        if key.kind == LONG:
             order = np.argsort(low - end, kind="stable")  # the longest first
             zero = np.zeros_like(row)
             return np.stack((row, first, zero, zero + 1, zero - 1), axis=1)[order], None, 0
@@ -93,7 +104,7 @@ class TritonAttentionPlan:
         kept = np.where(parts > 1, parts, 0)
         slot = np.where(parts > 1, kept.cumsum() - kept, -1)
         whole = np.stack((row, first, first_part, parts, slot), axis=1)
-        usual = int(parts.sum()) * programs / (waves * _multiprocessors(self.block_table.device))
+        usual = int(parts.sum()) * key.programs / (key.waves * _multiprocessors(self.block_table.device))
         times = np.minimum(parts, np.maximum(1, np.rint(parts / usual))).astype(np.int64)
         units = whole.repeat(times, axis=0)
         of = times.repeat(times)
@@ -142,7 +153,7 @@ class FixedPlan:
         size: int32 elements that `fill` writes.
     """
 
-    def __init__(self, plan: TritonAttentionPlan, keys: tuple[Key, ...], tokens: int) -> None:
+    def __init__(self, plan: TritonAttentionPlan, keys: tuple[TileKey, ...], tokens: int) -> None:
         """`keys`: what tiles were asked for of `plan`, which is like all steps but for its contexts."""
         self.query_start = plan.query_start
         self.context_len = plan.context_len
@@ -152,14 +163,17 @@ class FixedPlan:
         self.window = plan.window
         self.seen = None
         self._plan = plan
-        self._room: dict[Key, tuple[int, int, int]] = {}
+        self._room: dict[TileKey, tuple[int, int, int]] = {}
         for key in keys:
-            _, queries, part, programs, waves = key
-            tiles = int((-(-plan.lens // queries)).sum())
-            spread = -(-waves * _multiprocessors(plan.block_table.device) // programs)
-            self._room[key] = tiles + spread, tiles, (tokens // part + 2 * len(plan.lens)) * -(-tiles // len(plan.lens))
+            tiles = int((-(-plan.lens // key.queries)).sum())
+            spread = -(-key.waves * _multiprocessors(plan.block_table.device) // key.programs)
+            self._room[key] = (
+                tiles + spread,
+                tiles,
+                (tokens // key.part + 2 * len(plan.lens)) * -(-tiles // len(plan.lens)),
+            )
         self.size = sum(FIELDS * (units + split) for units, split, _ in self._room.values())
-        self._made: dict[Key, Tiles] = {}
+        self._made: dict[TileKey, Tiles] = {}
 
     def place(self, memory: Tensor, query_start: Tensor, context_len: Tensor, block_table: Tensor) -> None:
         """Takes [size] int32 on the device, where what `fill` writes will lie, and the places of the rows' facts."""
@@ -174,7 +188,7 @@ class FixedPlan:
 
     def tiles(self, kind: int, queries: int, part: int, programs: int, waves: int) -> Tiles:
         """As TritonAttentionPlan.tiles, for those that were foreseen."""
-        return self._made[kind, queries, part, programs, waves]
+        return self._made[TileKey(kind, queries, part, programs, waves)]
 
     def fill(self, context_lens: Numbers, out: npt.NDArray[np.int32]) -> bool:
         """Writes [size] numbers for rows of these contexts; False if they are too long together for the room there is.
@@ -183,7 +197,7 @@ class FixedPlan:
         """
         plan, begin = replace(self._plan, contexts=context_lens), 0
         for key, (most_units, most_split, most_slots) in self._room.items():
-            units, split, slots = plan.cut(*key)
+            units, split, slots = plan.cut(key)
             if slots > most_slots or len(units) > most_units:
                 return False
             both = out[begin : begin + FIELDS * (most_units + most_split)].reshape(-1, FIELDS)
@@ -217,9 +231,18 @@ def make_plan(
         table = visible(query_lens, context_lens, window, masks, spans, chunked)
         bounds, seen = table.numpy(), table.int().to(block_table.device)
     kind = 0 if window is None or seen is not None else 2 if chunked else 1
-    rows = query_start, context_len, block_table
     return TritonAttentionPlan(
-        *rows, classes, (kind, seen is not None), window or 0, seen, lens, contexts, of_class, bounds
+        query_start,
+        context_len,
+        block_table,
+        classes,
+        (kind, seen is not None),
+        window or 0,
+        seen,
+        lens,
+        contexts,
+        of_class,
+        bounds,
     )
 
 

@@ -23,6 +23,15 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreChanges:
+    """What is done to scores beside scaling: sinks beside them, a cap, slopes by distance."""
+
+    sinks: bool
+    caps: bool
+    slopes: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """What one compiled kernel is made for. A tile has QUERIES queries with TILE_HEADS of a KV head's GROUP heads.
 
@@ -162,14 +171,14 @@ def _tile(long: bool, key: int, value: int, size: int, limit: int, fixed: bool) 
 
 def shape_of(
     queries: int, heads: int, layout: Layout, dtype: torch.dtype, latent: bool, kind: tuple[int, bool],
-    changes: tuple[bool, bool, bool], fixed: bool = False,
+    changes: ScoreChanges, fixed: bool = False,
 ) -> AttentionShape:  # fmt: skip
     """For rows of up to `queries` queries, a power of two, or LONG.
 
     Args:
         queries, heads, layout, dtype, latent: of the queries and the cache.
         kind: `WINDOW` and `SEEN` (TritonAttentionPlan.kind).
-        changes: sinks, a cap, slopes.
+        changes: of the scores.
         fixed: rows of few queries and of many are to get the same bits: both have the same parts and tiles of keys, and
             no tile of queries is too small for the instructions that large ones get.
     """
@@ -191,6 +200,7 @@ def shape_of(
     return AttentionShape(
         heads, layout.heads, group, tile_heads, -(-group // tile_heads), of_tile, block, keys, part,
         layout.block_size, layout.key_dim, key_cut, k0, k1, layout.value_dim, value_cut, v0, v1,
-        TYPES[dtype], latent, layout.scaled, *kind, *changes, fixed, fixed and queries == LONG,
+        TYPES[dtype], latent, layout.scaled, kind[0], kind[1],
+        changes.sinks, changes.caps, changes.slopes, fixed, fixed and queries == LONG,
         warps, stages,
     )  # fmt: skip

@@ -121,10 +121,11 @@ def route_experts(
     if tokens:
         chooses = routing in ("softmax_topk", "sigmoid_topk")
         biased = bias if chooses else None
+        count, kept = groups if routing != "sparsemixer" else (1, 1)
         _route[(tokens,)](
             logits, logits if biased is None else biased, logits if factors is None else factors, weights, ids, experts,
             logits.stride(0), scale, jitter, routing, renormalize and chooses, biased is not None, factors is not None,
-            *(groups if routing != "sparsemixer" else (1, 1)), top_k, triton.next_power_of_2(top_k),
+            count, kept, top_k, triton.next_power_of_2(top_k),
             triton.next_power_of_2(experts), num_warps=1 if experts <= 128 else 4,
         )  # fmt: skip
     return weights, ids

@@ -15,7 +15,7 @@ from penstock.kernels.registry import Implementation, KernelContext
 from penstock.kernels.triton import FIXED_ORDER, packing, scaled
 from penstock.kernels.triton.activations import check, gate
 from penstock.kernels.triton.packing import Eights, Packed, packable
-from penstock.kernels.triton.products import multiply
+from penstock.kernels.triton.products import Gating, multiply
 from penstock.kernels.triton.tables import embedding
 
 __all__ = ["gated_linear", "linear", "pack_linear", "pack_table", "packable", "refuse", "variants"]
@@ -88,7 +88,7 @@ def gated_linear(
         return gate(linear(x, weight, bias, fixed=fixed, by_torch=by_torch), activation, alpha, limit)
     check(activation)
     out = torch.empty(len(x), weight.rows // 2, dtype=x.dtype, device=x.device)
-    multiply(x if x.stride(1) == 1 else x.contiguous(), part, out, bias, gating=(activation, alpha, limit))
+    multiply(x if x.stride(1) == 1 else x.contiguous(), part, out, bias, gating=Gating(activation, alpha, limit))
     return out
 
 

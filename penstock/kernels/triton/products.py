@@ -18,10 +18,18 @@ from penstock.kernels.triton.packing import PLANES, TILE, Eights, Part, Planes, 
 PROGRAMS = 264  # that a launch should have at least: two a multiprocessor of a large card
 _LEAST_SEGMENT = 512  # inputs, below which a segment costs more than it brings
 _STEP = 256  # of which segments are multiples, as it is one of every block of inputs
-Gating = tuple[str, float, float]  # activation, alpha and limit, as in kernels.api.GatedLinear
 _FINISH = 1024
 _NEAR = 8  # tiles of rows that take turns over a weight
 _MANY = 1024  # rows from which on tiles of plain weights are as large as registers allow
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """What is made of gates and ups, as in kernels.api.GatedLinear."""
+
+    activation: str
+    alpha: float
+    limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +171,14 @@ def multiply(
     partial, halved = torch.empty(segments, count, outputs, device=x.device) if splits else out, out
     out = out if gating is None or splits else torch.empty(count, outputs, dtype=out.dtype, device=out.device)
     memory, kinds = _operands(part)
-    added = out if bias is None else bias, out if residual is None else residual
-    strides = out.stride(0), 0 if residual is None else residual.stride(0)
+    added_bias, added_residual = out if bias is None else bias, out if residual is None else residual
+    residual_stride = 0 if residual is None else residual.stride(0)
+    rows, owners = (out, out) if grouped is None else (grouped.rows, grouped.experts)
     tiles._multiply[programs, segments if splits else 1](
-        x, x_scales, *memory, out, partial, *added,
-        *((out, out) if grouped is None else (grouped.rows, grouped.experts)),
+        x, x_scales, *memory, out, partial, added_bias, added_residual, rows, owners,
         count, outputs, inputs, memory[0].shape[1], rows_of(part), part.zero if isinstance(part, Planes) else 0,
-        x.stride(0), *strides, triton.cdiv(inputs, shape.inputs), x_scales.shape[1], segment // shape.inputs, segments,
+        x.stride(0), out.stride(0), residual_stride, triton.cdiv(inputs, shape.inputs), x_scales.shape[1],
+        segment // shape.inputs, segments,
         *kinds,
         isinstance(part, Eights) and part.tiled, inputs % shape.inputs == 0, splits or segments == 1, splits,
         grouped is not None, 1 if grouped is None else grouped.share, bias is not None, residual is not None,
@@ -177,13 +186,13 @@ def multiply(
         enable_fp_fusion=not isinstance(part, Eights),  # a scaled segment is rounded before it is added, split or not
     )  # fmt: skip
     if splits:
-        kind, alpha, limit = gating or ("none", 0.0, 0.0)
+        how = gating or Gating("none", 0.0, 0.0)
         tiles._finish[count, triton.cdiv(halved.shape[1], _FINISH)](
-            partial, out, *added, count, outputs, *strides, alpha, limit, segments, bias is not None,
-            residual is not None, kind, _FINISH,
+            partial, out, added_bias, added_residual, count, outputs, out.stride(0), residual_stride, how.alpha,
+            how.limit, segments, bias is not None, residual is not None, how.activation, _FINISH,
         )  # fmt: skip
     elif gating is not None:
-        gate(out, *gating, out=halved)
+        gate(out, gating.activation, gating.alpha, gating.limit, out=halved)
 
 
 def _operands(part: Part) -> tuple[tuple[Tensor, ...], tuple[str | int, ...]]:
@@ -194,7 +203,9 @@ def _operands(part: Part) -> tuple[tuple[Tensor, ...], tuple[str | int, ...]]:
     if isinstance(part, Eights):
         kind = "int8" if values.dtype == torch.int8 else "fp8"
         return (values, values, part.scales, values, values), (kind, "none", 0, 0, 0, 1, 1)
-    high, offsets, table = (values if found is None else found for found in (part.high, part.offsets, part.table))
+    high = values if part.high is None else part.high
+    offsets = values if part.offsets is None else part.offsets
+    table = values if part.table is None else part.table
     run = math.gcd(part.group // part.span, PLANES)
     kinds = part.kind, offsets_of(part), *part.widths, part.span, part.group, run
     return (values, high, part.scales, offsets, table), kinds

@@ -136,16 +136,16 @@ def short_conv(
         return out
     x = _side_by_side(x, x)
     first, last = _side_by_side(before, x), _side_by_side(after, x)
-    where = rows.query_start, rows.context_len, rows.slot
     blocks = triton.cdiv(channels, _CHANNELS)
     _convolve[triton.cdiv(tokens, _TOKENS), blocks](
-        x, first, last, weight, x if bias is None else bias, state, out, *where, tokens, count, count.bit_length(),
+        x, first, last, weight, x if bias is None else bias, state, out, rows.query_start, rows.context_len, rows.slot,
+        tokens, count, count.bit_length(),
         x.stride(0), first.stride(0), last.stride(0), channels, taps, bias is not None, activation == "silu",
         before is not None, after is not None, _TOKENS, _CHANNELS,
     )  # fmt: skip
     _keep_last[count, blocks](
-        x, first, state, *where, x.stride(0), first.stride(0), channels, taps, before is not None, _CHANNELS,
-        num_warps=1,
+        x, first, state, rows.query_start, rows.context_len, rows.slot, x.stride(0), first.stride(0), channels, taps,
+        before is not None, _CHANNELS, num_warps=1,
     )  # fmt: skip
     return out
 
@@ -232,13 +232,14 @@ def selective_scan(
     out = torch.empty(len(x), heads * size, dtype=x.dtype, device=x.device)
     if not len(x):
         return out
-    x, dt, b, c = (_side_by_side(part, x) for part in (x, dt, b, c))
+    x, dt = _side_by_side(x, x), _side_by_side(dt, x)
+    b, c = _side_by_side(b, x), _side_by_side(c, x)
     weighing, bn = _side_by_side(gate, x), max(2, triton.next_power_of_2(states))
     bp = min(triton.next_power_of_2(size), max(8, _ELEMENTS // bn))
     _scan[len(rows.slot), heads, triton.cdiv(size, bp)](
         x, dt, a, b, c, a if skip is None else skip, weighing, a if dt_bias is None else dt_bias, state, out,
         rows.query_start, rows.context_len, rows.slot, x.stride(0), dt.stride(0), b.stride(0), c.stride(0),
-        weighing.stride(0), *dt_limit, heads, size, states, heads * states // b.shape[1], a.dim() == 2,
+        weighing.stride(0), dt_limit[0], dt_limit[1], heads, size, states, heads * states // b.shape[1], a.dim() == 2,
         dt_bias is not None, skip is not None, gate is not None, bn, bp, num_warps=max(1, bn * bp // 2048),
     )  # fmt: skip
     return out
@@ -314,7 +315,9 @@ def gated_delta_rule(
     out = torch.empty(len(v), heads * width, dtype=v.dtype, device=v.device)
     if not len(v):
         return out
-    q, k, v, step, beta = (_side_by_side(part, v) for part in (q, k, v, step, beta))
+    q, k = _side_by_side(q, v), _side_by_side(k, v)
+    step, beta = _side_by_side(step, v), _side_by_side(beta, v)
+    v = _side_by_side(v, v)
     bd = triton.next_power_of_2(dim)
     bv = min(triton.next_power_of_2(width), max(8, _ELEMENTS // bd))
     _delta[len(rows.slot), heads, triton.cdiv(width, bv)](

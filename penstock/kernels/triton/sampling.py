@@ -298,7 +298,8 @@ def _sample(
     allowed = ints if words is None else upload(words.view(np.int32), device)
     changed = torch.empty(count, vocab, device=device)
     largest = torch.empty(count, chunks, device=device)
-    places, wrong, numbers = (torch.empty_like(largest, dtype=torch.int32) for _ in range(3))  # aligned: for one kernel
+    places = torch.empty_like(largest, dtype=torch.int32)  # each by itself, and so aligned: for one kernel
+    wrong, numbers = torch.empty_like(places), torch.empty_like(places)
     kernels.prepare[count, chunks](
         logits, ints, floats, allowed, changed, largest, places, wrong, vocab, logits.stride(0), allowed.shape[1],
         chunks, words is not None,

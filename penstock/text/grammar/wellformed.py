@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 _TYPES: Final = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
 _SCHEMA: Final = "a JSON schema, which is an object, true or false"
@@ -57,23 +57,31 @@ _RULES: Final[Mapping[str, _Rule]] = MappingProxyType(
 )
 
 
-def first_fault(schema: Any) -> tuple[str, Any, str] | None:
-    """The first keyword that is not of its kind: where it stands ('.properties.a.type'), its value, what is allowed."""
+class SchemaFault(NamedTuple):
+    """A keyword that is not of its kind: where it stands (".properties.a.type"), its value, and what is allowed."""
+
+    path: str
+    value: Any
+    allowed: str
+
+
+def first_fault(schema: Any) -> SchemaFault | None:
+    """The first keyword that is not of its kind."""
     stack: list[tuple[Any, Any]] = [(schema, None)]  # and the path to each: that of what holds it, and its own step
     while stack:
         value, path = stack.pop()
         if not isinstance(value, (dict, bool)):
-            return _spelled(path), value, _SCHEMA
+            return SchemaFault(_spelled(path), value, _SCHEMA)
         if not isinstance(value, dict):
             continue
         for name in [name for name in value if name in _RULES]:
             fits, allowed = _RULES[name]
             if not fits(value[name]):
-                return _spelled((path, f".{name}")), value[name], allowed
+                return SchemaFault(_spelled((path, f".{name}")), value[name], allowed)
         inner: list[tuple[Any, Any]] = []
         for step, schemas, allowed in _held(value):
             if schemas is None:
-                return _spelled((path, f".{step}")), value[step], allowed
+                return SchemaFault(_spelled((path, f".{step}")), value[step], allowed)
             inner += ((item, (path, own)) for own, item in schemas)
         stack += reversed(inner)
     return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,44 +34,52 @@ _SCALARS = MappingProxyType(
 )
 _U64 = struct.Struct("<Q")
 
-# ggml type number → (name, values a block, bytes a block).
-GGML_TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
+
+class GgmlType(NamedTuple):
+    """How ggml stores values: the format's name, values a block, bytes a block."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+
+
+GGML_TYPES: Mapping[int, GgmlType] = MappingProxyType(
     {
-        0: ("f32", 1, 4),
-        1: ("f16", 1, 2),
-        2: ("q4_0", 32, 18),
-        3: ("q4_1", 32, 20),
-        6: ("q5_0", 32, 22),
-        7: ("q5_1", 32, 24),
-        8: ("q8_0", 32, 34),
-        9: ("q8_1", 32, 40),
-        10: ("q2_k", 256, 84),
-        11: ("q3_k", 256, 110),
-        12: ("q4_k", 256, 144),
-        13: ("q5_k", 256, 176),
-        14: ("q6_k", 256, 210),
-        15: ("q8_k", 256, 292),
-        16: ("iq2_xxs", 256, 66),
-        17: ("iq2_xs", 256, 74),
-        18: ("iq3_xxs", 256, 98),
-        19: ("iq1_s", 256, 50),
-        20: ("iq4_nl", 32, 18),
-        21: ("iq3_s", 256, 110),
-        22: ("iq2_s", 256, 82),
-        23: ("iq4_xs", 256, 136),
-        24: ("i8", 1, 1),
-        25: ("i16", 1, 2),
-        26: ("i32", 1, 4),
-        27: ("i64", 1, 8),
-        28: ("f64", 1, 8),
-        29: ("iq1_m", 256, 56),
-        30: ("bf16", 1, 2),
-        34: ("tq1_0", 256, 54),
-        35: ("tq2_0", 256, 66),
-        39: ("mxfp4", 32, 17),
-        40: ("nvfp4", 64, 36),
-        41: ("q1_0", 128, 18),
-        42: ("q2_0", 64, 18),
+        0: GgmlType("f32", 1, 4),
+        1: GgmlType("f16", 1, 2),
+        2: GgmlType("q4_0", 32, 18),
+        3: GgmlType("q4_1", 32, 20),
+        6: GgmlType("q5_0", 32, 22),
+        7: GgmlType("q5_1", 32, 24),
+        8: GgmlType("q8_0", 32, 34),
+        9: GgmlType("q8_1", 32, 40),
+        10: GgmlType("q2_k", 256, 84),
+        11: GgmlType("q3_k", 256, 110),
+        12: GgmlType("q4_k", 256, 144),
+        13: GgmlType("q5_k", 256, 176),
+        14: GgmlType("q6_k", 256, 210),
+        15: GgmlType("q8_k", 256, 292),
+        16: GgmlType("iq2_xxs", 256, 66),
+        17: GgmlType("iq2_xs", 256, 74),
+        18: GgmlType("iq3_xxs", 256, 98),
+        19: GgmlType("iq1_s", 256, 50),
+        20: GgmlType("iq4_nl", 32, 18),
+        21: GgmlType("iq3_s", 256, 110),
+        22: GgmlType("iq2_s", 256, 82),
+        23: GgmlType("iq4_xs", 256, 136),
+        24: GgmlType("i8", 1, 1),
+        25: GgmlType("i16", 1, 2),
+        26: GgmlType("i32", 1, 4),
+        27: GgmlType("i64", 1, 8),
+        28: GgmlType("f64", 1, 8),
+        29: GgmlType("iq1_m", 256, 56),
+        30: GgmlType("bf16", 1, 2),
+        34: GgmlType("tq1_0", 256, 54),
+        35: GgmlType("tq2_0", 256, 66),
+        39: GgmlType("mxfp4", 32, 17),
+        40: GgmlType("nvfp4", 64, 36),
+        41: GgmlType("q1_0", 128, 18),
+        42: GgmlType("q2_0", 64, 18),
     }
 )
 
@@ -226,20 +234,22 @@ def _read_entry(cursor: _Cursor, index: int) -> _Entry:
     dims = struct.unpack(f"<{rank}Q", cursor.take(8 * rank, f"the dimensions of {what}"))
     kind, offset = cursor.number("I", what), cursor.number("Q", what)
     if kind not in GGML_TYPES:
-        known = ", ".join(sorted({name for name, _, _ in GGML_TYPES.values()}))
+        known = ", ".join(sorted({stored.name for stored in GGML_TYPES.values()}))
         raise CheckpointError(
             f"{cursor.path}: {what} has the ggml type {kind}, which is not known here: the file is damaged, or "
             f"made for a newer reader. Take a file in one of: {known}."
         )
-    fmt, block_size, block_bytes = GGML_TYPES[kind]
+    stored = GGML_TYPES[kind]
     elements = 1
     for size in dims:
         elements *= size
     if not 0 < elements <= _MAX_ELEMENTS:
         raise cursor.fail(f"{what} of dimensions {dims} has {elements} elements; 1 to 2^63 - 1 are allowed")
-    if dims[0] % block_size:
-        raise cursor.fail(f"{what} has rows of {dims[0]} values, no multiple of the {fmt} block of {block_size}")
-    return _Entry(name, dims[::-1], fmt, offset, elements // block_size * block_bytes)
+    if dims[0] % stored.block_size:
+        raise cursor.fail(
+            f"{what} has rows of {dims[0]} values, no multiple of the {stored.name} block of {stored.block_size}"
+        )
+    return _Entry(name, dims[::-1], stored.name, offset, elements // stored.block_size * stored.block_bytes)
 
 
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:

@@ -18,7 +18,7 @@ from penstock.weights.writers.files import replacing
 
 Progress = Callable[[int, int], None]
 ALIGNMENT = 32
-_NUMBERS = {name: number for number, (name, _, _) in GGML_TYPES.items()}
+_NUMBERS = {stored.name: number for number, stored in GGML_TYPES.items()}
 _STRING, _ARRAY = 8, 9
 _ARRAY_KINDS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
 

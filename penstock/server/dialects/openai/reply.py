@@ -191,7 +191,9 @@ class OpenAIReply:
     ) -> dict[str, Any] | None:
         """The delta as a chunk's choice, None when it has nothing to tell."""
         call = self._call
-        text, ids, entries = ("", (), ()) if call.no_output else (delta.text, delta.token_ids, delta.logprobs)
+        text = "" if call.no_output else delta.text
+        ids = () if call.no_output else delta.token_ids
+        entries = () if call.no_output else delta.logprobs
         ending = {"finish_reason": choice.finish_reason}
         if choice.finish_reason is not None:
             ending["stop_reason"] = choice.stop_reason  # type: ignore[assignment]
