@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,71 +11,13 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
-from penstock.kernels.api import HeadNorm, KernelSet
+from penstock.kernels.api import KernelSet
+from penstock.layers.attention_options import AttentionOptions
 from penstock.layers.batch import LayerCache
 from penstock.layers.linear import Linear, StoredRows
 from penstock.layers.norm import scale_weight
-from penstock.layers.rotary import Rotary, Temperature
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionOptions:
-    """What distinguishes one family's attention from another's.
-
-    Attributes:
-        hidden_size, num_heads, num_kv_heads, head_dim: sizes.
-        rotary: the positions' rotation.
-        window: positions a query sees, its own included; None for all.
-        scale: of the scores; None for head_dim ** -0.5.
-        qkv_bias, output_bias: biases of the projections.
-        qk_norm: queries and keys are normalised, as `head_norm` says (kernels.api.RopeAndCacheWrite);
-            `around_one` as in RmsNorm.
-        sinks: a learned score per head in the softmax.
-        soft_cap: scores are squashed to ±soft_cap.
-        clip: queries, keys and values are bounded to ±clip before all else.
-        interleaved: the checkpoint has rotated pairs side by side in a head.
-        grouped: the fused projection has the queries of each KV head, then its key and value, in turn; else all
-            queries, all keys, all values.
-        chunked: a query sees the positions from the last multiple of the window on.
-        unit_norm: queries and keys are normalised without scales.
-        temperature: of the queries.
-        output_gate: the queries' projection has a gate behind each head's query; its sigmoid weighs what is attended.
-        output_factor: of the layer's output.
-        slopes: what each head's scores gain for every position a key lies nearer; None for nothing.
-        value_norm: values are normalised by their heads' root mean squares, as queries and keys are.
-        keys_as_values: there is no projection of values: they are what is projected for keys.
-        shared: it has no keys and values; its queries read those of the layer whose memory it names.
-    """
-
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotary: Rotary
-    window: int | None = None
-    scale: float | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    around_one: bool = False
-    norm_eps: float = 1e-6
-    sinks: bool = False
-    soft_cap: float | None = None
-    head_norm: HeadNorm = "each"
-    clip: float | None = None
-    interleaved: bool = False
-    grouped: bool = False
-    chunked: bool = False
-    unit_norm: bool = False
-    temperature: Temperature | None = None
-    output_gate: bool = False
-    output_factor: float = 1.0
-    slopes: tuple[float, ...] | None = None
-    value_norm: bool = False
-    keys_as_values: bool = False
-    shared: bool = False
 
 
 class Attention(Layer):
@@ -91,33 +33,36 @@ class Attention(Layer):
         self._write = kernels.rope_and_cache_write
         self._attend = kernels.paged_attention
         self._activate = kernels.activate
-        self.clip = options.clip
-        self.head_norm = options.head_norm
+        self.clip = options.projections.clip
+        self.head_norm = options.norms.head_norm
         self.index = index
         self.rotary = options.rotary
-        self.scale = dim**-0.5 if options.scale is None else options.scale
-        self.soft_cap = options.soft_cap
-        self.norm_eps = options.norm_eps
-        kind = CacheKind.FULL if options.window is None else CacheKind.SLIDING
-        self.spec = None if options.shared else CacheSpec(kind, kv_heads, dim, dim, options.window)
-        self.window = options.window
+        self.scale = dim**-0.5 if options.scores.scale is None else options.scores.scale
+        self.soft_cap = options.scores.soft_cap
+        self.norm_eps = options.norms.norm_eps
+        kind = CacheKind.FULL if options.sees.window is None else CacheKind.SLIDING
+        self.spec = None if options.projections.shared else CacheSpec(kind, kv_heads, dim, dim, options.sees.window)
+        self.window = options.sees.window
         self.heads = heads
         self.dim = dim
         self._norm, self._rotate = kernels.gated_rms_norm, kernels.rotate_heads
-        self._normed_first = options.shared or options.value_norm
+        self._normed_first = options.projections.shared or options.norms.value_norm
         self.qkv = _projection(kernels, prefix, options)
-        self.gate, self._weigh = _gate(kernels, prefix, options) if options.output_gate else None, kernels.sigmoid_gate
-        rows = StoredRows(f"{prefix}.o_proj", options.hidden_size, factor=options.output_factor)
+        self.gate = _gate(kernels, prefix, options) if options.projections.output_gate else None
+        self._weigh = kernels.sigmoid_gate
+        rows = StoredRows(f"{prefix}.o_proj", options.hidden_size, factor=options.projections.output_factor)
         group = heads // kv_heads * dim if heads % kv_heads == 0 else dim
-        self.output = Linear(kernels, (rows,), heads * dim, bias=options.output_bias, segment=group)
-        self.qk_norm = _head_norms(prefix, options) if options.qk_norm else None
-        self._unit = torch.ones(heads + kv_heads, dim) if options.unit_norm else None
+        self.output = Linear(kernels, (rows,), heads * dim, bias=options.projections.output_bias, segment=group)
+        self.qk_norm = _head_norms(prefix, options) if options.norms.qk_norm else None
+        self._unit = torch.ones(heads + kv_heads, dim) if options.norms.unit_norm else None
         self._scale_rows = kernels.scale_rows
-        self._chunked = options.chunked
-        self._temperature = options.temperature
-        self._slopes = None if options.slopes is None else torch.tensor(options.slopes)
+        self._chunked = options.sees.chunked
+        self._temperature = options.scores.temperature
+        self._slopes = None if options.scores.slopes is None else torch.tensor(options.scores.slopes)
         self.sinks = (
-            Weight((heads,), (WeightPart(f"{prefix}.sinks", (heads,)),), keep_float32=True) if options.sinks else None
+            Weight((heads,), (WeightPart(f"{prefix}.sinks", (heads,)),), keep_float32=True)
+            if options.scores.sinks
+            else None
         )
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
@@ -156,13 +101,13 @@ def _gate(kernels: KernelSet, prefix: str, options: AttentionOptions) -> Linear:
     """The projection of the heads' gates."""
     heads = np.arange(2 * options.num_heads * options.head_dim, dtype=np.int64).reshape(-1, 2, options.head_dim)
     rows = StoredRows(f"{prefix}.q_proj", heads.size, heads[:, 1].reshape(-1))
-    return Linear(kernels, (rows,), options.hidden_size, bias=options.qkv_bias)
+    return Linear(kernels, (rows,), options.hidden_size, bias=options.projections.qkv_bias)
 
 
 def _head_order(options: AttentionOptions) -> npt.NDArray[np.int64]:
     """Where each element of a head lies in the checkpoint."""
     order = np.arange(options.head_dim, dtype=np.int64)
-    if options.interleaved:
+    if options.projections.interleaved:
         rotated = options.rotary.rope.rotary_dim
         order[:rotated] = order[:rotated].reshape(-1, 2).T.reshape(-1)
     return order
@@ -179,7 +124,7 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
         """The rows of heads that start at rows `first`."""
         return (first[:, None] + order).reshape(-1)
 
-    if options.grouped:
+    if options.projections.grouped:
         group = heads // kv_heads
         groups = dim * np.arange(kv_heads * (group + 2), dtype=np.int64).reshape(kv_heads, group + 2)
         query = groups[:, :group].reshape(-1)
@@ -194,20 +139,22 @@ def _projection(kernels: KernelSet, prefix: str, options: AttentionOptions) -> L
     fused = StoredRows(f"{prefix}.qkv_proj", count, None if same else order)
 
     def separate(name: str, count: int, inner: npt.NDArray[np.int64]) -> StoredRows:
-        order = rows(dim * np.arange(count, dtype=np.int64), inner) if options.interleaved else None
+        order = rows(dim * np.arange(count, dtype=np.int64), inner) if options.projections.interleaved else None
         return StoredRows(f"{prefix}.{name}", count * dim, order)
 
-    width = 2 * dim if options.output_gate else dim
+    width = 2 * dim if options.projections.output_gate else dim
     first = rows(width * np.arange(heads, dtype=np.int64), inner)
     parts = (
         StoredRows(f"{prefix}.q_proj", heads * width, first)
-        if options.output_gate
+        if options.projections.output_gate
         else separate("q_proj", heads, inner),
         separate("k_proj", kv_heads, inner),
-        StoredRows(f"{prefix}.{'k_proj' if options.keys_as_values else 'v_proj'}", kv_heads * dim),
-    )[: 1 if options.shared else 3]
-    whole = not (options.output_gate or options.shared or options.keys_as_values)
-    return Linear(kernels, parts, options.hidden_size, bias=options.qkv_bias, fused=(fused,) if whole else ())
+        StoredRows(f"{prefix}.{'k_proj' if options.projections.keys_as_values else 'v_proj'}", kv_heads * dim),
+    )[: 1 if options.projections.shared else 3]
+    whole = not (options.projections.output_gate or options.projections.shared or options.projections.keys_as_values)
+    return Linear(
+        kernels, parts, options.hidden_size, bias=options.projections.qkv_bias, fused=(fused,) if whole else ()
+    )
 
 
 def _ones(_: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -222,10 +169,10 @@ def _head_norms(prefix: str, options: AttentionOptions) -> Weight:
     heads = options.num_heads
     kv_heads = options.num_kv_heads
     dim = options.head_dim
-    near = options.around_one
+    near = options.norms.around_one
     order = torch.from_numpy(_head_order(options))
     places = (("q_norm", heads, 0), ("k_norm", kv_heads, heads))
-    own = options.head_norm in ("all", "layer")
+    own = options.norms.head_norm in ("all", "layer")
 
     def heads_of(scale: Tensor) -> Tensor:
         return scale.reshape(-1, dim)[:, order]
@@ -234,13 +181,13 @@ def _head_norms(prefix: str, options: AttentionOptions) -> Weight:
         return replace(scale_weight(f"{prefix}.{name}.weight", dim, around_one=near, repeat=count), offset=offset)
 
     if not own:
-        count = heads if options.shared else heads + kv_heads * (2 if options.value_norm else 1)
-        parts = tuple(shared(*place) for place in places[: 1 if options.shared else 2])
-        if options.value_norm and not options.shared:
+        count = heads if options.projections.shared else heads + kv_heads * (2 if options.norms.value_norm else 1)
+        parts = tuple(shared(*place) for place in places[: 1 if options.projections.shared else 2])
+        if options.norms.value_norm and not options.projections.shared:
             ones = replace(parts[1], offset=heads + kv_heads, transform=partial(_ones, shape=(kv_heads, dim)))
             parts = (*parts, ones)
         return Weight((count, dim), parts, keep_float32=True)
-    flat = options.head_norm == "all"
+    flat = options.norms.head_norm == "all"
     whole = tuple(
         WeightPart(f"{prefix}.{name}.weight", (count * dim,) if flat else (count, dim), offset, transform=heads_of)
         for name, count, offset in places

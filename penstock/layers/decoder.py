@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -185,22 +186,61 @@ class ParallelBlock(Layer):
         return self.feed_forward(self.feed_forward_norm(step.wanted(hidden))[0], step, attended)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What is known of a model besides its layers.
+
+    Attributes:
+        max_positions: longest sequence the configuration supports.
+        dtype: compute dtype.
+        ignorable: regular expressions of checkpoint tensors that are rightly left over.
+        renames: (regular expression for part of a checkpoint's name, what stands here instead), applied one by one.
+        mask: which tokens a row's queries see.
+    """
+
+    max_positions: int
+    dtype: torch.dtype
+    ignorable: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    mask: MaskKind = MaskKind.CAUSAL
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What stands above the last layer.
+
+    Attributes:
+        logits: None for models that only embed or classify.
+        classifier: the classification head, None for models without.
+        projection: what sentence embeddings pass once they are pooled, None for nothing.
+    """
+
+    logits: Head | None = None
+    classifier: Classifier | None = None
+    projection: Projection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderHooks:
+    """Hooks called in order: `opening` after the embedding, `closing` after the last block."""
+
+    opening: tuple[DecoderHook, ...] = ()
+    closing: tuple[DecoderHook, ...] = ()
+
+
+NO_HOOKS = DecoderHooks()
+
+
 class DecoderModel(Layer):
     """A causal language model, or an encoder.
 
     Attributes:
         cache_specs: one per layer that keeps something, in order; two of those that mix in two ways.
-        opening, closing: hooks called in order after the embedding, and after the last block.
-        norm: what follows those; None where the last block's own norm does.
-        head: makes logits; None for models that only embed or classify.
-        classifier: the classification head, None for models without.
-        projection: what sentence embeddings pass once they are pooled, None for nothing.
-        mask: which tokens a row's queries see.
+        norm: what follows the last block and its hooks; None where the last block's own norm does.
+        head, classifier, projection: as in Heads.
+        mask, max_positions, dtype, ignorable, renames: as in ModelTraits.
+        opening, closing: as in DecoderHooks.
         vocab_size: rows of the embedding, and of the logits.
-        max_positions: longest sequence the configuration supports.
-        dtype: compute dtype.
-        ignorable: regular expressions of checkpoint tensors that are rightly left over.
-        renames: (regular expression for part of a checkpoint's name, what stands here instead), applied one by one.
         runs: what computes it, for people, where layers of this package do not.
     """
 
@@ -212,33 +252,25 @@ class DecoderModel(Layer):
         embedding: Embedding,
         blocks: Sequence[Block],
         norm: Norm | None,
-        head: Head | None,
-        *,
-        max_positions: int,
-        dtype: torch.dtype,
-        ignorable: tuple[str, ...] = (),
-        renames: tuple[tuple[str, str], ...] = (),
-        classifier: Classifier | None = None,
-        projection: Projection | None = None,
-        mask: MaskKind = MaskKind.CAUSAL,
-        opening: Sequence[DecoderHook] = (),
-        closing: Sequence[DecoderHook] = (),
+        heads: Heads,
+        traits: ModelTraits,
+        hooks: DecoderHooks = NO_HOOKS,
     ) -> None:
         self.kernels = kernels
         self.embedding = embedding
-        self.opening, self.closing = tuple(opening), tuple(closing)
+        self.opening, self.closing = hooks.opening, hooks.closing
         self.blocks = tuple(blocks)
         self.norm = norm
-        self.head = head
+        self.head = heads.logits
         self.cache_specs: tuple[CacheSpec, ...] = tuple(spec for block in blocks for spec in _specs(block.attention))
-        self.classifier = classifier
-        self.projection = projection
-        self.mask = mask
+        self.classifier = heads.classifier
+        self.projection = heads.projection
+        self.mask = traits.mask
         self.vocab_size = embedding.weight.shape[0]
-        self.max_positions = max_positions
-        self.dtype = dtype
-        self.ignorable = ignorable
-        self.renames = renames
+        self.max_positions = traits.max_positions
+        self.dtype = traits.dtype
+        self.ignorable = traits.ignorable
+        self.renames = traits.renames
 
     def load_from(self, folder: Path) -> bool:
         """Whether the model reads its weights itself, and has done so now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
@@ -13,14 +15,29 @@ from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
 
 
-class GatedMlp(Layer):
-    """down(activation(gate(x)) · up(x)), with gate and up merged into one product (also `gate_up_proj` on disk).
+@dataclass(frozen=True, slots=True)
+class MlpVariant:
+    """What few families do otherwise.
 
-    A fused matrix on disk may have up's rows before the gate's (`up_first`); the output may have a bias when the others
-    have none (`down_bias`). `factors` are those of the gate's product and of the output. With `deviations`, only what
-    lies that many standard deviations above the mean of the gate's product counts, from there
-    (kernels.api.StatisticalTopk).
+    Attributes:
+        down_bias: the output has a bias, or none, whatever the others have.
+        up_first: a fused matrix on disk has up's rows before the gate's.
+        factors: of the gate's product and of the output.
+        deviations: only what lies so many standard deviations above the mean of the gate's product counts, from there
+            (kernels.api.StatisticalTopk).
     """
+
+    down_bias: bool | None = None
+    up_first: bool = False
+    factors: tuple[float, float] = (1.0, 1.0)
+    deviations: float | None = None
+
+
+USUAL = MlpVariant()
+
+
+class GatedMlp(Layer):
+    """down(activation(gate(x)) · up(x)), with gate and up merged into one product (also `gate_up_proj` on disk)."""
 
     def __init__(
         self,
@@ -31,18 +48,16 @@ class GatedMlp(Layer):
         *,
         activation: Activation = "silu",
         bias: bool = False,
-        down_bias: bool | None = None,
-        up_first: bool = False,
-        factors: tuple[float, float] = (1.0, 1.0),
-        deviations: float | None = None,
+        variant: MlpVariant = USUAL,
     ) -> None:
+        factors, down_bias = variant.factors, variant.down_bias
         self._kernels = kernels
-        self.size, self.deviations = intermediate_size, deviations
+        self.size, self.deviations = intermediate_size, variant.deviations
         self.activation: Activation = activation
         size = intermediate_size
         parts = (StoredRows(f"{prefix}.gate_proj", size, factor=factors[0]), StoredRows(f"{prefix}.up_proj", size))
         both = np.repeat(np.array([factors[0], 1.0], np.float32), size)
-        order = np.roll(np.arange(2 * size, dtype=np.int64), size) if up_first else None
+        order = np.roll(np.arange(2 * size, dtype=np.int64), size) if variant.up_first else None
         fused = StoredRows(f"{prefix}.gate_up_proj", 2 * size, order, both)
         self.gate_up = Linear(kernels, parts, hidden_size, bias=bias, fused=(fused,))
         self.gate_up.weight.gate_up = True

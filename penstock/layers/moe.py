@@ -59,32 +59,45 @@ class ExpertWeights:
     down_bias: Weight | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Router:
+    """What chooses experts.
+
+    Attributes:
+        weight: from what a token's router reads to scores.
+        bias: added to the product.
+        choice_bias: added to scores for the choice alone.
+        factors: of the experts' weights.
+    """
+
+    weight: Weight
+    bias: Weight | None = None
+    choice_bias: Weight | None = None
+    factors: Weight | None = None
+
+
 class SparseMoe(Layer):
     """Every token runs through its `top_k` experts; outputs are summed by routing weight."""
 
     def __init__(
         self,
         kernels: KernelSet,
-        router: Weight,
+        router: Router,
         experts: ExpertWeights,
         options: ExpertOptions,
-        router_bias: Weight | None = None,
-        choice_bias: Weight | None = None,
-        factors: Weight | None = None,
         norms: tuple[Norm, Norm] | None = None,
         latent: tuple[Linear, Linear] | None = None,
     ) -> None:
-        """`router_bias` is added to the router's product, `choice_bias` to its scores for the choice alone.
+        """`norms` are of what the router and what the experts read.
 
-        `factors` multiply the experts' weights; `norms` are of what the router and what the experts read; `latent` are
-        the projections into the experts' space and out of it.
+        `latent` are the projections into the experts' space and out of it.
         """
         self._kernels = kernels
         self.options = options
-        self.router = router
-        self.router_bias = router_bias
-        self.choice_bias = choice_bias
-        self.factors = factors
+        self.router = router.weight
+        self.router_bias = router.bias
+        self.choice_bias = router.choice_bias
+        self.factors = router.factors
         self.norms = norms
         self.latent = latent
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
@@ -161,7 +174,7 @@ def gated_expert(kernels: KernelSet, prefix: str, gate: str, options: ExpertOpti
 
     gate_up = Weight((1, 2 * size, outer), (part("gate", (size, outer)), part("up", (size, outer), size)))
     down = Weight((1, outer, size), (part("down", (outer, size)),))
-    return SparseMoe(kernels, router_weight(kernels, gate, options), ExpertWeights(gate_up, down), options)
+    return SparseMoe(kernels, Router(router_weight(kernels, gate, options)), ExpertWeights(gate_up, down), options)
 
 
 def float_vector(keys: tuple[str, ...], size: int, stored: tuple[int, ...] | None = None) -> Weight:

@@ -11,7 +11,8 @@ from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
-from penstock.models.blueprint import NO_ROPE, SUM_NORM, Blueprint
+from penstock.models.block_norms import SUM_NORM
+from penstock.models.blueprint import NO_ROPE, Blueprint
 
 RENAMES = (
     (r"\.gamma$", ".weight"),

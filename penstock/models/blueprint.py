@@ -4,38 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.layers.attention import Attention, AttentionOptions
+from penstock.layers.attention import Attention
+from penstock.layers.attention_options import AttentionFields, AttentionOptions, grouped_options
 from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense, Projection
 from penstock.layers.decoder import (
     Block,
     DecoderBlock,
-    DecoderHook,
+    DecoderHooks,
     DecoderModel,
     FeedForward,
+    Heads,
     MixerBlock,
+    ModelTraits,
     ParallelBlock,
     PostNormBlock,
     SandwichBlock,
     SelfAttention,
 )
 from penstock.layers.embedding import Embedding, Head, table
-from penstock.layers.linear import Linear
-from penstock.layers.mlp import GatedMlp, PlainMlp
+from penstock.layers.mlp import USUAL, GatedMlp, MlpVariant, PlainMlp
 from penstock.layers.norm import LayerNorm, Norm, RmsNorm
 from penstock.layers.ops import Activation, KernelSet
 from penstock.layers.rotary import RopeParameters, Rotary, Temperature
 from penstock.layers.weight import Weight, WeightPart
+from penstock.models.block_norms import MIXER_ALONE, PRE_NORM, BlockNorms
 from penstock.models.family_facts import PLAIN, FamilyFacts, rope_layers
 from penstock.models.fields import Fields
+from penstock.models.options import DecoderFields, ModelFields, attention_fields, model_fields
 from penstock.models.rope import context_length, read_rope
 
 ACTIVATIONS: MappingProxyType[str, Activation] = MappingProxyType(
@@ -64,30 +67,6 @@ LEFT_OVER = (
 )
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 NO_ROPE = Rotary(RopeParameters("none", 1.0, 2, 1), 1)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockNorms:
-    """The names of a block's norms, None for those it lacks.
-
-    In a `parallel` block the MLP reads what attention reads. In one that norms `sums`, the norms after a part are of
-    what the part has been added to. The `first` block may lack the norm before attention.
-    """
-
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_mlp: str | None = "post_attention_layernorm"
-    after_mlp: str | None = None
-    parallel: bool = False
-    sums: bool = False
-    first: bool = True
-
-
-PRE_NORM = BlockNorms()
-POST_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-SUM_NORM = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm", sums=True)
-PARALLEL = BlockNorms(before_mlp=None, parallel=True)
-MIXER_ALONE = BlockNorms("norm", before_mlp=None)  # no MLP
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +178,22 @@ class Blueprint:
     def layer_norm(self, key: str, **options: Any) -> LayerNorm:
         return LayerNorm(self.kernels, key, self.hidden_size, self.norm_eps, **options)
 
-    def attention(self, index: int, rotary: Rotary, slot: int | None = None, **options: Any) -> Attention:
-        """Layer `index`'s attention, its keys and values in memory `slot`; options as in AttentionOptions.
+    def attention(
+        self, index: int, rotary: Rotary, slot: int | None = None, **options: Unpack[AttentionFields]
+    ) -> Attention:
+        """Layer `index`'s attention, its keys and values in memory `slot`.
 
         The configuration's `attention_bias` tells of biases that no option tells of.
         """
         bias = self.fields.flag("attention_bias", False)
-        usual = {"norm_eps": self.norm_eps, "qkv_bias": bias, "output_bias": bias}
+        usual: AttentionFields = {"norm_eps": self.norm_eps, "qkv_bias": bias, "output_bias": bias}
         settings = AttentionOptions(
-            self.hidden_size, self.num_heads, self.num_kv_heads, self.head_dim, rotary, **(usual | options)
+            self.hidden_size,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            rotary,
+            **grouped_options({**usual, **options}),
         )
         return Attention(self.kernels, f"model.layers.{index}.self_attn", index if slot is None else slot, settings)
 
@@ -220,79 +206,48 @@ class Blueprint:
         gated: bool = True,
         size: int | None = None,
         name: str = "mlp",
-        **more: Any,
+        variant: MlpVariant = USUAL,
     ) -> FeedForward:
-        """Layer `index`'s MLP, of the configuration's size and biases unless told; more as of GatedMlp."""
-        return (GatedMlp if gated else PlainMlp)(
-            self.kernels,
-            f"model.layers.{index}.{name}",
-            self.hidden_size,
-            size or self.fields.integer("intermediate_size"),
-            activation=activation or self.activation(),
-            bias=self.fields.flag("mlp_bias", False) if bias is None else bias,
-            **more,
-        )
+        """Layer `index`'s MLP, of the configuration's size and biases unless told; `variant` of one that is gated."""
+        key, size = f"model.layers.{index}.{name}", size or self.fields.integer("intermediate_size")
+        activation = activation or self.activation()
+        bias = self.fields.flag("mlp_bias", False) if bias is None else bias
+        if not gated:
+            return PlainMlp(self.kernels, key, self.hidden_size, size, activation=activation, bias=bias)
+        return GatedMlp(self.kernels, key, self.hidden_size, size, activation=activation, bias=bias, variant=variant)
 
-    def decoder(
-        self,
-        *,
-        rotary: Rotary | None = None,
-        rotaries: Sequence[Rotary] | None = None,
-        windows: Sequence[int | None] | None = None,
-        norm: Callable[..., Norm] | None = None,
-        norms: BlockNorms = PRE_NORM,
-        feed_forward: Callable[[int], FeedForward] | None = None,
-        self_attention: Callable[[int], SelfAttention | None] | None = None,
-        activation: Activation | None = None,
-        gated: bool = True,
-        mlp_bias: bool | None = None,
-        model: Mapping[str, Any] = MappingProxyType({}),
-        ignorable: tuple[str, ...] = (),
-        final_norm: bool = True,
-        around: Callable[[int, Block], Block] | None = None,
-        **attention: Any,
-    ) -> DecoderModel:
-        """A model of blocks that differ only in rotation, window and feed-forward layer.
-
-        Args:
-            rotary: None reads the configuration's.
-            rotaries: each layer's, where they differ.
-            windows: each layer's; None for full attention everywhere.
-            norm: makes a norm of a key, as `norm` and `layer_norm` do; None for RMS norms.
-            norms: where a block has norms.
-            feed_forward: makes layer `index`'s; None for an MLP of this `activation`, `gated` or not, with biases if
-                `mlp_bias`, or the configuration's.
-            self_attention: makes layer `index`'s; the usual one where it gives None, and without it.
-            model: options of `model`; `norm` is the last one instead of the usual.
-            ignorable: as in DecoderModel.
-            final_norm: whether one follows the last block.
-            around: makes what stands in the place of block `index`, of the block.
-            attention: options of AttentionOptions for every layer.
-        """
-        rotary = rotary or (rotaries[0] if rotaries else self.rotary())
-        make = norm or self.norm
+    def decoder(self, **options: Unpack[DecoderFields]) -> DecoderModel:
+        """A model of blocks that differ only in rotation, window and feed-forward layer."""
+        rotaries, windows = options.get("rotaries"), options.get("windows")
+        rotary = options.get("rotary") or (rotaries[0] if rotaries else self.rotary())
+        make = options.get("norm") or self.norm
+        norms = options.get("norms", PRE_NORM)
+        own, around = options.get("self_attention"), options.get("around")
         blocks: list[Block] = []
         for index in range(self.num_layers):
-            turns = rotaries[index] if rotaries else rotary
-            window = windows[index] if windows else None
-            mixer = self_attention(index) if self_attention else None
-            mixer = mixer or self.attention(index, turns, window=window, **attention)
+            mixer = own(index) if own else None
+            if mixer is None:
+                settings = attention_fields(options)
+                settings["window"] = windows[index] if windows else None
+                mixer = self.attention(index, rotaries[index] if rotaries else rotary, **settings)
             if norms == MIXER_ALONE:
                 blocks.append(MixerBlock(make(f"model.layers.{index}.{norms.before_attention}"), mixer))
                 continue
-            fed = (
-                feed_forward(index)
-                if feed_forward
-                else self.mlp(index, activation=activation, bias=mlp_bias, gated=gated)
-            )
-            block = self._block(index, norms, make, mixer, fed)
+            block = self._block(index, norms, make, mixer, self._feed_forward(index, options))
             blocks.append(around(index, block) if around else block)
+        model = options.get("model", {})
         factor = model.get("logit_scale", 1.0)
         scaled = {} if factor == 1.0 else {"factor": factor}
-        last = make("model.norm", **scaled) if final_norm else None
-        last = model.get("norm", last)
-        rest = {key: value for key, value in model.items() if key not in ("logit_scale", "norm")}
-        return self.model(blocks, rotary.rope, last, ignorable=ignorable, **rest)
+        last = make("model.norm", **scaled) if options.get("final_norm", True) else None
+        stated = model_fields(model)
+        stated["ignorable"] = (*stated.get("ignorable", ()), *options.get("ignorable", ()))
+        return self.model(blocks, rotary.rope, model.get("norm", last), **stated)
+
+    def _feed_forward(self, index: int, options: DecoderFields) -> FeedForward:
+        if make := options.get("feed_forward"):
+            return make(index)
+        gated, bias = options.get("gated", True), options.get("mlp_bias")
+        return self.mlp(index, activation=options.get("activation"), bias=bias, gated=gated)
 
     def _block(
         self,
@@ -319,61 +274,46 @@ class Blueprint:
         return DecoderBlock(before, attention, before_mlp, feed_forward)
 
     def model(
-        self,
-        blocks: Sequence[Block],
-        rope: RopeParameters,
-        norm: Norm | None,
-        *,
-        tie_default: bool = False,
-        embedding_size: int | None = None,
-        embedding_scale: float = 1.0,
-        soft_cap: float | None = None,
-        max_positions: int | None = None,
-        head_bias: bool = False,
-        ignorable: tuple[str, ...] = (),
-        renames: tuple[tuple[str, str], ...] = (),
-        mask: MaskKind = MaskKind.CAUSAL,
-        classifier: Callable[[], Classifier] | None = None,
-        positions: Weight | None = None,
-        types: Weight | None = None,
-        projection: Linear | None = None,
-        embedding_norm: Norm | None = None,
-        opening: Sequence[DecoderHook] = (),
-        closing: Sequence[DecoderHook] = (),
+        self, blocks: Sequence[Block], rope: RopeParameters, norm: Norm | None, **options: Unpack[ModelFields]
     ) -> DecoderModel:
-        """Puts embedding, blocks, final norm and head together.
-
-        Args, besides those of DecoderModel:
-            embedding_size, embedding_scale, embedding_norm: of the token embedding.
-            positions, types, projection: of Embedding.
-            classifier: makes the head of a model that classifies; None for that of causal models.
-        """
+        """Puts embedding, blocks, final norm and head together."""
         vocab = self.fields.integer("vocab_size")
-        tied = self.fields.flag("tie_word_embeddings", tie_default)
-        embedding_key = "model.embed_tokens.weight"
-        width = embedding_size or self.hidden_size
-        rows = weight = table(self.kernels, embedding_key, vocab, width)
-        bias = Weight((vocab,), (WeightPart("lm_head.bias", (vocab,)),))
+        tied = self.fields.flag("tie_word_embeddings", options.get("tie_default", False))
+        width = options.get("embedding_size") or self.hidden_size
+        rows = weight = table(self.kernels, "model.embed_tokens.weight", vocab, width)
         speaks = self.head == "logits"
         if speaks and not tied:
             weight = table(self.kernels, "lm_head.weight", vocab, width)
-        begin = partial(Embedding, positions=positions, types=types, projection=projection, norm=embedding_norm)
-        return DecoderModel(
+        embedding = Embedding(
             self.kernels,
-            begin(self.kernels, rows, embedding_scale),
-            blocks,
-            norm,
-            Head(self.kernels, weight, soft_cap, bias if head_bias else None) if speaks else None,
-            max_positions=max_positions or context_length(self.fields, rope, self.max_model_len),
-            dtype=self.dtype,
-            ignorable=LEFT_OVER + ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
-            renames=(*NESTED, *renames, *BARE),
-            classifier=(classifier or self.classifier)() if self.head == "labels" else None,
-            projection=None if self.head == "labels" else self.projection(),
-            mask=mask,
-            opening=opening,
-            closing=closing,
+            rows,
+            options.get("embedding_scale", 1.0),
+            positions=options.get("positions"),
+            types=options.get("types"),
+            projection=options.get("projection"),
+            norm=options.get("embedding_norm"),
         )
+        ignorable = LEFT_OVER + options.get("ignorable", ())
+        traits = ModelTraits(
+            max_positions=options.get("max_positions") or context_length(self.fields, rope, self.max_model_len),
+            dtype=self.dtype,
+            ignorable=ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
+            renames=(*NESTED, *options.get("renames", ()), *BARE),
+            mask=options.get("mask", MaskKind.CAUSAL),
+        )
+        heads = self._heads(weight, options)
+        hooks = DecoderHooks(tuple(options.get("opening", ())), tuple(options.get("closing", ())))
+        return DecoderModel(self.kernels, embedding, blocks, norm, heads, traits, hooks)
+
+    def _heads(self, weight: Weight, options: ModelFields) -> Heads:
+        if self.head == "labels":
+            return Heads(classifier=(options.get("classifier") or self.classifier)())
+        projection = self.projection()
+        if self.head != "logits":
+            return Heads(projection=projection)
+        bias = Weight(weight.shape[:1], (WeightPart("lm_head.bias", weight.shape[:1]),))
+        logits = Head(self.kernels, weight, options.get("soft_cap"), bias if options.get("head_bias") else None)
+        return Heads(logits, projection=projection)
 
     def classifier(self) -> Classifier:
         """The head of causal models that classify: one projection of the last token's state."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import NO_ROPE, PARALLEL, Blueprint
+from penstock.models.block_norms import PARALLEL
+from penstock.models.blueprint import NO_ROPE, Blueprint
+from penstock.models.options import DecoderFields
 
 
 def build(blueprint: Blueprint) -> DecoderModel:
@@ -19,13 +21,12 @@ def build_cohere2(blueprint: Blueprint) -> DecoderModel:
     return _build(blueprint, windows=windows, rotaries=[NO_ROPE if window is None else rotary for window in windows])
 
 
-def _build(blueprint: Blueprint, **options: Any) -> DecoderModel:
-    fields = blueprint.fields
-    return blueprint.decoder(
-        rotary=blueprint.rotary(),
-        norm=partial(blueprint.layer_norm, bias=False),
-        norms=PARALLEL,
-        model={"tie_default": True, "logit_scale": fields.number("logit_scale", 0.0625)},
-        interleaved=True,
-        **options,
-    )
+def _build(blueprint: Blueprint, **options: Unpack[DecoderFields]) -> DecoderModel:
+    usual: DecoderFields = {
+        "rotary": blueprint.rotary(),
+        "norm": partial(blueprint.layer_norm, bias=False),
+        "norms": PARALLEL,
+        "model": {"tie_default": True, "logit_scale": blueprint.fields.number("logit_scale", 0.0625)},
+        "interleaved": True,
+    }
+    return blueprint.decoder(**(usual | options))

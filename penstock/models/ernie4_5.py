@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.models.blueprint import Blueprint
 from penstock.models.mixture import expert_options, sparse_layer, with_shared
+from penstock.models.options import LastFields
 
 
 def build_moe(blueprint: Blueprint) -> DecoderModel:
@@ -37,7 +37,7 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 def build(
     blueprint: Blueprint,
     feed_forward: Callable[[int], FeedForward] | None = None,
-    model: Mapping[str, Any] = MappingProxyType({}),
+    model: LastFields | None = None,
     ignorable: tuple[str, ...] = (),
 ) -> DecoderModel:
     bias = blueprint.fields.flag("use_bias", False)
@@ -45,7 +45,7 @@ def build(
         rotary=blueprint.rotary(theta=500_000.0),
         feed_forward=feed_forward,
         mlp_bias=bias,
-        model={"tie_default": True, **model},
+        model={"tie_default": True, **(model or {})},
         ignorable=ignorable,
         qkv_bias=bias,
         output_bias=bias,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
+from penstock.models.block_norms import PARALLEL, PRE_NORM, BlockNorms
 from penstock.models.bloom import RENAMES
-from penstock.models.blueprint import NO_ROPE, PARALLEL, PRE_NORM, BlockNorms, Blueprint
+from penstock.models.blueprint import NO_ROPE, Blueprint
 
 TWO_NORMS = BlockNorms("ln_attn", None, "ln_mlp", parallel=True)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.layers.decoder import DecoderModel, ParallelMixers
 from penstock.layers.mamba import ProjectionFactors
+from penstock.layers.mlp import MlpVariant
 from penstock.models.blueprint import Blueprint
 from penstock.models.jamba import NORMS, RENAMES
 from penstock.models.mamba import mamba2
@@ -57,7 +58,9 @@ def build(blueprint: Blueprint) -> DecoderModel:
     return blueprint.decoder(
         rotary=rotary,
         self_attention=mixers,
-        feed_forward=lambda index: blueprint.mlp(index, name="feed_forward", factors=scales),
+        feed_forward=lambda index: blueprint.mlp(
+            index, name="feed_forward", variant=MlpVariant(factors=(scales[0], scales[1]))
+        ),
         norms=NORMS,
         model={
             "renames": RENAMES,

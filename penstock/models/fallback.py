@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.config.errors import CheckpointError
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.layers.batch import Batch, LayerCache
-from penstock.layers.decoder import DecoderModel
+from penstock.layers.decoder import DecoderModel, Heads, ModelTraits
 from penstock.layers.embedding import Embedding, Head, table
 from penstock.layers.ops import KernelSet
 from penstock.layers.step import ForwardStep
@@ -133,8 +133,8 @@ class FallbackModel(DecoderModel):
         kernels, vocab = blueprint.kernels, blueprint.fields.integer("vocab_size")
         rows = table(kernels, "", vocab, blueprint.hidden_size)
         longest = blueprint.fields.integer("max_position_embeddings")
-        embedding, head = Embedding(kernels, rows), Head(kernels, rows)
-        super().__init__(kernels, embedding, (), None, head, max_positions=longest, dtype=blueprint.dtype)
+        heads, traits = Heads(Head(kernels, rows)), ModelTraits(longest, blueprint.dtype)
+        super().__init__(kernels, Embedding(kernels, rows), (), None, heads, traits)
         self.cache_specs = tuple(specs)
         self.runs = f"transformers {version()}: {made.__name__} has no implementation of its own here"
         self._made, self._settings = made, settings
@@ -244,8 +244,6 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers' AttentionInterface calls it."""
@@ -253,6 +251,6 @@ def _attend(
     if attention_mask is not None or unknown:
         raise CheckpointError(f"{type(module).__name__} masks scores in its own way and cannot read our caches.")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    sinks = None if s_aux is None else s_aux.float()
-    how = {"scale": scale, "sinks": sinks, "soft_cap": softcap}
+    sinks = others.get("s_aux")
+    how = {"scale": scale, "sinks": None if sinks is None else sinks.float(), "soft_cap": others.get("softcap")}
     return module.penstock.attend(module.layer_idx, query, key, value, sliding_window, **how), None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from penstock.layers.attention import Attention
+from penstock.layers.attention_options import AttentionFields
 from penstock.layers.batch import MaskKind
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.rotary import Rotary
-from penstock.models.blueprint import PRE_NORM, BlockNorms, Blueprint
+from penstock.models.block_norms import PRE_NORM, BlockNorms
+from penstock.models.blueprint import Blueprint
+from penstock.models.options import DecoderFields, LastFields
 
 AROUND = BlockNorms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -19,7 +22,7 @@ AROUND = BlockNorms(
 
 def build(blueprint: Blueprint) -> DecoderModel:
     """Gemma 1; its activation is the tanh form whatever an old file's `hidden_act` says."""
-    return assemble(blueprint, PRE_NORM)
+    return assemble(blueprint, norms=PRE_NORM)
 
 
 def build_vault(blueprint: Blueprint) -> DecoderModel:
@@ -31,8 +34,8 @@ def build_gemma2(blueprint: Blueprint, norms: BlockNorms = AROUND) -> DecoderMod
     """Norms around both parts of a block, every other layer slides, scores and logits are capped."""
     return assemble(
         blueprint,
-        norms,
-        windows=blueprint.windows(),
+        norms=norms,
+        windows=blueprint.windows(lambda index: index % 2 == 0),
         scale=blueprint.fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         soft_cap=blueprint.fields.optional_number("attn_logit_softcapping"),
     )
@@ -46,11 +49,11 @@ def both_rotations(blueprint: Blueprint) -> tuple[Rotary, Rotary]:
 
 
 def attention_of(
-    blueprint: Blueprint, index: int, rotary: Rotary, window: int | None, slot: int, **more: Any
+    blueprint: Blueprint, index: int, rotary: Rotary, slot: int, **more: Unpack[AttentionFields]
 ) -> Attention:
     """Attention with normalised queries, keys and values and unscaled scores; of a `slot` not its own, without keys."""
-    normed = {"scale": 1.0, "qk_norm": True, "value_norm": True}
-    return blueprint.attention(index, rotary, slot, window=window, shared=slot != index, **normed, **more)
+    usual: AttentionFields = {"scale": 1.0, "qk_norm": True, "value_norm": True, "shared": slot != index}
+    return blueprint.attention(index, rotary, slot, **(usual | more))
 
 
 def shared_leftovers(slots: Sequence[int]) -> tuple[str, ...]:
@@ -59,29 +62,19 @@ def shared_leftovers(slots: Sequence[int]) -> tuple[str, ...]:
     return tuple(rf"model\.layers\.{index}\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*" for index in layers)
 
 
-def assemble(
-    blueprint: Blueprint,
-    norms: BlockNorms,
-    rotaries: Sequence[Rotary] | None = None,
-    rotary: Rotary | None = None,
-    model: dict[str, Any] | None = None,
-    **attention: Any,
-) -> DecoderModel:
+def assemble(blueprint: Blueprint, **more: Unpack[DecoderFields]) -> DecoderModel:
     """What all Gemma models share."""
     fields = blueprint.fields
     both_ways = fields.flag("use_bidirectional_attention", False)  # EmbeddingGemma, arXiv:2509.20354
-    options = {
+    around: LastFields = {
         "mask": MaskKind.BIDIRECTIONAL if both_ways else MaskKind.CAUSAL,
         "tie_default": True,
         "embedding_scale": blueprint.hidden_size**0.5,
         "soft_cap": fields.optional_number("final_logit_softcapping"),
     }
-    return blueprint.decoder(
-        rotary=rotary,
-        rotaries=rotaries,
-        norm=partial(blueprint.norm, around_one=True),
-        norms=norms,
-        activation=blueprint.activation("hidden_activation", "gelu_pytorch_tanh"),
-        model=options | (model or {}),
-        **attention,
-    )
+    usual: DecoderFields = {
+        "norm": partial(blueprint.norm, around_one=True),
+        "activation": blueprint.activation("hidden_activation", "gelu_pytorch_tanh"),
+    }
+    more["model"] = around | more.get("model", {})
+    return blueprint.decoder(**(usual | more))

@@ -14,7 +14,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     full, local = both_rotations(blueprint)
     return assemble(
         blueprint,
-        AROUND,
+        norms=AROUND,
         rotary=full,
         rotaries=[full if window is None else local for window in windows],
         model={

@@ -21,6 +21,7 @@ from penstock.layers.altup import (
 )
 from penstock.layers.decoder import Block, DecoderModel, FeedForward
 from penstock.layers.linear import Linear, StoredRows
+from penstock.layers.mlp import MlpVariant
 from penstock.layers.per_layer_embeddings import PerLayerEmbeddings, PerLayerInput, PerLayerSizes
 from penstock.layers.recurrent import constants
 from penstock.models.blueprint import Blueprint
@@ -66,7 +67,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
     def block(index: int) -> Block:
         prefix = f"model.layers.{index}"
         rotary = full if windows[index] is None else local
-        attention = attention_of(blueprint, index, rotary, windows[index], slots[index])
+        attention = attention_of(blueprint, index, rotary, slots[index], window=windows[index])
         norms = AroundNorms(
             blueprint.norm(f"{prefix}.{AROUND.before_attention}"),
             blueprint.norm(f"{prefix}.{AROUND.after_attention}", factor=HALF),
@@ -110,7 +111,9 @@ def _feed_forward(blueprint: Blueprint) -> Callable[[int], FeedForward]:
     kept = fields.shares("activation_sparsity_pattern", layers, usual)
     above = [NormalDist().inv_cdf(share) if share else None for share in kept]
     activation = blueprint.activation("hidden_activation", "gelu_pytorch_tanh")
-    return lambda index: blueprint.mlp(index, activation=activation, size=sizes[index], deviations=above[index])
+    return lambda index: blueprint.mlp(
+        index, activation=activation, size=sizes[index], variant=MlpVariant(deviations=above[index])
+    )
 
 
 def _coefficients(blueprint: Blueprint, prefix: str, count: int) -> tuple[AltUpCoefficients, AltUpCoefficients]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.layers.attention import Attention
 from penstock.layers.decoder import Block, DecoderModel, FeedForward
 from penstock.layers.mlp import NormedFeedForward, SummedFeedForward
-from penstock.layers.moe import SparseMoe, float_vector, router_weight, separate_experts
+from penstock.layers.moe import Router, SparseMoe, float_vector, router_weight, separate_experts
 from penstock.layers.norm import RmsNorm
 from penstock.layers.per_layer_embeddings import PerLayerInputBlock
 from penstock.layers.recurrent import constants
@@ -35,8 +35,10 @@ def build(blueprint: Blueprint) -> DecoderModel:
     experts = fields.flag("enable_moe_block", False)
 
     def attention(index: int) -> Attention:
-        more = {"keys_as_values": same and windows[index] is None}
-        return attention_of(sized[index], index, rotations[index], windows[index], slots[index], **more)
+        as_values = same and windows[index] is None
+        return attention_of(
+            sized[index], index, rotations[index], slots[index], window=windows[index], keys_as_values=as_values
+        )
 
     def feed_forward(index: int) -> FeedForward:
         size = fields.integer("intermediate_size") * (1 if slots[index] == index else width)
@@ -95,10 +97,12 @@ def _with_experts(blueprint: Blueprint, index: int, mlp: FeedForward) -> FeedFor
     router_norm = RmsNorm(kernels, f"{prefix}.router.scale", hidden, blueprint.norm_eps, factor=hidden**-0.5)
     routed = SparseMoe(
         kernels,
-        router_weight(kernels, f"{prefix}.router.proj.weight", options),
+        Router(
+            router_weight(kernels, f"{prefix}.router.proj.weight", options),
+            factors=float_vector((f"{prefix}.router.per_expert_scale",), options.num_experts),
+        ),
         separate_experts((f"{prefix}.experts",), options, "gate_proj", "up_proj", "down_proj"),
         options,
-        factors=float_vector((f"{prefix}.router.per_expert_scale",), options.num_experts),
         norms=(router_norm, reads),
     )
     dense = NormedFeedForward(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import PRE_NORM, BlockNorms, Blueprint
+from penstock.models.block_norms import PRE_NORM, BlockNorms
+from penstock.models.blueprint import Blueprint
 
 AROUND = BlockNorms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 

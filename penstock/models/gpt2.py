@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
@@ -40,7 +39,7 @@ def build_bigcode(blueprint: Blueprint) -> DecoderModel:
     return _build(blueprint, RENAMES, "gelu_pytorch_tanh", grouped=not shared)
 
 
-def _build(blueprint: Blueprint, renames: tuple[tuple[str, str], ...], act: str, **options: Any) -> DecoderModel:
+def _build(blueprint: Blueprint, renames: tuple[tuple[str, str], ...], act: str, grouped: bool = False) -> DecoderModel:
     fields = blueprint.fields
     scale = blueprint.head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
     by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
@@ -53,7 +52,7 @@ def _build(blueprint: Blueprint, renames: tuple[tuple[str, str], ...], act: str,
             scale=scale / (index + 1) if by_layer else scale,
             qkv_bias=True,
             output_bias=True,
-            **options,
+            grouped=grouped,
         ),
         norm=blueprint.layer_norm,
         activation=blueprint.activation("activation_function", act),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import PRE_NORM, Blueprint
+from penstock.models.block_norms import PRE_NORM
+from penstock.models.blueprint import Blueprint
 
 RENAMES = (
     (r"^gpt_neox\.embed_in\.", "model.embed_tokens."),

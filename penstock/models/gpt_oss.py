@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel, FeedForward
-from penstock.layers.moe import ExpertOptions, SparseMoe, interleaved_experts, router_weight
+from penstock.layers.moe import ExpertOptions, Router, SparseMoe, interleaved_experts, router_weight
 from penstock.layers.weight import Weight, WeightPart
 from penstock.models.blueprint import Blueprint
 
@@ -28,7 +28,7 @@ def build(blueprint: Blueprint) -> DecoderModel:
         shape = (options.num_experts,)
         router_bias = Weight(shape, (WeightPart(f"{prefix}.router.bias", shape),))
         experts = interleaved_experts(f"{prefix}.experts", options)
-        return SparseMoe(blueprint.kernels, router, experts, options, router_bias)
+        return SparseMoe(blueprint.kernels, Router(router, router_bias), experts, options)
 
     return blueprint.decoder(
         rotary=blueprint.rotary(theta=150_000.0),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from penstock.layers.decoder import DecoderModel, FeedForward
 from penstock.layers.rotary import Rotary
 from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options, sparse_layer, with_shared
+from penstock.models.options import DecoderFields
 
 RENAMES = (
     (r"\.block_sparse_moe\.input_linear\.weight$", ".block_sparse_moe.experts.gate_up_proj"),
@@ -24,7 +25,7 @@ RENAMES = (
 
 def build_moe(blueprint: Blueprint) -> DecoderModel:
     """Fused experts, perhaps beside an MLP for all tokens."""
-    return build(blueprint, _experts(blueprint))
+    return build(blueprint, feed_forward=_experts(blueprint))
 
 
 def build_hybrid(blueprint: Blueprint) -> DecoderModel:
@@ -36,7 +37,7 @@ def build_hybrid(blueprint: Blueprint) -> DecoderModel:
     rotary = blueprint.rotary() if fields.values.get("position_embedding_type") == "rope" else NO_ROPE
     return build(
         blueprint,
-        _experts(blueprint) if fields.integer("num_local_experts", 0, minimum=0) else mlp,
+        feed_forward=_experts(blueprint) if fields.integer("num_local_experts", 0, minimum=0) else mlp,
         rotary=rotary,
         self_attention=lambda index: mamba2(blueprint, index) if recurrent[index] else None,
     )
@@ -72,20 +73,19 @@ def _experts(blueprint: Blueprint) -> Callable[[int], FeedForward]:
     return feed_forward
 
 
-def build(blueprint: Blueprint, feed_forward: Callable[[int], FeedForward] | None = None, **more: Any) -> DecoderModel:
+def build(blueprint: Blueprint, **more: Unpack[DecoderFields]) -> DecoderModel:
     """The residual stream is kept divided by `residual_multiplier`, so that branches are added as they are.
 
     Norms undo a factor of what they read, if their epsilon is divided by its square.
     """
     fields = blueprint.fields
     branch = fields.number("residual_multiplier", 1.0)
-    return replace(blueprint, norm_eps=blueprint.norm_eps / branch**2).decoder(
-        feed_forward=feed_forward,
-        model={
-            "renames": RENAMES if feed_forward else (),
+    usual: DecoderFields = {
+        "model": {
+            "renames": RENAMES if "feed_forward" in more else (),
             "embedding_scale": fields.number("embedding_multiplier", 1.0) / branch,
             "logit_scale": 1.0 / fields.number("logits_scaling", 1.0),
         },
-        scale=fields.number("attention_multiplier", 1.0),
-        **more,
-    )
+        "scale": fields.number("attention_multiplier", 1.0),
+    }
+    return replace(blueprint, norm_eps=blueprint.norm_eps / branch**2).decoder(**(usual | more))

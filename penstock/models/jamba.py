@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel, FeedForward
-from penstock.models.blueprint import NO_ROPE, BlockNorms, Blueprint
+from penstock.models.block_norms import BlockNorms
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.mamba import mamba, mamba2
 from penstock.models.mixture import expert_options, sparse_layer
 

@@ -9,6 +9,7 @@ from penstock.layers.decoder import DecoderModel
 from penstock.models.alibi import slopes
 from penstock.models.bert import classifier
 from penstock.models.blueprint import NO_ROPE, Blueprint
+from penstock.models.options import LastFields
 
 # InternLM2 (arXiv:2403.17297) and Baichuan (arXiv:2309.10305), whose projections are fused.
 INTERNLM2 = (
@@ -36,7 +37,7 @@ def build_eurobert(blueprint: Blueprint) -> DecoderModel:
     if blueprint.head == "labels":
         blueprint.fields.choice("classifier_pooling", {"bos": None, "mean": None}, "late")
     gelu = functional.gelu
-    head = {"classifier": lambda: classifier(blueprint, "dense", "classifier", gelu)}
+    head: LastFields = {"classifier": lambda: classifier(blueprint, "dense", "classifier", gelu)}
     return blueprint.decoder(model={"mask": MaskKind.BIDIRECTIONAL, **head})
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.layers.decoder import DecoderModel, SelfAttention
 from penstock.layers.mamba import Mamba2Mixer, Mamba2Options, MambaMixer, MambaOptions
-from penstock.models.blueprint import MIXER_ALONE, NO_ROPE, Blueprint
+from penstock.models.block_norms import MIXER_ALONE
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.fields import Fields
 
 RENAMES = (

@@ -10,6 +10,7 @@ from penstock.layers.mlp import GatedMlp
 from penstock.layers.moe import (
     ExpertOptions,
     ExpertWeights,
+    Router,
     SharedExperts,
     SparseMoe,
     float_vector,
@@ -90,7 +91,7 @@ def sparse_layer(
     bias = None
     if choice_bias is not None:
         bias = float_vector(tuple(f"{prefix}.{choice_bias}" for prefix in prefixes), options.num_experts, bias_shape)
-    return SparseMoe(blueprint.kernels, matrix, experts, options, choice_bias=bias)
+    return SparseMoe(blueprint.kernels, Router(matrix, choice_bias=bias), experts, options)
 
 
 def with_shared(

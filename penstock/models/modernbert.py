@@ -9,7 +9,8 @@ from torch.nn import functional
 from penstock.layers.batch import MaskKind
 from penstock.layers.classifier import Classifier, Dense
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import BlockNorms, Blueprint
+from penstock.models.block_norms import BlockNorms
+from penstock.models.blueprint import Blueprint
 
 NORMS = BlockNorms("attn_norm", None, "mlp_norm", first=False)
 RENAMES = (

@@ -8,9 +8,9 @@ from dataclasses import replace
 from penstock.layers.decoder import DecoderModel, FeedForward, NoMixer, SelfAttention
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import PlainMlp
-from penstock.layers.moe import SharedExperts, SparseMoe, float_vector, plain_experts, router_weight
-from penstock.models.blueprint import MIXER_ALONE, NO_ROPE, Blueprint
-from penstock.models.family_facts import layer_letters
+from penstock.layers.moe import Router, SharedExperts, SparseMoe, float_vector, plain_experts, router_weight
+from penstock.models.block_norms import MIXER_ALONE
+from penstock.models.blueprint import NO_ROPE, Blueprint
 from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options
 
@@ -83,10 +83,12 @@ def _experts(blueprint: Blueprint, index: int) -> FeedForward:
         around = into, Linear(kernels, ((f"{prefix}.fc2_latent_proj", hidden),), latent, bias=bias)
     routed = SparseMoe(
         kernels,
-        router_weight(kernels, f"{prefix}.gate.weight", options),
+        Router(
+            router_weight(kernels, f"{prefix}.gate.weight", options),
+            choice_bias=float_vector((f"{prefix}.gate.e_score_correction_bias",), options.num_experts),
+        ),
         plain_experts(f"{prefix}.experts", inner),
         inner,
-        choice_bias=float_vector((f"{prefix}.gate.e_score_correction_bias",), options.num_experts),
         latent=around,
     )
     size = fields.integer("moe_shared_expert_intermediate_size")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from penstock.layers.batch import MaskKind
 from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
+from penstock.layers.mlp import MlpVariant
 from penstock.models import bert
-from penstock.models.blueprint import SUM_NORM, Blueprint
+from penstock.models.block_norms import SUM_NORM
+from penstock.models.blueprint import Blueprint
+from penstock.models.options import DecoderFields
 
 RENAMES = (
     (r"^(new|gte)\.", ""),
@@ -44,7 +47,9 @@ def build_gte(blueprint: Blueprint) -> DecoderModel:
     return _assemble(
         blueprint,
         160_000.0,
-        feed_forward=lambda index: blueprint.mlp(index, activation=gelu, bias=False, down_bias=True, up_first=True),
+        feed_forward=lambda index: blueprint.mlp(
+            index, activation=gelu, bias=False, variant=MlpVariant(True, up_first=True)
+        ),
     )
 
 
@@ -60,23 +65,23 @@ def _assemble(
     theta: float,
     bias: bool = True,
     classifier: tuple[str, str] = ("pooler.dense", "classifier"),
-    **more: Any,
+    **more: Unpack[DecoderFields],
 ) -> DecoderModel:
     kernels, types = blueprint.kernels, blueprint.fields.integer("type_vocab_size", 2, minimum=0)
-    return blueprint.decoder(
-        rotary=blueprint.rotary(theta=theta),
-        norm=blueprint.layer_norm,
-        norms=SUM_NORM,
-        final_norm=False,
-        model={
+    usual: DecoderFields = {
+        "rotary": blueprint.rotary(theta=theta),
+        "norm": blueprint.layer_norm,
+        "norms": SUM_NORM,
+        "final_norm": False,
+        "model": {
             "renames": RENAMES,
             "mask": MaskKind.BIDIRECTIONAL,
             "types": learned(kernels, "model.embed_types.weight", types, blueprint.hidden_size) if types else None,
             "embedding_norm": blueprint.layer_norm("model.embed_norm"),
             "classifier": lambda: bert.classifier(blueprint, classifier[0], classifier[1]),
         },
-        ignorable=bert.UNUSED,
-        qkv_bias=bias,
-        output_bias=bias,
-        **more,
-    )
+        "ignorable": bert.UNUSED,
+        "qkv_bias": bias,
+        "output_bias": bias,
+    }
+    return blueprint.decoder(**(usual | more))

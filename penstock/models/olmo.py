@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import POST_NORM, PRE_NORM, BlockNorms, Blueprint
+from penstock.models.block_norms import POST_NORM, PRE_NORM, BlockNorms
+from penstock.models.blueprint import Blueprint
 from penstock.models.mixture import expert_options, sparse_layer
 
 

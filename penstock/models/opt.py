@@ -6,7 +6,8 @@ from penstock.layers.decoder import DecoderModel
 from penstock.layers.embedding import learned
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, Projected
-from penstock.models.blueprint import NO_ROPE, BlockNorms, Blueprint
+from penstock.models.block_norms import BlockNorms
+from penstock.models.blueprint import NO_ROPE, Blueprint
 
 RENAMES = (
     (r"^(model\.)?decoder\.", "model."),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import PARALLEL, Blueprint
+from penstock.models.block_norms import PARALLEL
+from penstock.models.blueprint import Blueprint
 
 RENAMES = (
     (r"^model\.final_layernorm\.", "model.norm."),

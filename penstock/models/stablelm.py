@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.layers.decoder import DecoderModel
-from penstock.models.blueprint import PARALLEL, PRE_NORM, Blueprint
+from penstock.models.block_norms import PARALLEL, PRE_NORM
+from penstock.models.blueprint import Blueprint
 
 RENAMES = ((r"\.self_attn\.([qk])_layernorm\.", r".self_attn.\1_norm."),)
 

@@ -54,11 +54,11 @@ class GenerationError(HttpError):
 
 
 async def _start(
-    frontend: Frontend, request: GenerationRequest, search: BeamParams | int | None
+    frontend: Frontend, request: GenerationRequest, beams: BeamParams | None, best: int | None
 ) -> TextGeneration | BestOf:
-    if isinstance(search, BeamParams):
-        return await beam_search(frontend, request, search)
-    return await frontend.generate(request) if search is None else await best_of(frontend, request, search)
+    if beams is not None:
+        return await beam_search(frontend, request, beams)
+    return await frontend.generate(request) if best is None else await best_of(frontend, request, best)
 
 
 @dataclass(slots=True)
@@ -88,13 +88,14 @@ class ActiveCall:
         cls,
         context: ServerContext,
         requests: Sequence[GenerationRequest],
-        search: BeamParams | int | None = None,
+        beams: BeamParams | None = None,
+        best: int | None = None,
         *,
         owner: str,
     ) -> ActiveCall:
         """Starts all, for one owner; if one is refused, none runs and the first refusal is raised.
 
-        `search`: by beams, or for the best of so many sequences; None generates.
+        They are generated; or searched with `beams`, or so many sequences are and the `best` of them told.
         """
         started = time.monotonic()
         requests = [replace(request, owner=owner) for request in requests]
@@ -103,7 +104,7 @@ class ActiveCall:
         with context.frontend.client.arriving(owner):
             try:
                 for number, request in enumerate(requests, 1):
-                    tasks.append(asyncio.ensure_future(_start(context.frontend, request, search)))
+                    tasks.append(asyncio.ensure_future(_start(context.frontend, request, beams, best)))
                     if number % _OPENED_TOGETHER == 0:
                         await asyncio.sleep(0)
                 generations = await asyncio.gather(*tasks)
@@ -236,10 +237,11 @@ async def open_call(
     request: Request,
     context: ServerContext,
     requests: Sequence[GenerationRequest],
-    search: BeamParams | int | None = None,
+    beams: BeamParams | None = None,
+    best: int | None = None,
 ) -> ActiveCall:
     """As `ActiveCall.open`, for the client who sent this and may leave meanwhile."""
-    opening = ActiveCall.open(context, requests, search, owner=owner_of(request))
+    opening = ActiveCall.open(context, requests, beams, best, owner=owner_of(request))
     return await while_connected(opening, request.receive, context.lifecycle)
 
 

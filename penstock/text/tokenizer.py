@@ -36,34 +36,21 @@ class Tokenizer:
         begins_chats: whether chats begin with the beginning of text, once, whatever their template writes.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        spelling: Spelling,
-        *,
-        bos_id: int | None,
-        eos_id: int | None,
-        end_ids: frozenset[int],
-        special_ids: frozenset[int],
-        vocab_size: int,
-        prefix_ids: tuple[int, ...] = (),
-        suffix_ids: tuple[int, ...] = (),
-        between_ids: tuple[int, ...] = (),
-        begins_chats: bool = False,
-    ) -> None:
-        self.bos_id = bos_id
-        self.eos_id = eos_id
-        self.end_ids = end_ids
-        self.special_ids = special_ids
-        self.strip_first = spelling.strip_first
+    def __init__(self, vocab: Vocabulary, separators: int = 1, *, begins_chats: bool = False) -> None:
+        """`separators`: how many times the ids behind a text stand between it and a second one."""
+        self.bos_id = vocab.bos_id
+        self.eos_id = vocab.eos_id
+        self.end_ids = vocab.end_ids
+        self.special_ids = vocab.special_ids
+        self.strip_first = vocab.spelling.strip_first
         self.begins_chats = begins_chats
-        self.vocab_size = vocab_size
-        self._backend = backend
+        self.vocab_size = vocab.size
+        backend = self._backend = vocab.backend
         self._plain: tokenizers.Tokenizer | None = None
-        self._spelling = spelling
-        self._prefix = list(prefix_ids)
-        self._suffix = list(suffix_ids)
-        self._between = list(between_ids)
+        self._spelling = vocab.spelling
+        self._prefix = list(vocab.prefix_ids)
+        self._suffix = list(vocab.suffix_ids)
+        self._between = self._suffix * separators
         self._added = frozenset(backend.get_added_tokens_decoder())
         self._bytes: dict[int, bytes] = {}
         self._longest = 0
@@ -81,7 +68,7 @@ class Tokenizer:
         folder = Path(path)
         file = folder / "tokenizer.json"
         if not file.is_file():
-            return cls._of(read_vocabulary_file(folder, _read_config(folder / "tokenizer_config.json")))
+            return cls(read_vocabulary_file(folder, _read_config(folder / "tokenizer_config.json")))
         try:
             backend, size = read_tokenizer_json(file.read_bytes())
         except BaseException as error:
@@ -90,15 +77,18 @@ class Tokenizer:
             raise CheckpointError(f"{file} is no usable tokenizer: {error}. Get another copy of the file.") from error
         config = _read_config(folder / "tokenizer_config.json")
         eos = _config_token(backend, config, "eos_token")
-        return cls(
+        vocab = Vocabulary(
             backend,
             _spelling(backend, file),
+            prefix_ids=(),
+            suffix_ids=(),
             bos_id=_config_token(backend, config, "bos_token"),
             eos_id=eos,
             end_ids=frozenset() if eos is None else frozenset((eos,)),
             special_ids=frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special),
-            vocab_size=_checked_size(size, file),
+            size=_checked_size(size, file),
         )
+        return cls(vocab)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Self:
@@ -108,23 +98,7 @@ class Tokenizer:
             CheckpointError: the metadata is missing, contradictory or hostile; the message names the field.
         """
         vocab = read_gguf_vocab(metadata)
-        return cls._of(vocab, 2 if _doubles_separators(metadata) else 1, begins_chats=bool(vocab.prefix_ids))
-
-    @classmethod
-    def _of(cls, vocab: Vocabulary, separators: int = 1, *, begins_chats: bool = False) -> Self:
-        return cls(
-            vocab.backend,
-            vocab.spelling,
-            bos_id=vocab.bos_id,
-            eos_id=vocab.eos_id,
-            end_ids=vocab.end_ids,
-            special_ids=vocab.special_ids,
-            vocab_size=vocab.size,
-            prefix_ids=vocab.prefix_ids,
-            suffix_ids=vocab.suffix_ids,
-            between_ids=vocab.suffix_ids * separators,
-            begins_chats=begins_chats,
-        )
+        return cls(vocab, 2 if _doubles_separators(metadata) else 1, begins_chats=bool(vocab.prefix_ids))
 
     def rows(self, vocab_size: object) -> int:
         """How many tokens a model knows whose files say `vocab_size`; what is no number takes the tokenizer's own.

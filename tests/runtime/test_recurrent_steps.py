@@ -21,8 +21,9 @@ from penstock.engine.loop import Engine
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
 from penstock.kernels.registry import KernelContext
-from penstock.layers.attention import Attention, AttentionOptions
-from penstock.layers.decoder import DecoderBlock, DecoderModel
+from penstock.layers.attention import Attention
+from penstock.layers.attention_options import AttentionOptions
+from penstock.layers.decoder import DecoderBlock, DecoderModel, Heads, ModelTraits
 from penstock.layers.embedding import Embedding, Head, table
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import GatedMlp
@@ -101,7 +102,7 @@ def build(mixers: tuple[str, ...], reference: bool = False) -> DecoderModel:
     blocks = [block(index, kind) for index, kind in enumerate(mixers)]
     head = Head(kernels, table(kernels, "head", VOCAB, HIDDEN))
     norm = RmsNorm(kernels, "norm", HIDDEN, 1e-6)
-    model = DecoderModel(kernels, embedding, blocks, norm, head, max_positions=128, dtype=torch.float32)
+    model = DecoderModel(kernels, embedding, blocks, norm, Heads(head), ModelTraits(128, torch.float32))
     for seed, weight in enumerate(model.weights()):
         values = drawn(100 + seed, *weight.shape) + (1.0 if len(weight.shape) == 1 else 0.0)
         weight.fill(values.chunk(2) if weight.gate_up else (values,))

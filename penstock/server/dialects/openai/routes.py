@@ -32,7 +32,7 @@ def openai_router(context: ServerContext) -> APIRouter:
 
     async def run(request: Request, call: OpenAICall) -> Response:
         with param_names({"grammar": call.form}):
-            active = await open_call(request, context, call.requests, call.search)
+            active = await open_call(request, context, call.requests, call.beams, call.best_of)
         reply = OpenAIReply(named(call, request), active, frontend)
         if call.stream:
             return EventStream(reply.events(), active.aclose, context.lifecycle)

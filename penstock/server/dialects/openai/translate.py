@@ -50,7 +50,8 @@ class OpenAICall:
         prompt_logprobs: report those of the prompt (vLLM's field), alternatives with each.
         echo: the answer's text starts with the prompt.
         no_output: only the prompt is wanted (max_tokens 0).
-        search: by beams, or for the best of so many sequences; None generates.
+        beams: searches by beams.
+        best_of: generates so many sequences and tells the best n.
         legacy_functions: calls are told as OpenAI did before there were tools.
         include_reasoning: the reasoning is told.
         form: the field that says what form the answer has.
@@ -68,7 +69,8 @@ class OpenAICall:
     echo: bool = False
     no_output: bool = False
     return_token_ids: bool = False
-    search: BeamParams | int | None = None
+    beams: BeamParams | None = None
+    best_of: int | None = None
     legacy_functions: bool = False
     include_reasoning: bool = True
     form: str = "grammar"
@@ -126,8 +128,8 @@ def chat_call(body: ChatBody, defaults: Mapping[str, Any]) -> OpenAICall:
         grammar=form.grammar if form else None,
     )
     told = {"legacy_functions": bool(body.functions), "include_reasoning": body.include_reasoning is not False}
-    rest = {"chat": True, "logprobs": logprobs, "search": _search(body, max_tokens), **told}
-    return _call(body, "chatcmpl-", (request,), form, **rest)
+    rest = {"chat": True, "logprobs": logprobs, "beams": _beams(body, max_tokens), **told}
+    return _call(body, "chatcmpl-", (request,), form, best_of=_best_of(body), **rest)
 
 
 def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAICall:
@@ -147,9 +149,8 @@ def completion_call(body: CompletionBody, defaults: Mapping[str, Any]) -> OpenAI
     form = _asked(body)
     grammar = form.grammar if form else None
     requests = tuple(replace(text_request(None, body, prompt, sampling), grammar=grammar) for prompt in prompts)
-    search = _search(body, max(max_tokens, 1))
-    rest = {"echo": echo, "no_output": body.max_tokens == 0, "search": search}
-    return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, **rest)
+    rest = {"echo": echo, "no_output": body.max_tokens == 0, "beams": _beams(body, max(max_tokens, 1))}
+    return _call(body, "cmpl-", requests, form, chat=False, logprobs=body.logprobs, best_of=_best_of(body), **rest)
 
 
 def _call(
@@ -190,29 +191,37 @@ def _asked(body: Sampling) -> Asked | None:
     return wish
 
 
-def _search(body: Sampling, max_tokens: int | None) -> BeamParams | int | None:
-    """Beam search with `best_of` beams, else the best of so many sequences; None where neither is asked for."""
+def _beams(body: Sampling, max_tokens: int | None) -> BeamParams | None:
+    """Beam search with `best_of` beams, None where it is not asked for."""
     n = body.n or 1
-    sequences = n if body.best_of is None else body.best_of
-    if sequences < n:
+    width = n if body.best_of is None else body.best_of
+    if width < n:
         raise ParameterError("best_of", body.best_of, f"at least n ({n})")
+    if not body.use_beam_search:
+        return None
+    return BeamParams(
+        width=width,
+        n=n,
+        max_tokens=max_tokens,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping or False,
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+    )
+
+
+def _best_of(body: Sampling) -> int | None:
+    """How many sequences the best are chosen of, None where that is not asked for."""
     if body.use_beam_search:
-        return BeamParams(
-            width=sequences,
-            n=n,
-            max_tokens=max_tokens,
-            length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
-            early_stopping=body.early_stopping or False,
-            ignore_eos=bool(body.ignore_eos),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-        )
+        return None
     for name, harmless in (("length_penalty", 1.0), ("early_stopping", False)):
         if getattr(body, name) not in (None, harmless):
             raise ParameterError(name, getattr(body, name), "only together with use_beam_search: true")
+    n = body.n or 1
+    sequences = body.best_of or n
     if sequences > n and body.stream:
-        raise ParameterError(
-            "best_of", sequences, f"n ({n}) with stream: true, as answers are ranked when all are there"
-        )
+        allowed = f"n ({n}) with stream: true, as answers are ranked when all are there"
+        raise ParameterError("best_of", sequences, allowed)
     return sequences if sequences > n else None
 
 
