@@ -101,7 +101,11 @@ class EngineChild:
             PenstockError: it could not start; the error is the one raised there.
         """
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[2])),
+            sys.executable,
+            "-P",
+            "-c",
+            _PROGRAM,
+            str(Path(__file__).resolve().parents[2]),
             stdin=asyncio.subprocess.PIPE,
             stdout=2,
         )

@@ -119,11 +119,16 @@ class Frontend:
         if not request.parse or not request.messages:
             return None
         continued = request.continue_final_message
-        tools = request.tools
-        choice = request.tool_choice
-        text = self.text
-        given = (text.answers, text.tokenizer, prompt_ids, request.messages, tools, choice, continued)
-        return Reading.of(*given, request.request_id)
+        return Reading.of(
+            self.text.answers,
+            self.text.tokenizer,
+            prompt_ids,
+            request.messages,
+            request.tools,
+            request.tool_choice,
+            continued,
+            request.request_id,
+        )
 
     def readers(
         self, request: GenerationRequest, sampling: SamplingParams, reading: Reading | None
@@ -211,8 +216,9 @@ class Frontend:
             special = {piece: token for token in tokenizer.special_ids if (piece := tokenizer.piece(token))}
             with param_names(_tools_field(request)):
                 made = None if reading is None else reading.grammar(special, kind, source)
-                given = (kind, source) if made is None else (GrammarKind.LARK.value, made)
-                return Grammar(GrammarKind.LARK, translate(*given, special)) if given[0] else None
+                if made is not None:
+                    return Grammar(GrammarKind.LARK, translate(GrammarKind.LARK.value, made, special))
+                return Grammar(GrammarKind.LARK, translate(kind, source, special)) if kind else None
 
         inline = len(source) <= _INLINE_GRAMMAR_CHARS and not (reading is not None and reading.functions)
         return await _beside(make, inline=inline)

@@ -98,5 +98,17 @@ class TextGeneration:
         for news in before:
             self._ready.append(Delta(output.sequence, news.text, reasoning=news.reasoning, tool_calls=news.tool_calls))
         tokens, logprobs = output.tokens[:used], output.logprobs[:used]
-        ending = (finish, stop_reason, error, last.reasoning, last.tool_calls, part.reasoning_tokens)
-        self._ready.append(Delta(output.sequence, last.text, tokens, logprobs, prompt_logprobs, *ending))
+        delta = Delta(
+            output.sequence,
+            last.text,
+            tokens,
+            logprobs,
+            prompt_logprobs,
+            finish,
+            stop_reason,
+            error,
+            last.reasoning,
+            last.tool_calls,
+            part.reasoning_tokens,
+        )
+        self._ready.append(delta)

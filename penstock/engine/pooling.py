@@ -118,8 +118,11 @@ async def score_pairs(
             zip(texts, await pool_all(frontend, list(map(make, pooling.prompted(texts))), unit, field), strict=True)
         )
         return [_compared(found[query], found[document]) for query, document in pairs]
-    asked = pooling.pair_prompt, instruction
-    encoded = [await asyncio.to_thread(encode_pair, tokenizer, *pair, *asked) for pair in pairs]
+    shape = pooling.pair_prompt
+    encoded = [
+        await asyncio.to_thread(encode_pair, tokenizer, query, document, shape, instruction)
+        for query, document in pairs
+    ]
     each = [replace(params, second=second) for _, second in encoded]
     return await pool_all(frontend, [make(ids) for ids, _ in encoded], each, field)
 
