@@ -5,12 +5,13 @@ PYTHON ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CLIENTS := .venv-clients
+NATIVE_CODE = $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h' 'tests/native/*.cpp' 'tests/native/*.h')
 NATIVE := pyproject.toml CMakeLists.txt $(wildcard csrc/*/*.cpp csrc/*/*.h)
 export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup clients serve test lint types sizes hooks architecture sanitize sanitize-threads clean
+.PHONY: help setup clients serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
 
 help:
 	@echo "make setup       create $(VENV), install the pinned packages, build the native library"
@@ -18,6 +19,7 @@ help:
 	@echo "make serve       set up, then serve the bundled model"
 	@echo "make test        set up, clients too, then run the whole test suite"
 	@echo "make lint types  ruff and formats; mypy"
+	@echo "make format      brings Python and native code into their formats"
 	@echo "make sizes       lines of code of every part; REVISION=main tells what changed since"
 	@echo "make hooks       runs the quick checks before every commit (.pre-commit-config.yaml)"
 	@echo "make sanitize    native tests under the address and undefined-behaviour sanitizers; ISAS=generic is quickest"
@@ -56,6 +58,10 @@ test: setup clients
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE_CODE)
 
 types: setup
 	$(BIN)/mypy

@@ -292,7 +292,7 @@ def _spread(params: Params | Sequence[SamplingParams], count: int) -> Sequence[P
 
 def _shut_down(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     """Ends engine, loop and threads; runs at close, when the LLM is dropped, or at interpreter exit."""
-    if threading.current_thread().name in (THREAD_NAME, thread.name):  # dropped by one of them: it cannot wait here
+    if threading.current_thread().name in (THREAD_NAME, thread.name):  # a thread cannot wait for itself to end
         threading.Thread(target=_shut_down, args=(llm, loop, thread), daemon=True).start()
         return
     closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)

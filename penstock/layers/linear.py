@@ -66,8 +66,8 @@ def _transposed(matrix: Tensor) -> Tensor:
 class Linear(Layer):
     """y = x · Wᵀ + b (+ residual). W is [sum of outputs, inputs], merged from `parts` or stored as `fused`.
 
-    A whole matrix that a checkpoint has as [inputs, outputs] (GPT-2's) is found under the suffix `transposed`. `segment` is
-    the weight's.
+    A whole matrix that a checkpoint has as [inputs, outputs] (GPT-2's) is found under the suffix `transposed`.
+    `segment` is the weight's.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class NormedFeedForward(Layer):
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
-        assert residual is None  # what is added to it comes before the norm
+        assert residual is None  # the caller adds it after the norm
         normed = hidden if self.before is None else self.before(hidden)[0]
         return self.after(self.feed_forward(normed, step))[0]
 

@@ -48,7 +48,7 @@ UNUSED = (
     r"lm_head\..*",
     r"vocab_.*",
     r"embeddings\.position_ids",
-)  # what vectors of texts do without
+)  # not needed for embeddings
 
 
 def build(blueprint: Blueprint) -> DecoderModel:

@@ -68,7 +68,7 @@ def build(
     stated = _stated(blueprint)
     specs = traced(made, settings, _registered(), blueprint.num_layers) or stated
     windows = [[spec.window for spec in every] for every in (specs, stated)]
-    if windows[0] != windows[1]:  # masked in a way that attention is not told, and no short trial would show
+    if windows[0] != windows[1]:  # the model masks by itself; a short trial would not show it
         raise fields.error("layer_types", f"ask for windows {windows[1]}, where the code of {name} has {windows[0]}")
     log.warning("%s has no implementation of its own here: transformers %s computes it, slowly.", name, version())
     return FallbackModel(blueprint, made, settings, specs)

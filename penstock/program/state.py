@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ROLES: Final = ("system", "user", "assistant")
 _THREADS: Final = 64  # programs of one run_batch at a time
-_PATIENCE_S: Final = 0.5  # between looks at whether there is still somebody to wait for
+_PATIENCE_S: Final = 0.5  # between two checks that there is still an engine to wait for
 
 
 @dataclass(slots=True)

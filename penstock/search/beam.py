@@ -127,7 +127,7 @@ class BeamSearch:
             longer = Beam((*beam.tokens, token), (*beam.logprobs, entry), total)
             if token not in self.stop_ids and len(longer.tokens) < self.max_tokens:
                 going.append(longer)
-            elif place < width:  # those behind are only there to go on with
+            elif place < width:  # longer ones further behind only continue; they do not end
                 ended.append(self._end(longer))
         self.finished = sorted([*self.finished, *ended], key=lambda beam: -beam.score)[:width]
         self.running = going[:width]

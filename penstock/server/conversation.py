@@ -199,7 +199,7 @@ def _tool_calls(where: str, calls: object) -> list[dict[str, Any]]:
         check_kind(f"{where}[{index}].function.arguments", arguments, (str, dict), allowed)
         for name in ("id", "type"):
             check_kind(f"{where}[{index}].{name}", call.get(name), str, "a string")
-        if arguments is None:  # as functions without parameters are called by some clients
+        if arguments is None:  # some clients call functions without parameters so
             function = {**function, "arguments": {}}
         if isinstance(arguments, str):
             with suppress(RequestError):  # what is not a JSON object stays the text it is

@@ -91,7 +91,9 @@ def asks(model: type[BaseModel], *media_types: str) -> dict[str, Any]:
     """FastAPI's `openapi_extra` of a route whose query has this shape."""
     parameters = []
     for name, schema in model.model_json_schema()["properties"].items():
-        kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]  # which no query can say
+        kinds = [
+            kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"
+        ]  # a query string cannot state null
         parameters.append({"name": name, "in": "query", "schema": kinds[0]})
     return {"parameters": parameters, **gives("application/json", *media_types)}
 

@@ -32,7 +32,7 @@ from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
 from penstock.server.lifecycle import Lifecycle
 
-_SWITCH_S = 0.001  # for which the event loop waits until a thread that works on a large body lets it in
+_SWITCH_S = 0.001  # longest wait of the event loop for the interpreter's lock
 _M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**18  # glibc's number of the setting; bytes
 _LAST_WORDS_S = 2.0  # for responses that were aborted to reach their clients
 
@@ -199,7 +199,7 @@ async def _serve(
             gc.freeze()  # collecting garbage would look through all of this again and again
             say(_greeting(url_of(listener), starting.result(), name, keyed=bool(options.api_keys)))
             await asyncio.wait((stopping, serving, dead), return_when=asyncio.FIRST_COMPLETED)
-            if dead.done():  # whoever supervises this process may have more luck
+            if dead.done():  # a supervisor may start it again
                 raise dead.result()
             await _drain(lifecycle, options.drain_timeout, say)
         stopping.cancel()

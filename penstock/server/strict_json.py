@@ -155,7 +155,7 @@ def _structure(raw: bytes) -> _Structure:
     depth = level + closes
     if len(depth) and depth.max() > limits.MAX_JSON_DEPTH:
         raise _too_deep()
-    before = np.cumsum(ends - starts)  # of what lies outside, how much ends where
+    before = np.cumsum(ends - starts)  # bytes outside of strings, up to the end of each stretch
     part = np.searchsorted(before, inside, side="right")
     return _Structure(inside - (before - ends)[part], mark, depth)
 

@@ -169,7 +169,7 @@ def _closed(schema: Any) -> Any:
 
     def close(value: Any, depth: int) -> Any:
         if depth > 2 * limits.MAX_GRAMMAR_DEPTH:
-            return value  # refused for its depth later
+            return value  # too deep: refused later
         if isinstance(value, list):
             return [close(item, depth + 1) for item in value]
         if not isinstance(value, dict):

@@ -31,7 +31,7 @@ _ENDS: Final = frozenset(
 _GOES_ON: Final = (
     "<|end|>",
     frozenset(("<|return|>", "<|call|>", "<|calls|>")),
-)  # where one of these ends, that does not
+)  # a vocabulary that has one of the latter does not end answers with the former
 
 
 @dataclass(frozen=True, slots=True)

@@ -387,7 +387,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             result = function(*passed, *self._check_filter(name, own, kwargs), **kwargs)
             fresh = name == "groupby" or (own and not isinstance(own[0], (list, tuple, dict, str)))
             if fresh and isinstance(result, (list, tuple, dict)):
-                self._budget.spend_deep(result)  # made from a generator, so its parts may be new
+                self._budget.spend_deep(result)  # a generator's parts may be new, so they are counted too
             else:
                 self._charge(result)
             return result

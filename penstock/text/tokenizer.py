@@ -18,7 +18,7 @@ from penstock.text.tokenizer_json import read_tokenizer_json
 from penstock.text.vocabulary import Vocabulary
 from penstock.text.vocabulary_file import read_vocabulary_file
 
-_SHORT_CHARS = 1024  # what a text this long costs, other threads may wait for
+_SHORT_CHARS = 1024  # longest text that is encoded without letting other threads run
 
 
 class Tokenizer:

@@ -156,7 +156,7 @@ class EngineLife(RuleBasedStateMachine):
             self.counts["pinned prompts"] += 1
         self.pinned = sum(map(len, self.engine.scheduler.cache.tree.pinned))
         self.ownership = Ownership(self.engine.scheduler)
-        self.engine.runner = self.runner = FailingRunner(self.engine.runner, self.ownership)
+        self.engine.runner = self.runner = FailingRunner(self.engine.runner, self.ownership)  # type: ignore[assignment]
         self.requests: dict[str, EngineRequest] = {}
         self.cancelled: set[str] = set()
         self.collector = Collector()

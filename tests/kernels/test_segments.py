@@ -30,8 +30,7 @@ def columns(matrix: Canonical, first: int, end: int) -> Canonical:
         part = data[:, first // stored.block_size : end // stored.block_size]
         return Blocks(matrix.format, (rows, end - first), np.ascontiguousarray(part).reshape(-1))
     if isinstance(matrix, Plain):
-        data = matrix.data.reshape(rows, matrix.shape[1], -1)[:, first:end]
-        data = np.ascontiguousarray(data).reshape(-1)
+        data = np.ascontiguousarray(matrix.data.reshape(rows, matrix.shape[1], -1)[:, first:end]).reshape(-1)
         if matrix.scales is None:
             return Plain(matrix.format, (rows, end - first), data)
         high, wide = matrix.tile

@@ -69,7 +69,7 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul
 _OPERATORS = (
     *(prefix + name for prefix in ("", "r", "i") for name in _ARITHMETIC),
     *("neg", "pos", "abs", "invert", "getitem", "setitem", "contains", "lt", "le", "gt", "ge", "eq", "ne"),
-    *("bool", "len", "iter", "int", "float", "index"),  # what they tell would be taken for true of every step
+    *("bool", "len", "iter", "int", "float", "index"),  # their result would be recorded as that of every step
 )
 for _name in _OPERATORS:
     setattr(Handle, f"__{_name}__", _refuse(_name))

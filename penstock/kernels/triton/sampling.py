@@ -72,7 +72,7 @@ class DeviceRow:
         if not s.bad_words and self.drawn >= s.min_tokens:
             return self.static
         if self.before is not None and any(len(word) > 1 for word in s.bad_words):
-            self.before.take()  # what may follow depends on what was said
+            self.before.take()  # the bad words of a next token depend on the last tokens
         words = [
             word[-1] for word in s.bad_words if len(word) > 1 and self.generated[1 - len(word) :] == list(word[:-1])
         ]

@@ -28,7 +28,7 @@ from penstock.server.encoding import json_response, made_answer
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.shapes import Prompt, RequestBody
 
-ONE_TOKEN = SamplingParams(max_tokens=1)  # what a request that generates nothing says of sampling
+ONE_TOKEN = SamplingParams(max_tokens=1)  # a request must have some, also one that generates nothing
 
 
 class InputBody(RequestBody):

@@ -89,7 +89,7 @@ def check(source: str) -> bool:
         RequestError: it is nested too deeply, has too many rules, or a text or an expression in it does not end.
     """
     depth = 0
-    skips = forcing.IGNORE in source  # wherever: one that only stands in a text costs no more than what is forced
+    skips = forcing.IGNORE in source  # also inside a text; then forced tokens are the only cost
     counts = {":": 0, "&": 0, "": 0}
     for mark, text in _parts(source):
         if mark == _SKIPS:

@@ -177,7 +177,7 @@ class _Writer:
 
     def _call(self, function: Function) -> _Parts:
         """One call of a function."""
-        self._rules.append(f"// {function.field}")  # by which a matcher's refusal is known to be about it
+        self._rules.append(f"// {function.field}")  # an error of the matcher that shows this line is about the function
         with _about(function):
             return self._written(function)
 

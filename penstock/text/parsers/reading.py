@@ -192,7 +192,7 @@ def _document(kind: str, source: str) -> Any:
         return {"type": "object"} if kind else None
     try:
         return json.loads(source)
-    except ValueError:  # which is told where the grammar is translated
+    except ValueError:  # reported where the grammar is translated
         return None
 
 

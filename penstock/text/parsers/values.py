@@ -216,7 +216,7 @@ class ValueReader:
                 raise MalformedError
         text = "".join(parts)
         if not text or (not more and text not in _WORDS and not _NUMBER.fullmatch(text)):
-            raise MalformedError  # a word cut off
+            raise MalformedError  # the text ended within a word
         return atom(text)
 
 

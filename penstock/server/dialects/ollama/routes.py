@@ -35,7 +35,7 @@ from penstock.server.errors import HttpError, describe
 from penstock.server.prompts import text_request
 from penstock.server.shapes import RequestBody
 
-OLLAMA_VERSION = "0.12.11"  # whose API this is; clients ask for a least one
+OLLAMA_VERSION = "0.12.11"  # the version of Ollama whose API this is; clients ask for at least one
 _LINES = "application/x-ndjson"
 _LIBRARY = (
     *(("POST", f"/api/{name}", f"{name.capitalize()} a model") for name in ("pull", "push", "create", "copy")),
@@ -79,7 +79,7 @@ def _add_answers(router: APIRouter, context: ServerContext) -> None:
                 active.aclose,
                 context.lifecycle,
                 failed=lambda error: line(describe(error, request.scope)[1]),
-                keepalive=b"",  # an empty line is none to clients
+                keepalive=b"",  # nothing is sent: clients take each line for a part of the answer
                 media_type=_LINES,
             )
         return await complete(reply.whole(), active, request.receive, context.lifecycle)
@@ -140,7 +140,7 @@ def _add_models(router: APIRouter, context: ServerContext) -> None:
         return json_response({"models": entries})
 
     async def root() -> Response:
-        return PlainTextResponse("Ollama is running")  # by which clients know that the API is there
+        return PlainTextResponse("Ollama is running")  # clients ask for this text to see that the API is there
 
     async def tags() -> Response:
         context.require_ready()
