@@ -30,12 +30,12 @@ def columns(matrix: Canonical, first: int, end: int) -> Canonical:
         part = data[:, first // stored.block_size : end // stored.block_size]
         return Blocks(matrix.format, (rows, end - first), np.ascontiguousarray(part).reshape(-1))
     if isinstance(matrix, Plain):
-        data = np.ascontiguousarray(matrix.data.reshape(rows, matrix.shape[1], -1)[:, first:end]).reshape(-1)
+        values = np.ascontiguousarray(matrix.data.reshape(rows, matrix.shape[1], -1)[:, first:end]).reshape(-1)
         if matrix.scales is None:
-            return Plain(matrix.format, (rows, end - first), data)
+            return Plain(matrix.format, (rows, end - first), values)
         high, wide = matrix.tile
         scales = np.ascontiguousarray(matrix.scales[:, first // wide : -(-end // wide)])
-        return Plain(matrix.format, (rows, end - first), data, scales, (high, min(wide, end - first)))
+        return Plain(matrix.format, (rows, end - first), values, scales, (high, min(wide, end - first)))
     group = slice(first // matrix.group, end // matrix.group)
     scales, codes = np.ascontiguousarray(matrix.scales[:, group]), np.ascontiguousarray(matrix.codes[:, first:end])
     if isinstance(matrix, Codebook):

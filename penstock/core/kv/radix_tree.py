@@ -125,7 +125,8 @@ class RadixTree:
         reason = "" if total >= limit else self._miss_reason(at, tokens, position, found > total, pending > found)
         below = self._below(nodes, namespace, tokens, limit) if valid == len(nodes) and pending <= found else ()
         if below and below[-1].depth > total:
-            tail, tail_tokens, served = None, 0, valid
+            tail, tail_tokens = None, 0
+            served = valid
         else:
             below = ()
         forks = self._states.forks(position)

@@ -304,7 +304,8 @@ def _sample(
         logits, ints, floats, allowed, changed, largest, places, wrong, vocab, logits.stride(0), allowed.shape[1],
         chunks, words is not None,
     )  # fmt: skip
-    sums, winners, keys = floats, ints, ints
+    sums = floats
+    winners = keys = ints
     if (table.view(np.float64)[:, kernels.SCALE.value] > 0).any():
         sums, cuts = (torch.empty(size, dtype=torch.float64, device=device) for size in ((count, chunks), (count,)))
         winners = torch.empty_like(sums, dtype=torch.int64)
