@@ -112,9 +112,8 @@ class Composer:
 
         `error`: why it failed; CancelledError where its client ended it.
         """
-        if (
-            error is None and self._open is None and not self.response["output"]
-        ):  # an empty answer still has its message
+        # An empty answer has a message too.
+        if error is None and self._open is None and not self.response["output"]:
             yield from self._begin(_MESSAGE, None)
         yield from self._end("incomplete" if error is not None or self._length else "completed")
         if isinstance(error, asyncio.CancelledError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ParameterError, format_value
@@ -62,27 +62,20 @@ def checked_items(given: object, earlier: Sequence[Item], known: dict[str, Item]
     return result
 
 
-class _Form(NamedTuple):
-    """A type of item: how its id begins, its strings, and its lists of parts with the type of those."""
-
-    begin: str
-    strings: tuple[str, ...]
-    lists: Mapping[str, str]
-
-
-_FORMS: Mapping[str, _Form] = {
-    "message": _Form("msg", (), {"content": "input_text"}),
-    "function_call": _Form("fc", ("call_id", "name", "arguments"), {}),
-    "function_call_output": _Form("fco", ("call_id",), {"output": "input_text"}),
-    "reasoning": _Form("rs", (), {"summary": "summary_text", "content": "reasoning_text"}),
-    "item_reference": _Form("ref", ("id",), {}),
+_FORMS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, str]]] = {
+    "message": ("msg", (), {"content": "input_text"}),
+    "function_call": ("fc", ("call_id", "name", "arguments"), {}),
+    "function_call_output": ("fco", ("call_id",), {"output": "input_text"}),
+    "reasoning": ("rs", (), {"summary": "summary_text", "content": "reasoning_text"}),
+    "item_reference": ("ref", ("id",), {}),
 }
+"""By type of item: how its id begins, its strings, and its lists of parts with the type of those."""
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 def item_id(kind: str, suffix: str) -> str:
     """The id of an item of a type."""
-    return f"{_FORMS[kind].begin}_{suffix}"
+    return f"{_FORMS[kind][0]}_{suffix}"
 
 
 def _item(where: str, raw: object, suffix: str) -> Item:
@@ -97,8 +90,9 @@ def _item(where: str, raw: object, suffix: str) -> Item:
         if role not in _ROLES:
             raise bad_value(f"{where}.role", role, ", ".join(_ROLES))
         item["role"] = role
-    item |= {name: string_of(where, raw, name) for name in _FORMS[kind].strings}
-    for name, part in _FORMS[kind].lists.items():
+    strings, lists = _FORMS[kind][1:]
+    item |= {name: string_of(where, raw, name) for name in strings}
+    for name, part in lists.items():
         content = raw.get(name) or [] if kind == "reasoning" else raw.get(name)
         told = "output_text" if role == "assistant" else part
         same = name == "output" and isinstance(content, str)
