@@ -21,10 +21,7 @@ def build_moe(blueprint: Blueprint) -> DecoderModel:
 
 def build(blueprint: Blueprint, **more: Unpack[DecoderFields]) -> DecoderModel:
     fields, rotary = blueprint.fields, blueprint.rotary()
-    pattern = fields.values.get("sliding_window_pattern")  # a number, or param_names out as in "LLLG"
-    every = len(pattern) if isinstance(pattern, str) else fields.integer("sliding_window_pattern", 4, minimum=0)
-    slides = fields.has("sliding_window")
-    windows = blueprint.windows(lambda index: slides and every > 0 and (index + 1) % every != 0)
+    slides, windows = fields.has("sliding_window"), blueprint.windows()
     usual: DecoderFields = {
         "rotary": rotary,
         "rotaries": [NO_ROPE if slides and window is None else rotary for window in windows],

@@ -35,7 +35,7 @@ def build_gemma2(blueprint: Blueprint, norms: BlockNorms = AROUND) -> DecoderMod
     return assemble(
         blueprint,
         norms=norms,
-        windows=blueprint.windows(lambda index: index % 2 == 0),
+        windows=blueprint.windows(),
         scale=blueprint.fields.number("query_pre_attn_scalar", 256.0) ** -0.5,
         soft_cap=blueprint.fields.optional_number("attn_logit_softcapping"),
     )

@@ -11,6 +11,7 @@ from penstock.layers.mlp import PlainMlp
 from penstock.layers.moe import Router, SharedExperts, SparseMoe, float_vector, plain_experts, router_weight
 from penstock.models.block_norms import MIXER_ALONE
 from penstock.models.blueprint import NO_ROPE, Blueprint
+from penstock.models.family_facts import layer_letters
 from penstock.models.mamba import mamba2
 from penstock.models.mixture import expert_options
 

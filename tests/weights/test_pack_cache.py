@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.config.options import EngineOptions
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
@@ -145,7 +146,7 @@ def test_a_changed_model_replaces_its_file(tmp_path: Path) -> None:
 def test_another_arithmetic_is_another_fingerprint(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(model_folder)
     before = fingerprint(checkpoint, PACKING)
-    monkeypatch.setattr(pack_cache, "ARITHMETIC_VERSION", pack_cache.ARITHMETIC_VERSION + 1)
+    monkeypatch.setattr(pack_cache, "ARITHMETIC_VERSION", ARITHMETIC_VERSION + 1)
     assert fingerprint(checkpoint, PACKING) != before
 
 

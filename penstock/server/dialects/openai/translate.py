@@ -77,7 +77,7 @@ class OpenAICall:
 
 
 def sent_names(body: ChatBody | CompletionBody) -> Mapping[str, str]:
-    """What the client sent for fields of the internal request that have another name; see `spelled`."""
+    """What the client sent for fields of the internal request that have another name; see `param_names`."""
     names = {"beam_width": "n" if body.best_of is None else "best_of"}
     if body.prompt_logprobs is None:
         names["prompt_logprobs"] = "echo"

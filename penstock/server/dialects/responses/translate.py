@@ -84,7 +84,7 @@ def sampling_of(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingPar
 
 
 def sent_names(body: InputTokensBody) -> Mapping[str, str]:
-    """What the client sent for fields of the internal request that have another name; see `spelled`."""
+    """What the client sent for fields of the internal request that have another name; see `param_names`."""
     forced = body.tool_choice not in (None, "auto", "none")
     return {
         "messages": "input",
