@@ -11,7 +11,7 @@ from penstock.core.kv.cache import KVCache
 from penstock.core.kv.node import Match
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import PlanBuilder
-from penstock.core.policies import Admission, Gate
+from penstock.core.policies.order import Admission, Gate
 from penstock.core.protocol import EncoderWork
 from penstock.core.request import EngineRequest
 from penstock.core.request_queues import RequestQueues

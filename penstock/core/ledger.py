@@ -140,16 +140,11 @@ class Ledger:
     def stats(self) -> EngineStats:
         """A snapshot of queues, cache and counters."""
         queues = self._queues
-        usage = self._cache.usage(queues.running)
         return EngineStats(
             running=len(queues.running),
             waiting=len(queues.waiting),
             waiting_tokens=sum(len(sequence.tokens) for sequence in queues.waiting),
-            blocks_used=usage.used,
-            blocks_cached=usage.cached,
-            blocks_total=usage.total,
-            slots_used=usage.slots_used,
-            slots_allocated=usage.slots_allocated,
+            **self._cache.usage(queues.running),
             **self.counters.snapshot(),
         )
 

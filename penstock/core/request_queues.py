@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from penstock.core.policies import Policy
+from penstock.core.policies.order import Policy
+from penstock.core.policies.turns import Turns
 from penstock.core.sequence import Sequence, SequenceState
-from penstock.core.turns import Turns
 
 
 class RequestQueues:

@@ -21,7 +21,7 @@ from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
-from penstock.core.policies import Gate, Policy, default_gates, policy_named
+from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
 from penstock.core.protocol import (
     NewSequence,
     ScheduledTokens,

@@ -9,7 +9,7 @@ from functools import partial
 
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
-from penstock.core.policies import default_gates
+from penstock.core.policies.order import default_gates
 from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine

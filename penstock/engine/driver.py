@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.config.errors import EngineDeadError, RequestError
-from penstock.core.pace import Pace
+from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 
 if TYPE_CHECKING:

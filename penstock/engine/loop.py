@@ -10,11 +10,11 @@ from time import perf_counter
 from typing import Any
 
 from penstock.config.errors import EngineDeadError
-from penstock.core.pace import Pace, PaceMeter
+from penstock.core.policies.pace import Pace, PaceMeter
+from penstock.core.policies.step_cost import StepCost, UnknownStepCost
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
-from penstock.core.step_cost import StepCost, UnknownStepCost
 from penstock.structured.manager import StructuredOutputManager
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile

@@ -22,7 +22,7 @@ from penstock.config.errors import (
     TemplateError,
 )
 from penstock.config.options import EngineOptions
-from penstock.core.pace import Pace
+from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo
 

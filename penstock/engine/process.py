@@ -23,7 +23,7 @@ import zmq
 
 from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import RESULT_TOO_LARGE, ConfigError, EngineDeadError, PenstockError, RequestError
-from penstock.core.pace import Pace
+from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, FinishReason
 from penstock.engine import messages
 from penstock.engine.driver import EngineDriver

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from penstock.config import limits
 from penstock.config.errors import RequestError
+from penstock.core.policies.waiting import Waiting, Work
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
-from penstock.core.waiting import Waiting, Work
 from penstock.engine.watched_time import WatchedTime
 
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.errors import EngineDeadError, RequestError
-from penstock.core.pace import Pace
+from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.counting import ended

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.config.errors import GRAMMAR_TOO_COMPLEX, RequestError
-from penstock.core.policies import Admission
+from penstock.core.policies.order import Admission
 from penstock.core.protocol import NewSequence, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest
 from penstock.structured.grammar_compiler import (

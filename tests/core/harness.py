@@ -9,7 +9,7 @@ from typing import Any
 from penstock.config.options import SchedulerOptions
 from penstock.core.constraint import Thinking
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
-from penstock.core.kv.tier import BoundedTier
+from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import CacheOp, CacheOpKind, NewSequence
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.core.pace import PaceMeter
+from penstock.core.policies.pace import PaceMeter
 
 
 def metered(steps: list[tuple[int, int]], *, noise: float = 0.0, waiting: bool = True) -> PaceMeter:

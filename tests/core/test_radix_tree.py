@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.kv.block_pool import BlockPool
-from penstock.core.kv.groups import FullGroup, GroupManager, SlidingGroup
+from penstock.core.kv.groups import FullGroup, SlidingGroup
 from penstock.core.kv.node import Namespace
 from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.protocol import NULL_BLOCK
@@ -13,7 +13,7 @@ from penstock.core.protocol import NULL_BLOCK
 MINE = Namespace("")
 
 
-def group_of(pool: BlockPool, size: int, window: int | None) -> GroupManager:
+def group_of(pool: BlockPool, size: int, window: int | None) -> FullGroup:
     return FullGroup(0, pool, size) if window is None else SlidingGroup(0, pool, size, window)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.config.errors import ConfigError, ContextLengthError, RequestError
 from penstock.core.constraint import Thinking
-from penstock.core.policies import Admission, recompute_cost
+from penstock.core.policies.order import Admission, recompute_cost
 from penstock.core.protocol import CacheOpKind, StepResult
 from penstock.core.request import FinishReason
 from tests.core.harness import Collector, expected_tokens, null_engine, request, run

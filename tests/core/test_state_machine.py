@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from penstock.core.constraint import Thinking
 from penstock.core.kv.cache_spec import CacheGroup
-from penstock.core.kv.tier import BoundedTier
 from penstock.core.media import EncoderInput, MediaSpan
+from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import StepPlan, StepResult
 from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason
 from penstock.core.sequence import Sequence

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.policies.step_cost import LearnedStepCost, StepShape, UnknownStepCost
 from penstock.core.protocol import ScheduledTokens, StepPlan, StepTimings
-from penstock.core.step_cost import LearnedStepCost, StepShape, UnknownStepCost
 from tests.core.harness import null_engine, request, run
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.core.kv.node import Node
-from penstock.core.kv.tier import BoundedTier
+from penstock.core.policies.bounded_tier import BoundedTier
 from penstock.core.protocol import CacheOpKind, StepPlan
 from penstock.engine.loop import Engine
 from tests.core.harness import Collector, SlowMover, expected_tokens, null_engine, request, run

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.policies.turns import Turns
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.core.sequence import Sequence
-from penstock.core.turns import Turns
 from penstock.engine.loop import Engine
 from tests.core.harness import Collector, null_engine, request
 

@@ -24,7 +24,7 @@ from penstock.config.errors import (
 )
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision
-from penstock.core.pace import Pace
+from penstock.core.policies.pace import Pace
 from penstock.core.protocol import TokenLogprobs
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.sampling import SamplingParams

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError
-from penstock.core.pace import Pace
+from penstock.core.policies.pace import Pace
+from penstock.core.policies.waiting import Waiting
 from penstock.core.pooling import PoolingParams
 from penstock.core.request import PUBLIC, EngineOutput, EngineRequest, FinishReason
-from penstock.core.waiting import Waiting
 from penstock.engine.streams import StreamTable
 from tests.engine.support import request
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from penstock.core.kv.allocation import Allocation, BlockTable
 from penstock.core.kv.block_pool import BlockPool
@@ -13,28 +14,10 @@ from penstock.core.kv.cross import CrossStore
 from penstock.core.kv.groups import manager_of
 from penstock.core.kv.node import Match, Node
 from penstock.core.kv.radix_tree import RadixTree
-from penstock.core.kv.states import NoStates, StateGroup, States
+from penstock.core.kv.states import StateGroup, States
 from penstock.core.kv.transfers import Transfers
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
 from penstock.core.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """How much of the cache is taken, in blocks of all groups and in token slots of the first.
-
-    Attributes:
-        used: blocks referenced by sequences, by pinned prefixes and by transfers.
-        cached: blocks only the tree refers to.
-        total: all blocks.
-        slots_used, slots_allocated: token slots written and allocated by running sequences.
-    """
-
-    used: int
-    cached: int
-    total: int
-    slots_used: int
-    slots_allocated: int
 
 
 class KVCache:
@@ -60,7 +43,7 @@ class KVCache:
         crossing = [g for g, group in enumerate(groups) if group.kind is CacheKind.CROSS]
         self.cross_group = crossing[0] if crossing else -1
         self.cross = CrossStore(self.pools[crossing[0]] if crossing else None, block_size)
-        self.states: States = StateGroup(checkpoints, len(self.pools), block_size) if checkpoints else NoStates()
+        self.states: States = StateGroup(checkpoints, len(self.pools), block_size) if checkpoints else States()
         self.ops: list[CacheOp] = []
         self.transfers = Transfers(self)
         self.tree = RadixTree(self.groups, block_size, self.states)
@@ -121,15 +104,19 @@ class KVCache:
             for group, table in zip(self.groups, tables, strict=True)
         )
 
-    def usage(self, running: abc.Sequence[Sequence]) -> Usage:
-        """What is taken, `running` being the sequences in the batch."""
+    def usage(self, running: abc.Sequence[Sequence]) -> dict[str, Any]:
+        """What is taken, by the names of EngineStats; `running` are the sequences in the batch."""
         cached = sum(self.tree.idle) + self.cross.idle
         total = sum(pool.num_blocks - 1 for pool in self.pools)
         free = sum(pool.num_free for pool in self.pools)
         tables = [(sequence.computed, _held(sequence).tables[0]) for sequence in running]
-        written = sum(computed - table.live_from * self.block_size for computed, table in tables)
-        allocated = sum(table.held for _, table in tables) * self.block_size
-        return Usage(total - free - cached, cached, total, written, allocated)
+        return {
+            "blocks_used": total - free - cached,
+            "blocks_cached": cached,
+            "blocks_total": total,
+            "slots_used": sum(computed - table.live_from * self.block_size for computed, table in tables),
+            "slots_allocated": sum(table.held for _, table in tables) * self.block_size,
+        }
 
     # -- admission ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ states, which have no blocks, are managed in `states`, entries of an encoder's o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from penstock.core.kv.allocation import BlockTable
 from penstock.core.kv.block_pool import BlockPool
@@ -16,37 +15,14 @@ from penstock.core.kv.node import Node
 from penstock.core.protocol import NULL_BLOCK
 
 
-class GroupManager(Protocol):
-    """What the cache and the prefix tree ask of a group.
+class FullGroup:
+    """Every position is kept; of latent attention as well. Other kinds are told by what differs.
 
     Attributes:
         pool: its blocks.
         essential: whether a node without this group's block is of no use at all; else its blocks may go one by one.
         bounds_capacity: whether the number of tokens that fit is limited by this group's blocks.
     """
-
-    pool: BlockPool
-    essential: bool
-    bounds_capacity: bool
-
-    def blocks_for(self, tokens: int) -> int:
-        """Length of the block table that holds so many tokens."""
-
-    def peak_blocks(self, tokens: int, chunk: int) -> int:
-        """Most blocks a sequence of that many tokens holds at once, when computed at most `chunk` tokens a step."""
-
-    def first_needed(self, tokens: int) -> int:
-        """The first position whose entries a prefix of so many tokens needs to be continued."""
-
-    def first_seen(self, tokens: int) -> int:
-        """The first position that a query behind so many committed tokens sees: what lies before is given up."""
-
-    def attach(self, nodes: Sequence[Node], tokens: int) -> BlockTable:
-        """The table of a sequence that starts with these nodes' blocks, which it does not hold yet."""
-
-
-class FullGroup:
-    """Every position is kept; of latent attention as well."""
 
     essential = True
     bounds_capacity = True
@@ -57,35 +33,35 @@ class FullGroup:
         self._size = block_size
 
     def blocks_for(self, tokens: int) -> int:
+        """Length of the block table that holds so many tokens."""
         return -(-tokens // self._size)
 
     def peak_blocks(self, tokens: int, chunk: int) -> int:
+        """Most blocks a sequence of that many tokens holds at once, when computed at most `chunk` tokens a step."""
         return self.blocks_for(tokens)
 
     def first_needed(self, tokens: int) -> int:
+        """The first position whose entries a prefix of so many tokens needs to be continued."""
         return 0
 
     def first_seen(self, tokens: int) -> int:
+        """The first position that a query behind so many committed tokens sees: what lies before is given up."""
         return 0
 
     def attach(self, nodes: Sequence[Node], tokens: int) -> BlockTable:
+        """The table of a sequence that starts with these nodes' blocks, which it does not hold yet."""
         return BlockTable([node.blocks[self._index] for node in nodes])
 
 
-class SlidingGroup:
+class SlidingGroup(FullGroup):
     """The last `window` positions are kept, counted from what has committed: refused drafts take nothing away."""
 
     essential = False
     bounds_capacity = False
 
     def __init__(self, index: int, pool: BlockPool, block_size: int, window: int) -> None:
-        self.pool = pool
-        self._index = index
-        self._size = block_size
+        super().__init__(index, pool, block_size)
         self._window = window
-
-    def blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._size)
 
     def peak_blocks(self, tokens: int, chunk: int) -> int:
         return min(self.blocks_for(tokens), -(-(self._window - 1 + chunk) // self._size) + 1)
@@ -94,7 +70,7 @@ class SlidingGroup:
         return max(0, tokens - self._window + 1)
 
     def first_seen(self, tokens: int) -> int:
-        return max(0, tokens - self._window + 1)
+        return self.first_needed(tokens)
 
     def attach(self, nodes: Sequence[Node], tokens: int) -> BlockTable:
         first = min(self.first_needed(tokens) // self._size, len(nodes))
@@ -108,7 +84,6 @@ class OptionalGroup(FullGroup):
     """
 
     essential = False
-    bounds_capacity = True
 
     def first_needed(self, tokens: int) -> int:
         return tokens
@@ -119,32 +94,23 @@ class OptionalGroup(FullGroup):
         return BlockTable([NULL_BLOCK] * gap + blocks[gap:], gap, gap * self._size)
 
 
-class CrossGroup:
+class CrossGroup(FullGroup):
     """Entries of an encoder's output, as many as the encoder gave, whatever the sequence's own length: see `cross`."""
 
     essential = False
     bounds_capacity = False
 
-    def __init__(self, pool: BlockPool) -> None:
-        self.pool = pool
-
     def blocks_for(self, tokens: int) -> int:
-        return 0
-
-    def peak_blocks(self, tokens: int, chunk: int) -> int:
         return 0
 
     def first_needed(self, tokens: int) -> int:
         return tokens
 
-    def first_seen(self, tokens: int) -> int:
-        return 0
-
     def attach(self, nodes: Sequence[Node], tokens: int) -> BlockTable:
         return BlockTable([])
 
 
-def manager_of(group: CacheGroup, index: int, pool: BlockPool, block_size: int) -> GroupManager:
+def manager_of(group: CacheGroup, index: int, pool: BlockPool, block_size: int) -> FullGroup:
     """The manager of a group's kind.
 
     Raises:
@@ -153,7 +119,7 @@ def manager_of(group: CacheGroup, index: int, pool: BlockPool, block_size: int) 
     if group.kind is CacheKind.SLIDING and group.window is not None:
         return SlidingGroup(index, pool, block_size, group.window)
     if group.kind is CacheKind.CROSS:
-        return CrossGroup(pool)
+        return CrossGroup(index, pool, block_size)
     if group.kind in (CacheKind.FULL, CacheKind.LATENT):
         return OptionalGroup(index, pool, block_size) if group.optional else FullGroup(index, pool, block_size)
     raise ValueError(f"cache kind {group.kind.value} has no blocks; those that have: full, latent, sliding, cross")

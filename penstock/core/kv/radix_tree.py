@@ -3,26 +3,21 @@
 A node stands for one block of tokens (fewer for the last block of a finished sequence) and holds, per cache group, the
 block with their entries. Keys are the tokens themselves, compared exactly, never hashes of them, so that no two
 prefixes can be confused. What may be known to one owner alone hangs below a node of its own, a portal, where the
-public prefix ends. Prefix sharing as a tree: Zheng et al., SGLang, 2312.07104 (RadixAttention). Eviction weighs
-cost to recompute × uses with ageing: Cherkasova, GreedyDual-Size-Frequency, HPL-98-69R1.
+public prefix ends. Prefix sharing as a tree: Zheng et al., SGLang, 2312.07104 (RadixAttention).
 """
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from penstock.core.kv.groups import GroupManager
+from penstock.core.kv.groups import FullGroup
 from penstock.core.kv.node import Key, Match, Namespace, Node
-from penstock.core.kv.states import NoStates, States
+from penstock.core.kv.states import States
+from penstock.core.policies.eviction import Evicted, EvictionOrder
 from penstock.core.protocol import NULL_BLOCK
-
-_ATTENTION_COST_TOKENS = 4096  # depth at which attention costs about as much as the rest of a token
-_MOST_USES = 16  # more do not count, so that what was popular once goes in the end
-_MOST_GHOSTS = 65_536  # evicted prefixes remembered to explain misses
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
@@ -38,13 +33,13 @@ class RadixTree:
 
     def __init__(
         self,
-        groups: Sequence[GroupManager],
+        groups: Sequence[FullGroup],
         block_size: int,
         states: States | None = None,
     ) -> None:
         self._groups = tuple(groups)
         self._pools = tuple(group.pool for group in groups)
-        self._states = states or NoStates()
+        self._states = states or States()
         self._single = tuple(g for g, group in enumerate(groups) if not group.essential)  # blocks that go one by one
         self._essential = tuple(g for g, group in enumerate(groups) if group.essential)
         self._block_size = block_size
@@ -52,12 +47,11 @@ class RadixTree:
         pools = self._pools
         self.pinned: list[list[int]] = [[] for _ in pools]  # per group: blocks of public prefixes that always stay
         self._holder: list[dict[int, Node]] = [{} for _ in pools]
-        self._heaps: list[list[tuple[float, int, Node]]] = [[] for _ in pools]
-        self._clock = [0.0] * len(pools)
-        self._ghosts: set[int] = set()  # paths of evicted nodes, as many as four pools hold
-        self._ghost_ages: deque[int] = deque()
-        self._most_ghosts = min(_MOST_GHOSTS, 4 * max(pool.num_blocks for pool in pools))
-        self._stamp = 0
+        self._eviction = [
+            EvictionOrder(g, block_size, 4 * pool.num_blocks + 64, partial(self._evictable, g))
+            for g, pool in enumerate(pools)
+        ]
+        self._evicted = Evicted(4 * max(pool.num_blocks for pool in pools))
         self.idle = [0] * len(pools)  # per group: blocks only the tree refers to, all of which eviction can free
 
     # -- matching ---------------------------------------------------------------------------------------------------
@@ -227,7 +221,7 @@ class RadixTree:
         if pending:
             return "in_flight"
         key = tuple(tokens[position : position + self._block_size])
-        if hash((node.path, key)) in self._ghosts:
+        if hash((node.path, key)) in self._evicted:
             return "evicted"
         return "diverged" if node.depth else "first_seen"
 
@@ -329,17 +323,8 @@ class RadixTree:
 
     def _offer(self, group: int, node: Node) -> None:
         """Queues a node for eviction from a group, if it may be evicted now."""
-        if not self._evictable(group, node):
-            return
-        uses = min(node.uses, _MOST_USES)
-        cost = len(node.key) / self._block_size * (1.0 + node.depth / _ATTENTION_COST_TOKENS)
-        self._stamp += 1
-        node.stamps[group] = self._stamp
-        heap = self._heaps[group]
-        heapq.heappush(heap, (self._clock[group] + uses * cost, self._stamp, node))
-        if len(heap) > 4 * self._pools[group].num_blocks + 64:  # forget entries that were superseded
-            heap[:] = [e for e in heap if e[1] == e[2].stamps[group] and self._evictable(group, e[2])]
-            heapq.heapify(heap)
+        if self._evictable(group, node):
+            self._eviction[group].push(node)
 
     def _evictable(self, group: int, node: Node) -> bool:
         """Whether only the tree holds the node's block and no longer prefix depends on it."""
@@ -350,49 +335,27 @@ class RadixTree:
 
     def evict(self, group: int) -> bool:
         """Frees an idle block of a group, and what becomes useless with it; False if there is none."""
-        heap = self._heaps[group]
-        while heap:
-            priority, stamp, node = heapq.heappop(heap)
-            if stamp != node.stamps[group] or not self._evictable(group, node):
-                continue
-            self._clock[group] = max(self._clock[group], priority)
-            self._remember(node)
-            if self._groups[group].essential:
-                self._remove(node)
-            else:
-                self._drop_block(group, node)
-                self._unlink_if_empty(node)
-            return True
-        return False
+        node = self._eviction[group].pop()
+        if node is None:
+            return False
+        self._evicted.add(node.path)
+        if self._groups[group].essential:
+            self._remove(node)
+        else:
+            self._drop_block(group, node)
+            self._unlink_if_empty(node)
+        return True
 
     def next_victims(self, group: int, most: int) -> list[Node]:
         """Nodes whose blocks of a group would be evicted next, in that order, the prefixes of each after it."""
-        heap = self._heaps[group]
-        popped: list[tuple[float, int, Node]] = []
         found: list[Node] = []
-        while heap and len(found) < most:
-            entry = heapq.heappop(heap)
-            node = entry[2]
-            if entry[1] != node.stamps[group] or not self._evictable(group, node):
-                continue
-            popped.append(entry)
+        for node in self._eviction[group].first(most):
             found.append(node)
             up = node.parent
             while self._groups[group].essential and up is not None and len(up.order) == 1 and len(found) < most:
                 found.append(up)
                 up = up.parent
-        for entry in popped:
-            heapq.heappush(heap, entry)
-        return found
-
-    def _remember(self, node: Node) -> None:
-        """Notes an eviction, to tell later that a miss was one."""
-        if node.path in self._ghosts:
-            return
-        self._ghosts.add(node.path)
-        self._ghost_ages.append(node.path)
-        if len(self._ghost_ages) > self._most_ghosts:
-            self._ghosts.discard(self._ghost_ages.popleft())
+        return found[:most]
 
     def _drop_block(self, group: int, node: Node) -> None:
         """Ends the tree's reference to one block of a node."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.core.kv.allocation import Allocation
 from penstock.core.kv.checkpoints import Checkpoints
@@ -13,37 +13,43 @@ if TYPE_CHECKING:
     from penstock.core.sequence import Sequence
 
 
-class States(Protocol):
-    """What the cache and the prefix tree ask of the group of recurrent layers.
+class States:
+    """What the cache and the prefix tree ask of the group of recurrent layers. The null form: there are none.
 
     Attributes:
         divisible: whether a block's beginning can be had without the rest.
         miss_reason: why a prefix whose blocks are there cannot be had.
     """
 
-    divisible: bool
-    miss_reason: str
+    divisible = True
+    miss_reason = "window_evicted"
 
     def kept(self, node: Node) -> bool:
         """Whether a sequence can go on at the end of a node."""
+        return True
 
     def drop(self, node: Node) -> None:
         """The node has lost its tokens."""
 
     def forks(self, position: int) -> int:
         """Where a state is to be kept because a prompt leaves there what the tree knows; 0 for nowhere."""
+        return 0
 
     def awaited(self, owner: Sequence, pending: int) -> int:
         """Up to where another sequence can use what `owner` is computing."""
+        return pending
 
     def begin(self, sequence: Sequence, match: Match) -> list[int]:
         """Token counts at which the sequence's state is to be kept."""
+        return []
 
     def restore(self, match: Match, slot: int) -> list[CacheOp]:
         """Operations that bring a request slot's state to the end of a match."""
+        return []
 
     def keep(self, sequence: Sequence, node: Node, at_rest: bool) -> list[CacheOp]:
         """Operations that copy a sequence's state for the node where it ends."""
+        return []
 
     def pin(self, node: Node) -> None:
         """The node's state stays for good."""
@@ -53,9 +59,11 @@ class States(Protocol):
 
     def borrow(self, count: int) -> tuple[int, ...] | None:
         """Slots for the states behind drafts; None where there are too few."""
+        return ()
 
     def settle(self, allocation: Allocation, slot: int, accepted: int) -> list[CacheOp]:
         """Drafts were verified: operations that make the state behind the accepted ones the request slot's own."""
+        return []
 
     def return_slots(self, allocation: Allocation) -> None:
         """Drafts were given up."""
@@ -64,53 +72,7 @@ class States(Protocol):
         """Raises AssertionError if slots are lost."""
 
 
-class NoStates:
-    """The null form: no layer is recurrent, blocks are all that is needed."""
-
-    divisible = True
-    miss_reason = "window_evicted"
-
-    def kept(self, node: Node) -> bool:
-        return True
-
-    def drop(self, node: Node) -> None:
-        pass
-
-    def forks(self, position: int) -> int:
-        return 0
-
-    def awaited(self, owner: Sequence, pending: int) -> int:
-        return pending
-
-    def begin(self, sequence: Sequence, match: Match) -> list[int]:
-        return []
-
-    def restore(self, match: Match, slot: int) -> list[CacheOp]:
-        return []
-
-    def keep(self, sequence: Sequence, node: Node, at_rest: bool) -> list[CacheOp]:
-        return []
-
-    def pin(self, node: Node) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
-    def borrow(self, count: int) -> tuple[int, ...] | None:
-        return ()
-
-    def settle(self, allocation: Allocation, slot: int, accepted: int) -> list[CacheOp]:
-        return []
-
-    def return_slots(self, allocation: Allocation) -> None:
-        pass
-
-    def check_integrity(self) -> None:
-        pass
-
-
-class StateGroup:
+class StateGroup(States):
     """Recurrent layers: a prefix can be had only where a copy of its state is kept, exactly there."""
 
     divisible = False

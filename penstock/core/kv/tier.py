@@ -1,32 +1,28 @@
-"""Where entries go that leave the device, and come back from: one place a block, bounded.
+"""Where entries go that leave the device, and come back from.
 
 The prefix tree is the index: a node whose only copy lies below stays in it, with the place of each of its blocks.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable
-from typing import Protocol
-
 from penstock.core.kv.node import Node
-from penstock.core.protocol import NULL_BLOCK
 
 
-class Tier(Protocol):
-    """What the cache asks of the tier below the device.
+class Tier:
+    """What the cache asks of the tier below the device. This one is the null form: what is evicted is gone.
 
     Attributes:
         accepts: whether it takes anything.
     """
 
-    accepts: bool
+    accepts = False
 
     def offer(self, node: Node, group: int) -> int | None:
         """A place for the copy of a node's block that will be evicted soon; None if it is not wanted.
 
         The copy counts once `stored` says so. Places of other nodes may be given up for it.
         """
+        return None
 
     def stored(self, place: int, node: Node, group: int) -> None:
         """The copy at a place is whole."""
@@ -39,90 +35,3 @@ class Tier(Protocol):
 
     def close(self, place: int) -> None:
         """A load has ended."""
-
-
-class NoTier:
-    """The null form: what is evicted is gone."""
-
-    accepts = False
-
-    def offer(self, node: Node, group: int) -> int | None:
-        return None
-
-    def stored(self, place: int, node: Node, group: int) -> None:
-        pass
-
-    def free(self, place: int) -> None:
-        pass
-
-    def open(self, place: int) -> None:
-        pass
-
-    def close(self, place: int) -> None:
-        pass
-
-
-class BoundedTier:
-    """A tier of so many places, of which at most `most_saving` are written at a time."""
-
-    accepts = True
-
-    def __init__(self, places: int, most_saving: int, dropped: Callable[[Node, int], None]) -> None:
-        """`dropped` is told which node's block, of which group, has no copy here any more."""
-        self._free = list(range(places, 0, -1))
-        self._count = places
-        self._most_saving = most_saving
-        self._dropped = dropped
-        self._saving: set[int] = set()
-        self._stored: OrderedDict[int, tuple[Node, int]] = OrderedDict()
-        self._readers: Counter[int] = Counter()
-        self._leaving: set[int] = set()  # not wanted any more, and still being read
-
-    def offer(self, node: Node, group: int) -> int | None:
-        if len(self._saving) >= self._most_saving:
-            return None
-        if not self._free:
-            place = next((place for place in self._stored if self._may_go(place)), None)
-            if place is None:
-                return None
-            self._dropped(*self._stored.pop(place))
-            self._free.append(place)
-        place = self._free.pop()
-        self._saving.add(place)
-        return place
-
-    def _may_go(self, place: int) -> bool:
-        """Whether nobody reads the copy and its block has left the device: else it would be copied again and again."""
-        node, group = self._stored[place]
-        return not self._readers[place] and node.blocks[group] == NULL_BLOCK
-
-    def stored(self, place: int, node: Node, group: int) -> None:
-        self._saving.remove(place)
-        self._stored[place] = (node, group)
-
-    def free(self, place: int) -> None:
-        self._saving.discard(place)
-        self._stored.pop(place, None)
-        if self._readers[place]:
-            self._leaving.add(place)
-        else:
-            self._free.append(place)
-
-    def open(self, place: int) -> None:
-        self._readers[place] += 1
-        if place in self._stored:
-            self._stored.move_to_end(place)
-
-    def close(self, place: int) -> None:
-        self._readers[place] -= 1
-        if not self._readers[place]:
-            del self._readers[place]
-            if place in self._leaving:
-                self._leaving.remove(place)
-                self._free.append(place)
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError unless every place is free, in use, or of a node that knows it."""
-        places = [*self._free, *self._saving, *self._stored, *self._leaving]
-        assert sorted(places) == list(range(1, self._count + 1)), "a place is lost or doubled"
-        assert all(node.below.get(group) == place for place, (node, group) in self._stored.items())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.kv.allocation import Allocation
 from penstock.core.kv.node import Node
-from penstock.core.kv.tier import NoTier, Tier
+from penstock.core.kv.tier import Tier
 from penstock.core.protocol import NULL_BLOCK, CacheOp, CacheOpKind
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Transfers:
     """
 
     def __init__(self, cache: KVCache) -> None:
-        self.tier: Tier = NoTier()
+        self.tier = Tier()
         self._cache = cache
         self._numbers = count(1)
         self._saves: dict[int, _Save] = {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Protocol
 
-from penstock.core.least_squares import ForgettingFit
+from penstock.core.policies.least_squares import ForgettingFit
 from penstock.core.protocol import StepPlan, StepTimings
 
 _MEMORY = 512  # steps after which a measure counts 1/e

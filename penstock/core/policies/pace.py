@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.core.least_squares import ForgettingFit
+from penstock.core.policies.least_squares import ForgettingFit
 
 _MEMORY = 512  # steps after which a measure counts 1/e
 _LEAST_SECONDS, _LEAST_STEPS = 0.5, 16  # of work before anything is told of it

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.config import limits
 from penstock.config.errors import OverloadedError
-from penstock.core.pace import Pace
+from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineRequest
 
 _ANSWERS = 64  # whose lengths tell how long the next ones will be
