@@ -45,21 +45,21 @@ class Stopwatch:
         return {"plan": planned - begun, "build": built - planned, "commit": perf_counter() - sampled}
 
     def _build(self, plan: StepPlan) -> None:
-        for new in plan.new_rows:
+        for new in plan.new_sequences:
             self._builder.add_row(new)
         ends, total = [], 0
-        for span in plan.spans:
+        for span in plan.scheduled:
             total += len(span.tokens)
             if span.sample:
                 ends.append(total - 1)
-        self._builder.build(plan.spans, ends)
+        self._builder.build(plan.scheduled, ends)
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._engine.runner.submit(plan)
         result = self._engine.runner.sample(plan.step)
-        for row in result.rows:
+        for row in result.results:
             for token in row.tokens:
-                self._builder.note_sample(row.row, token)
+                self._builder.note_sample(row.slot, token)
         return result
 
 

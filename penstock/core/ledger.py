@@ -31,9 +31,6 @@ class Ledger:
     def num_requests(self) -> int:
         return len(self._requests)
 
-    def knows(self, request_id: str) -> bool:
-        return request_id in self._requests
-
     def open(self, request_id: str, sequences: list[Sequence]) -> None:
         """Takes a request."""
         self._requests[request_id] = sequences

@@ -1,7 +1,7 @@
 """The step protocol: one StepPlan of integers goes down to the runner, one StepResult comes back.
 
 Both are plain frozen dataclasses of ints, floats, strings and tuples, so that they can be encoded and cross a process
-or a network. A runner keeps, per row, what `NewSequence` told it; every later step sends differences only.
+or a network. A runner keeps, per slot, what `NewSequence` told it; every later step sends differences only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.core.sampling import SamplingParams
 NULL_BLOCK = 0  # block 0 of every group is never handed out: padding and dropped sliding blocks point at it
 
 
-def last_sample(row: int) -> int:
-    """Placeholder token id for "the token row `row` samples in the step before this one", not yet known here."""
-    return -1 - row
+def last_sample(slot: int) -> int:
+    """Placeholder token id for "the token slot `slot` samples in the step before this one", not yet known here."""
+    return -1 - slot
 
 
 class CacheOpKind(str, Enum):
@@ -28,7 +28,9 @@ class CacheOpKind(str, Enum):
     COPY = "copy"  # first num_tokens slots of block source → block target, in every layer of the group
     LOAD = "load"  # from a lower tier into block target
     SAVE = "save"  # block source into a lower tier
-    CHECKPOINT = "checkpoint"  # recurrent state in slot source, which is the row's number, into slot target
+    CHECKPOINT = (
+        "checkpoint"  # recurrent state in state slot source, which is the request slot's number, into state slot target
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class EncoderWork:
     """What an encoder computes before the step's forward pass.
 
     Attributes:
-        row: the request slot that is served first.
+        slot: the request slot that is served first.
         digest: of what is encoded, which the runner was given beforehand (`MediaStore.put_media`).
         start, length: absolute positions of the placeholders that the output replaces; or, of an encoder whose output
             is attended to, 0 and how many entries it has.
@@ -65,7 +67,7 @@ class EncoderWork:
         blocks: those blocks.
     """
 
-    row: int
+    slot: int
     digest: str
     start: int
     length: int
@@ -78,7 +80,7 @@ class NewSequence:
     """A sequence enters the batch (first admission or resumption after preemption).
 
     Attributes:
-        row: row number, below max_num_seqs; free until released.
+        slot: number of the request slot, below max_num_seqs; free until released.
         request_id, sequence: whose tokens these are.
         prompt_ids: the prompt's token ids.
         generated_ids: tokens already generated (non-empty when resumed).
@@ -96,7 +98,7 @@ class NewSequence:
             needed is missing in optional groups alone.
     """
 
-    row: int
+    slot: int
     request_id: str
     sequence: int
     prompt_ids: tuple[int, ...]
@@ -116,22 +118,22 @@ class NewSequence:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTokens:
-    """The tokens one row computes in this step.
+    """The tokens one slot computes in this step.
 
     Attributes:
-        row: the row.
+        slot: the request slot.
         start: absolute position of the first token (= tokens computed before this step).
-        tokens: token ids, or `last_sample(row)` for one not yet known.
+        tokens: token ids, or `last_sample(slot)` for one not yet known.
         prompt_tokens: how many leading tokens are of kind prompt; the rest are generated (or draft).
         draft_tokens: how many trailing tokens are drafts to be verified.
-        sample: whether the last token's logits are sampled (the span reaches the last known token).
-        new_blocks: per cache group, block ids appended to the row's block table in this step.
+        sample: whether the last token's logits are sampled (they reach the last known token).
+        new_blocks: per cache group, block ids appended to the slot's block table in this step.
         parents: by draft, its parent: a draft's number, or -1 for the last known token; () for a chain.
         draft_states: slots that get the recurrent state after the last known token and after each draft; () where there
-            are no such states, or no drafts: then the row's own gets the state after the last token.
+            are no such states, or no drafts: then the slot's own gets the state after the last token.
     """
 
-    row: int
+    slot: int
     start: int
     tokens: tuple[int, ...]
     prompt_tokens: int
@@ -144,18 +146,18 @@ class ScheduledTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Applied in this order: released rows, new rows, cache operations, encoder work, spans."""
+    """One step, applied in this order: released slots, new sequences, cache operations, encoder work, tokens."""
 
     step: int
-    released_rows: tuple[int, ...] = ()
-    new_rows: tuple[NewSequence, ...] = ()
+    released_slots: tuple[int, ...] = ()
+    new_sequences: tuple[NewSequence, ...] = ()
     cache_ops: tuple[CacheOp, ...] = ()
     encoder_work: tuple[EncoderWork, ...] = ()
-    spans: tuple[ScheduledTokens, ...] = ()
+    scheduled: tuple[ScheduledTokens, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(span.tokens) for span in self.spans)
+        return sum(len(span.tokens) for span in self.scheduled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,22 +179,22 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SlotResult:
-    """What one row produced.
+    """What one slot produced.
 
     Attributes:
-        row: the row.
-        tokens: accepted drafts, then the token drawn behind them (empty when the span did not reach the last known
+        slot: the request slot.
+        tokens: accepted drafts, then the token drawn behind them (empty where they did not reach the last known
             token). A draft is accepted while it is the token that would have been drawn in its place.
         logprobs: one entry a token where the request asked, else empty.
         prompt_logprobs: entries for prompt positions whose *next* prompt token was scored in this step, in order.
         path: numbers of the accepted drafts where they were no chain; () stands for the first ones.
-        pooled: the result of a row that pools, float32 in the machine's byte order, once its prompt is computed.
-        error: a sentence if this row alone failed (for example logits that are not finite); it then ends.
+        pooled: the result of a slot that pools, float32 in the machine's byte order, once its prompt is computed.
+        error: a sentence if this slot alone failed (for example logits that are not finite); it then ends.
         again: no token could be chosen yet: the sequence goes back to the queue, and the step is done again once its
             gates let it in.
     """
 
-    row: int
+    slot: int
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -204,15 +206,15 @@ class SlotResult:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens for a row's next step, from the drafter.
+    """Draft tokens for a slot's next step, from the drafter.
 
     Attributes:
-        row: the request slot.
+        slot: the request slot.
         tokens: the drafts.
         parents: as in ScheduledTokens.
     """
 
-    row: int
+    slot: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...] = ()
 
@@ -232,7 +234,7 @@ class StepResult:
 
     Attributes:
         step: its number.
-        rows: one entry a row that has something to tell.
+        results: one entry a slot that has something to tell.
         proposals: what the drafter would try next.
         finished_transfers: loads and saves that have ended since the last result.
         failed_transfers: those of them that did not do what they should.
@@ -240,7 +242,7 @@ class StepResult:
     """
 
     step: int
-    rows: tuple[SlotResult, ...] = ()
+    results: tuple[SlotResult, ...] = ()
     proposals: tuple[Proposal, ...] = ()
     finished_transfers: tuple[int, ...] = ()
     failed_transfers: tuple[int, ...] = ()
@@ -255,9 +257,9 @@ class Runner(Protocol):
     """
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
-        """Starts the step: applies rows and cache operations, runs the model, and draws, under `masks` if given.
+        """Starts the step: applies slots and cache operations, runs the model, and draws, under `masks` if given.
 
-        `masks.of(rows)` waits for those of these rows: [len(rows), ceil(V / 32)] words, as the sampler takes them.
+        `masks.of(slots)` waits for those of these slots: [len(slots), ceil(V / 32)] words, as the sampler takes them.
         """
 
     def sample(self, step: int) -> StepResult:
@@ -267,7 +269,7 @@ class Runner(Protocol):
         """Does a bounded piece of what makes later steps faster; whether there is more. Called while nothing runs."""
 
     def abort(self) -> None:
-        """Forgets outstanding plans after one of them failed; rows they introduced may be released or overwritten.
+        """Forgets outstanding plans after one of them failed; slots they introduced may be released or overwritten.
 
         Transfers in flight are ended as well, and none of them is reported afterwards.
         """

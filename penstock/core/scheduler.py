@@ -88,7 +88,7 @@ class Scheduler:
         Raises:
             RequestError: its id is taken, its prompt is empty, or it can never fit into the context or the KV cache.
         """
-        if self.ledger.knows(request.request_id):
+        if self.ledger.sequences(request.request_id):
             raise RequestError(f"request id {request.request_id!r} is in use; ids of live requests must differ.")
         self._admission.check_fits(request)
         options = self.options
@@ -255,29 +255,29 @@ class Scheduler:
 
     def _seal(self, builder: PlanBuilder) -> StepPlan:
         """Turns the builder into a plan and marks it outstanding."""
-        new_rows: list[NewSequence] = []
+        new_sequences: list[NewSequence] = []
         spans: list[ScheduledTokens] = []
         in_flight: list[InFlight] = []
         for sequence, tokens in builder.scheduled.items():
             if not sequence.introduced:
                 sequence.introduced = True
-                new_rows.append(_new_sequence(sequence, tokens))
+                new_sequences.append(_new_sequence(sequence, tokens))
                 tokens = replace(tokens, new_blocks=())  # it is introduced with its whole tables
             spans.append(tokens)
             sequence.last_step = builder.step
             sequence.in_flight += tokens.sample
             end = tokens.start + len(tokens.tokens) - tokens.draft_tokens
-            in_flight.append(InFlight(sequence, tokens.row, tokens.start, end, tokens.sample, sequence.drafts))
+            in_flight.append(InFlight(sequence, tokens.slot, tokens.start, end, tokens.sample, sequence.drafts))
             sequence.drafts = ()
         self._outstanding[builder.step] = in_flight
         self._next_step += 1
         return StepPlan(
             step=builder.step,
-            released_rows=self._queues.take_released(),
-            new_rows=tuple(new_rows),
+            released_slots=self._queues.take_released(),
+            new_sequences=tuple(new_sequences),
             cache_ops=self.cache.take_ops(builder.step),
             encoder_work=tuple(builder.encoder_work),
-            spans=tuple(spans),
+            scheduled=tuple(spans),
         )
 
     # -- committing ---------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class Scheduler:
             raise ValueError(f"the result of step {result.step} came while step {step} was due")
         self._step_over(step)
         self._settlement.finish_transfers(result)
-        results = {row.row: row for row in result.rows}
+        results = {row.slot: row for row in result.results}
         for entry in in_flight:
             if entry.sequence.state is not SequenceState.FINISHED:
                 answer = results.get(entry.slot) or SlotResult(entry.slot)
@@ -340,7 +340,7 @@ def _new_sequence(sequence: Sequence, tokens: ScheduledTokens) -> NewSequence:
     request = sequence.request
     assert allocation is not None
     return NewSequence(
-        row=tokens.row,
+        slot=tokens.slot,
         request_id=request.request_id,
         sequence=sequence.index,
         prompt_ids=request.prompt_ids,

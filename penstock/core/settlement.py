@@ -72,8 +72,8 @@ class Settlement:
             return
         slots = {entry.slot: entry.sequence for entry in in_flight}
         for proposal in proposals:
-            sequence = slots.get(proposal.row)
-            if sequence is None or sequence.slot != proposal.row or not sequence.request.speculate:
+            sequence = slots.get(proposal.slot)
+            if sequence is None or sequence.slot != proposal.slot or not sequence.request.speculate:
                 continue
             chain = next(
                 (i for i, parent in enumerate(proposal.parents) if parent != i - 1),

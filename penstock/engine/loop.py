@@ -106,8 +106,8 @@ class Engine:
     def _measure(self, plan: StepPlan) -> None:
         """Takes the time of a step, whatever was done in it: since the last one, unless there was nothing to do."""
         now = perf_counter()
-        prompt = sum(span.prompt_tokens for span in plan.spans)
-        output = sum(len(span.tokens) for span in plan.spans) - prompt
+        prompt = sum(span.prompt_tokens for span in plan.scheduled)
+        output = sum(len(span.tokens) for span in plan.scheduled) - prompt
         rows = len(self.scheduler.running) if self.scheduler.waiting else None
         self._meter.add(prompt, output, now - (self._working_since or now), rows)
         self._working_since = now

@@ -64,15 +64,15 @@ class BatchBuilder:
 
     def add_row(self, new: NewSequence) -> None:
         """Starts a row's tables with the blocks it was admitted with."""
-        self._adapters[new.row] = new.adapter
+        self._adapters[new.slot] = new.adapter
         if self._second is not None and not self._one_type:
-            self._second[new.row] = new.pooling.second if new.pooling else 0
+            self._second[new.slot] = new.pooling.second if new.pooling else 0
         for g, blocks in enumerate(new.blocks):
-            self.tables[g][new.row, : len(blocks)] = blocks
-            self._used[g][new.row], self._seen[g][new.row] = len(blocks), 0
+            self.tables[g][new.slot, : len(blocks)] = blocks
+            self._used[g][new.slot], self._seen[g][new.slot] = len(blocks), 0
 
     def note_sample(self, row: int, token: int) -> None:
-        """Remembers what `last_sample(row)` stands for in later plans."""
+        """Remembers what `last_sample(slot)` stands for in later plans."""
         self._last[row] = token
 
     def keep_samples(self, rows: Sequence[int], tokens: torch.Tensor) -> None:
@@ -95,12 +95,12 @@ class BatchBuilder:
         """Enters the spans' new blocks into the tables; returns the rest of the spans as columns."""
         for span in spans:
             self._append_blocks(span)
-        said = [(span.row, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
+        said = [(span.slot, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
         return SpanColumns._make(np.ascontiguousarray(np.array(said, np.int64).T))
 
     def adapted(self, spans: Sequence[ScheduledTokens]) -> bool:
         """Whether a row among these has an adapter."""
-        return any(self._adapters[span.row] for span in spans)
+        return any(self._adapters[span.slot] for span in spans)
 
     def changes(self, group: int, rows: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """What entered a group's table for these slots since the last call: places in the flat table, and blocks."""
@@ -141,7 +141,7 @@ class BatchBuilder:
             )
             for table in self.tables
         )
-        adapters = [self._adapters[span.row] for span in spans]
+        adapters = [self._adapters[span.slot] for span in spans]
         return Batch(
             token_ids=self._token_ids(tokens),
             positions=self._tensor(positions[None]),
@@ -179,9 +179,9 @@ class BatchBuilder:
     def _append_blocks(self, span: ScheduledTokens) -> None:
         for g, blocks in enumerate(span.new_blocks):
             if blocks:
-                used = self._used[g][span.row]
-                self.tables[g][span.row, used : used + len(blocks)] = blocks
-                self._used[g][span.row] = used + len(blocks)
+                used = self._used[g][span.slot]
+                self.tables[g][span.slot, used : used + len(blocks)] = blocks
+                self._used[g][span.slot] = used + len(blocks)
 
     def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array) if self._on_cpu else upload(array, self.device)

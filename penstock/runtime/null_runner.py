@@ -134,14 +134,14 @@ class NullRunner:
         plan, masks = self._queue.popleft()
         if plan.step != step:
             raise ValueError(f"step {step} was asked for while step {plan.step} is the oldest outstanding")
-        for row in plan.released_rows:
+        for row in plan.released_slots:
             if self._rows.pop(row, None) is None and not self._aborted:
                 raise ValueError(f"row {row} was released but never handed out")
-        for new in plan.new_rows:
-            if new.row in self._rows and not self._aborted:
-                raise ValueError(f"row {new.row} was handed out twice")
+        for new in plan.new_sequences:
+            if new.slot in self._rows and not self._aborted:
+                raise ValueError(f"row {new.slot} was handed out twice")
             known = list(new.prompt_ids + new.generated_ids)[: new.computed] if self._check else []
-            self._rows[new.row] = _Row(new, [list(table) for table in new.blocks], known)
+            self._rows[new.slot] = _Row(new, [list(table) for table in new.blocks], known)
         for op in plan.cache_ops:
             if self._states is not None and op.group == len(self._slots):
                 self._states[op.target] = self._states.get(op.source, 0)
@@ -149,9 +149,9 @@ class NullRunner:
             self._move(op)
         for work in plan.encoder_work:
             self._encode(work)
-        sampled = [span.row for span in plan.spans if span.sample] if masks is not None else []
+        sampled = [span.slot for span in plan.scheduled if span.sample] if masks is not None else []
         words = dict(zip(sampled, masks.of(sampled), strict=True)) if sampled else {}
-        results = tuple(self._run(span, words.get(span.row)) for span in plan.spans)
+        results = tuple(self._run(span, words.get(span.slot)) for span in plan.scheduled)
         proposals = () if self._drafter is None else tuple(self._propose(plan, results))
         finished, failed = self._finish_transfers()
         return StepResult(step, results, proposals, tuple(finished), tuple(failed))
@@ -191,11 +191,11 @@ class NullRunner:
 
     def _propose(self, plan: StepPlan, results: tuple[SlotResult, ...]) -> Iterator[Proposal]:
         assert self._drafter is not None
-        for span, result in zip(plan.spans, results, strict=True):
+        for span, result in zip(plan.scheduled, results, strict=True):
             if not result.tokens:
                 continue
-            new = self._rows[span.row].new
-            prefix = self._after[span.row]
+            new = self._rows[span.slot].new
+            prefix = self._after[span.slot]
             generated = span.start + len(span.tokens) - span.draft_tokens + len(result.tokens) - len(new.prompt_ids)
 
             def follow(
@@ -208,7 +208,7 @@ class NullRunner:
                 return tokens
 
             if drafts := self._drafter.propose(new, generated, follow):
-                yield Proposal(span.row, drafts)
+                yield Proposal(span.slot, drafts)
 
     def prepare(self) -> bool:
         return False
@@ -223,7 +223,7 @@ class NullRunner:
         self._rows.clear()
 
     def _run(self, span: ScheduledTokens, mask: Sequence[int] | None) -> SlotResult:
-        row = self._rows[span.row]
+        row = self._rows[span.slot]
         for table, blocks in zip(row.tables, span.new_blocks, strict=False):
             table.extend(blocks)
         tokens = [self._last[-1 - token] if token < 0 else token for token in span.tokens]
@@ -239,17 +239,17 @@ class NullRunner:
         self._keep_states(span, prefixes)
         scored = self._score_prompt(row.new, span)
         if not span.sample:
-            return SlotResult(span.row, prompt_logprobs=scored)
+            return SlotResult(span.slot, prompt_logprobs=scored)
         if row.new.pooling is not None:
             count = len(row.new.prompt_ids) if row.new.pooling.kind is PoolingKind.ALL else 1
-            return SlotResult(span.row, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
+            return SlotResult(span.slot, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
         accepted = self._draw(row, span, tokens, prefixes, mask)
         if self._check:
             del row.tokens[span.start + len(tokens) - span.draft_tokens + len(accepted) - 1 :]
-        self._last[span.row] = accepted[-1]
-        self._after[span.row] = mix(prefixes[len(tokens) - span.draft_tokens + len(accepted) - 2] ^ (accepted[-1] + 1))
+        self._last[span.slot] = accepted[-1]
+        self._after[span.slot] = mix(prefixes[len(tokens) - span.draft_tokens + len(accepted) - 2] ^ (accepted[-1] + 1))
         wanted = row.new.sampling.logprobs is not None
-        return SlotResult(span.row, accepted, tuple(map(self._logprob, accepted)) if wanted else (), scored)
+        return SlotResult(span.slot, accepted, tuple(map(self._logprob, accepted)) if wanted else (), scored)
 
     def _draw(
         self, row: _Row, span: ScheduledTokens, tokens: list[int], prefixes: list[int], mask: Sequence[int] | None
@@ -270,31 +270,31 @@ class NullRunner:
         if self._states is None:
             return
         if span.draft_tokens and not span.draft_states:
-            raise ValueError(f"row {span.row} has drafts and no slots for the states behind them")
+            raise ValueError(f"row {span.slot} has drafts and no slots for the states behind them")
         if span.draft_states:
             kept = prefixes[len(prefixes) - span.draft_tokens - 1 :]
             self._states.update(zip(span.draft_states, kept, strict=True))
         else:
-            self._states[span.row] = prefixes[-1]
+            self._states[span.slot] = prefixes[-1]
 
     def _before(self, row: _Row, span: ScheduledTokens) -> int:
         """The hash of the tokens before a span: the row's state, or what the cache holds of the last of them."""
         if not span.start:
             return 0
         if self._states is not None:
-            return self._states.get(span.row, 0)
+            return self._states.get(span.slot, 0)
         return self._slots[0][self._slot(row, 0, span.start - 1)]
 
     def _slot(self, row: _Row, group: int, position: int) -> int:
         block = row.tables[group][position // self._block_size]
         if block == NULL_BLOCK:
-            raise ValueError(f"row {row.new.row} reads or writes position {position}, which has no block")
+            raise ValueError(f"row {row.new.slot} reads or writes position {position}, which has no block")
         return block * self._block_size + position % self._block_size
 
     def _verify(self, row: _Row, span: ScheduledTokens, tokens: list[int]) -> None:
         """Compares every slot the span's queries see with the truth."""
         if len(row.tokens) != span.start:
-            raise ValueError(f"row {row.new.row} starts at {span.start} but {len(row.tokens)} tokens are computed")
+            raise ValueError(f"row {row.new.slot} starts at {span.start} but {len(row.tokens)} tokens are computed")
         row.tokens += tokens
         prefix, truth = 0, []
         for token in row.tokens:
@@ -307,14 +307,14 @@ class NullRunner:
                 first = row.new.valid_from[g]
             for position in range(first, len(truth)):
                 if self._slots[g][self._slot(row, g, position)] != truth[position]:
-                    raise ValueError(f"row {row.new.row}, group {g}: position {position} holds another prefix")
+                    raise ValueError(f"row {row.new.slot}, group {g}: position {position} holds another prefix")
 
         encoder = row.new.encoder
         for g in self._cross if encoder is not None else ():
             assert encoder is not None
             for position in range(encoder.length):
                 if self._slots[g][self._slot(row, g, position)] != encoded(encoder.digest, position):
-                    raise ValueError(f"row {row.new.row}, group {g}: entry {position} is not the encoder's")
+                    raise ValueError(f"row {row.new.slot}, group {g}: entry {position} is not the encoder's")
 
     def _score_prompt(self, new: NewSequence, span: ScheduledTokens) -> tuple[TokenLogprobs, ...]:
         if new.sampling.prompt_logprobs is None or new.sequence:

@@ -32,10 +32,10 @@ class Pooled:
     """A row's result, being computed.
 
     Attributes:
-        row: whose.
+        slot: whose.
     """
 
-    row: int
+    slot: int
     _params: PoolingParams
     _parts: list[AsyncCopy]
 
@@ -69,13 +69,13 @@ class Pooler:
 
     def add_row(self, new: NewSequence) -> None:
         """Starts a row, whatever was there before."""
-        self._rows.pop(new.row, None)
+        self._rows.pop(new.slot, None)
         if new.pooling is not None:
-            self._rows[new.row] = _Row(new.pooling)
+            self._rows[new.slot] = _Row(new.pooling)
 
     def wanted(self, span: ScheduledTokens) -> range | None:
         """The tokens of a span whose hidden states are needed; None if the slot does not pool."""
-        row, count = self._rows.get(span.row), len(span.tokens)
+        row, count = self._rows.get(span.slot), len(span.tokens)
         if row is None:
             return None
         if row.params.kind is PoolingKind.LAST:
@@ -91,7 +91,7 @@ class Pooler:
             states: [n, hidden_size], which may be overwritten by the next step.
             logits: makes those of the last of them, [1, vocab].
         """
-        row = self._rows[span.row]
+        row = self._rows[span.slot]
         params, kind = row.params, row.params.kind
         if kind is PoolingKind.ALL and not params.choices:
             row.parts.append(AsyncCopy(self._passed(params, states, states.dtype)))
@@ -108,7 +108,7 @@ class Pooler:
             mean = kind is PoolingKind.MEAN
             pooled = (row.kept / (span.start + len(span.tokens))).float() if mean else row.kept
             row.parts.append(AsyncCopy(self._passed(params, pooled, states.dtype)))
-        return Pooled(span.row, params, row.parts)
+        return Pooled(span.slot, params, row.parts)
 
     def _passed(self, params: PoolingParams, states: Tensor, dtype: torch.dtype) -> Tensor:
         """States [n, hidden_size] after the head that the request asks for, if any; the head computes in `dtype`."""

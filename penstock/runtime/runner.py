@@ -27,7 +27,7 @@ PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a 
 class _Scored:
     """A span whose prompt tokens are scored: places first … first + len(targets) - 1 predict the targets."""
 
-    row: int
+    slot: int
     first: int
     targets: tuple[int, ...]
     top: int
@@ -144,7 +144,7 @@ class ModelRunner:
         wanted = self._wanted(plan)
         logits, built = self._replay(plan, wanted), started
         if logits is None:
-            batch = self._builder.build(plan.spans, wanted.tokens)
+            batch = self._builder.build(plan.scheduled, wanted.tokens)
             built = perf_counter()
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
@@ -152,7 +152,7 @@ class ModelRunner:
         draws, samples = self._draw(plan, logits, masks)
         begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
         pooled = [one for one in begun if one is not None]
-        scored = [(entry.row, list(self._score(entry))) for entry in wanted.scored]
+        scored = [(entry.slot, list(self._score(entry))) for entry in wanted.scored]
         end = None if draws or pooled or scored else Event(self._builder.device)
         return _InFlightStep(plan.step, draws, samples, pooled, scored, end, built - started, computed - built)
 
@@ -163,13 +163,13 @@ class ModelRunner:
             step.end.wait()
         for draw, sample in zip(step.draws, step.samples.wait() if step.samples else (), strict=True):
             if sample.error is not None:
-                rows[draw.row] = SlotResult(draw.row, error=sample.error)
+                rows[draw.slot] = SlotResult(draw.slot, error=sample.error)
                 continue
-            self._builder.note_sample(draw.row, sample.token)
+            self._builder.note_sample(draw.slot, sample.token)
             logprobs = () if sample.logprobs is None else (sample.logprobs,)
-            rows[draw.row] = SlotResult(draw.row, (sample.token,), logprobs)
+            rows[draw.slot] = SlotResult(draw.slot, (sample.token,), logprobs)
         for pooled in step.pooled:
-            rows[pooled.row] = SlotResult(pooled.row, pooled=pooled.wait())
+            rows[pooled.slot] = SlotResult(pooled.slot, pooled=pooled.wait())
         for row, parts in step.scored:
             result = rows.get(row, SlotResult(row))
             scores = tuple(score for part in parts for score in part.wait())
@@ -179,9 +179,9 @@ class ModelRunner:
 
     def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
         """Logits of all tokens from a recorded step; None if more is wanted or no recording fits."""
-        if self._graphs is None or wanted.pooled or wanted.scored or len(wanted.draws) < len(plan.spans):
+        if self._graphs is None or wanted.pooled or wanted.scored or len(wanted.draws) < len(plan.scheduled):
             return None
-        return self._graphs.run(plan.spans)
+        return self._graphs.run(plan.scheduled)
 
     def _logits(self, wanted: _Wanted) -> Tensor:
         """Logits of the tokens to sample after; mostly these are all that were computed."""
@@ -198,32 +198,32 @@ class ModelRunner:
         self._memory.close()
 
     def _apply_rows(self, plan: StepPlan) -> None:
-        if plan.released_rows and self._graphs is not None:
+        if plan.released_slots and self._graphs is not None:
             self._graphs.note_answer()
-        for row in plan.released_rows:
+        for row in plan.released_slots:
             if self._new.pop(row, None) is not None:
                 self._sampler.release_row(row)
-        for new in plan.new_rows:
-            if self._new.pop(new.row, None) is not None:  # its release was lost with a step that failed
-                self._sampler.release_row(new.row)
-            self._new[new.row] = new
-            self._known[new.row] = len(new.prompt_ids) + len(new.generated_ids)
+        for new in plan.new_sequences:
+            if self._new.pop(new.slot, None) is not None:  # its release was lost with a step that failed
+                self._sampler.release_row(new.slot)
+            self._new[new.slot] = new
+            self._known[new.slot] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
             self._builder.add_row(new)
             self._pooler.add_row(new)
 
     def _count_forced(self, plan: StepPlan) -> None:
         """Has the sampler's penalties count forced tokens: those in a span that were not sampled."""
-        for span in plan.spans:
-            known = self._known[span.row]
+        for span in plan.scheduled:
+            known = self._known[span.slot]
             if span.start + len(span.tokens) > known:
-                self._sampler.extend(span.row, span.tokens[known - span.start :])
-                self._known[span.row] = span.start + len(span.tokens)
+                self._sampler.extend(span.slot, span.tokens[known - span.start :])
+                self._known[span.slot] = span.start + len(span.tokens)
 
     def _wanted(self, plan: StepPlan) -> _Wanted:
         wanted, first = _Wanted(), 0
-        for span in plan.spans:
-            new = self._new[span.row]
+        for span in plan.scheduled:
+            new = self._new[span.slot]
             count = len(span.tokens)
             place = len(wanted.tokens)
             chosen = range(count - 1, count) if span.sample else range(0)
@@ -232,7 +232,7 @@ class ModelRunner:
                 wanted.pooled.append((span, slice(place, place + len(chosen))))
             elif new.sampling.prompt_logprobs is not None and new.sequence == 0 and (targets := _targets(new, span)):
                 chosen = range(new.sampling.first_scored(span.start) - span.start, count)
-                wanted.scored.append(_Scored(span.row, place, targets, new.sampling.prompt_logprobs))
+                wanted.scored.append(_Scored(span.slot, place, targets, new.sampling.prompt_logprobs))
             if pooled is None and span.sample:
                 wanted.draws.append(place + len(chosen) - 1)
             wanted.tokens += (first + index for index in chosen)
@@ -247,9 +247,9 @@ class ModelRunner:
         """Begins to sample, once the step's masks are made."""
         if logits is None:
             return [], None
-        sampled = (span for span in plan.spans if span.sample and self._new[span.row].pooling is None)
-        draws = [Draw(span.row, span.start + len(span.tokens)) for span in sampled]
-        rows = [draw.row for draw in draws]
+        sampled = (span for span in plan.scheduled if span.sample and self._new[span.slot].pooling is None)
+        draws = [Draw(span.slot, span.start + len(span.tokens)) for span in sampled]
+        rows = [draw.slot for draw in draws]
         samples = self._sampler.begin(logits, draws, None if masks is None else masks.of(rows))
         if samples.tokens is not None:
             self._builder.keep_samples(rows, samples.tokens)

@@ -24,11 +24,11 @@ class Draw(NamedTuple):
     """One token to sample.
 
     Attributes:
-        row: the row, known from add_row.
+        slot: the request slot, known from add_row.
         position: absolute position the new token will have (0 is the first prompt token).
     """
 
-    row: int
+    slot: int
     position: int
 
 
@@ -150,7 +150,7 @@ class Sampler:
 
     def add_row(self, new: NewSequence) -> None:
         """Takes a sequence into the batch; one that was preempted brings the tokens it had generated."""
-        self._rows[new.row] = _Row(self._kernel.row(row_settings(new, self.vocab_size)), new.sampling.logprobs)
+        self._rows[new.slot] = _Row(self._kernel.row(row_settings(new, self.vocab_size)), new.sampling.logprobs)
 
     def release_row(self, row: int) -> None:
         """Forgets a row; releasing a free row does nothing."""
@@ -180,7 +180,7 @@ class Sampler:
                 f"logits of shape {tuple(logits.shape)} for {len(draws)} draws over {self.vocab_size} tokens"
             )
         values = self._as_taken(logits)
-        rows = [self._row(draw.row) for draw in draws]
+        rows = [self._row(draw.slot) for draw in draws]
         positions = np.array([draw.position for draw in draws], np.int64)
         kernel, kernel_rows = self._kernel, [row.kernel_row for row in rows]
         scored = [i for i, row in enumerate(rows) if row.logprobs is not None]

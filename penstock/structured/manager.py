@@ -252,13 +252,15 @@ class StructuredOutputManager:
         """Starts a step's masks; None if every token is allowed everywhere."""
         if not self._active and not self._slots:
             return None
-        for slot in plan.released_rows:
+        for slot in plan.released_slots:
             self._slots.pop(slot, None)
-        for new in plan.new_rows:
-            self._slots.pop(new.row, None)
+        for new in plan.new_sequences:
+            self._slots.pop(new.slot, None)
             if (live := self._active.get(new.request_id)) is not None:
-                self._slots[new.row] = self._state_of(live, new)
-        step = {span.row: self._slots[span.row] for span in plan.spans if span.sample and span.row in self._slots}
+                self._slots[new.slot] = self._state_of(live, new)
+        step = {
+            span.slot: self._slots[span.slot] for span in plan.scheduled if span.sample and span.slot in self._slots
+        }
         self._steps[plan.step] = step
         masked = {slot: state for slot, state in step.items() if not state.unconstrained}
         if not masked:
@@ -296,26 +298,26 @@ class StructuredOutputManager:
         forced: dict[int, tuple[int, ...]] = {}
         changed: dict[int, SlotResult] = {}
         latest = perf_counter() + _MOST_FORCING_S
-        for row in result.rows:
-            state = step.get(row.row)
+        for row in result.results:
+            state = step.get(row.slot)
             if state is None or not row.tokens:
                 continue
             try:
                 if following := state.accept(row.tokens, defer=perf_counter() > latest):
-                    forced[row.row] = following
+                    forced[row.slot] = following
             except RequestError as error:
-                changed[row.row] = SlotResult(row.row, error=str(error))
+                changed[row.slot] = SlotResult(row.slot, error=str(error))
             except BrokenMatcher:
-                changed[row.row] = self._renew(state, row)
+                changed[row.slot] = self._renew(state, row)
         if changed:
-            result = replace(result, rows=tuple(changed.get(row.row, row) for row in result.rows))
+            result = replace(result, results=tuple(changed.get(row.slot, row) for row in result.results))
         return result, forced
 
     def _renew(self, state: GrammarState, row: SlotResult) -> SlotResult:
         """A result without its token, which is drawn again with a new matcher; an error where that one failed too."""
         live = self._active[state.owner[0]]
         if state.renewed:
-            return SlotResult(row.row, error=GRAMMAR_TOO_COMPLEX)
+            return SlotResult(row.slot, error=GRAMMAR_TOO_COMPLEX)
         assert self._compiler is not None and live.job is not None
         if state.owner not in self._renewals:
             self._renewals[state.owner] = state, self._compiler.renew(live.job, state.matched)

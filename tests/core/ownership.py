@@ -27,7 +27,7 @@ class Ownership:
         for step, touched in self._touched.items():
             assert not fresh & touched, f"step {plan.step} takes {fresh & touched}, which step {step} still uses"
         self.overlapped += bool(self._touched)
-        self._touched[plan.step] = {block for span in plan.spans for block in self._seen(span)} | fresh
+        self._touched[plan.step] = {block for span in plan.scheduled for block in self._seen(span)} | fresh
         groups = len(self._scheduler.cache.pools)
         self._touched[plan.step] |= {(op.group, op.source) for op in plan.cache_ops if op.group < groups and op.source}
 
@@ -46,15 +46,15 @@ class Ownership:
     def _fresh(self, plan: StepPlan) -> Iterator[Block]:
         """Blocks that rows get to write to: those appended, and of new rows those behind what is computed."""
         size, groups = self._scheduler.cache.block_size, len(self._scheduler.cache.pools)
-        for new in plan.new_rows:
-            self._tables[new.row] = [list(table) for table in new.blocks]
+        for new in plan.new_sequences:
+            self._tables[new.slot] = [list(table) for table in new.blocks]
             for g, table in enumerate(new.blocks):
                 if not self._scheduler.cache.groups[g].blocks_for(1):
                     continue  # an encoder's entries, which all who attend to them share
                 yield from ((g, block) for block in table[-(-new.computed // size) :])
-        for span in plan.spans:
+        for span in plan.scheduled:
             for g, blocks in enumerate(span.new_blocks):
-                self._tables[span.row][g] += blocks
+                self._tables[span.slot][g] += blocks
                 yield from ((g, block) for block in blocks)
         yield from ((op.group, op.target) for op in plan.cache_ops if op.group < groups and op.target)
 
@@ -62,7 +62,7 @@ class Ownership:
         """Blocks with positions that a span's queries see, its own among them."""
         cache = self._scheduler.cache
         end = span.start + len(span.tokens)
-        for g, (table, group) in enumerate(zip(self._tables[span.row], cache.groups, strict=True)):
+        for g, (table, group) in enumerate(zip(self._tables[span.slot], cache.groups, strict=True)):
             first = group.first_seen(span.start)
             blocks = table[first // cache.block_size : -(-end // cache.block_size)]
             assert group.first_needed(end) == end or NULL_BLOCK not in blocks, "only optional groups have gaps"

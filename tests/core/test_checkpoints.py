@@ -120,7 +120,7 @@ def test_states_are_copied_by_operations_of_plans() -> None:
     assert plan is not None
     found = [(op.kind, op.group, op.source, op.num_tokens) for op in plan.cache_ops]
     assert found == [(CacheOpKind.CHECKPOINT, 1, 0, 32), (CacheOpKind.COPY, 1, 2, 28)]  # the end of "a" comes first
-    assert plan.cache_ops[1].target == plan.spans[0].row
+    assert plan.cache_ops[1].target == plan.scheduled[0].slot
 
 
 def test_a_failed_step_forgets_what_it_may_not_have_copied() -> None:

@@ -76,8 +76,8 @@ def test_what_a_runner_accepts_must_have_been_drafted(monkeypatch: pytest.Monkey
 
     def wrong(step: int) -> StepResult:
         result = sample(step)
-        rows = tuple(replace(row, tokens=(0, *row.tokens)) if len(row.tokens) > 1 else row for row in result.rows)
-        return replace(result, rows=rows)
+        rows = tuple(replace(row, tokens=(0, *row.tokens)) if len(row.tokens) > 1 else row for row in result.results)
+        return replace(result, results=rows)
 
     monkeypatch.setattr(engine.runner, "sample", wrong)
     collector = run(engine, drafted("a", [1, 2], max_tokens=40))
@@ -104,7 +104,7 @@ def test_of_a_tree_of_drafts_its_first_chain_is_verified(monkeypatch: pytest.Mon
     monkeypatch.setattr(engine.runner, "sample", proposing)
     monkeypatch.setattr(engine.runner, "submit", submitted)
     collector = run(engine)
-    assert next(span.tokens[1:] for plan in plans for span in plan.spans if span.draft_tokens) == (1, 0)
+    assert next(span.tokens[1:] for plan in plans for span in plan.scheduled if span.draft_tokens) == (1, 0)
     assert collector.tokens["a", 0] == expected_tokens(one, 0, 3)[1:]
 
 
@@ -112,7 +112,9 @@ def test_a_result_without_a_token_is_an_error_with_drafts_too(monkeypatch: pytes
     engine = null_engine(drafter=Guesser(4, 8), vocab_size=3)
     sample = engine.runner.sample
     monkeypatch.setattr(
-        engine.runner, "sample", lambda step: replace(sample(step), rows=(SlotResult(0),)) if step > 2 else sample(step)
+        engine.runner,
+        "sample",
+        lambda step: replace(sample(step), results=(SlotResult(0),)) if step > 2 else sample(step),
     )
     assert run(engine, drafted("a", [1, 2], max_tokens=40)).finished["a", 0] is FinishReason.ERROR
     engine.scheduler.check_integrity()

@@ -142,7 +142,7 @@ def test_no_chunk_ends_inside_a_medium(
     plans = watched(engine, monkeypatch)
     spans = (MediaSpan("x", 1, 5), MediaSpan("y", 7, 4))
     run(engine, shown("a", *spans), shown("b", prompt=9))
-    ends = {span.start + len(span.tokens) for plan in plans for span in plan.spans if span.row == 0}
+    ends = {span.start + len(span.tokens) for plan in plans for span in plan.scheduled if span.slot == 0}
     assert not any(span.start < end < span.end for end in ends for span in spans)
 
 

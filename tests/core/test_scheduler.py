@@ -69,7 +69,7 @@ def test_hits_are_exact_to_the_token_and_copy_the_partial_block() -> None:
     plan = engine.scheduler.plan()
     assert plan is not None
     assert [(op.kind, op.num_tokens) for op in plan.cache_ops] == [(CacheOpKind.COPY, 5)]
-    assert plan.spans[0].start == 21
+    assert plan.scheduled[0].start == 21
 
 
 def test_generated_tokens_are_reused_by_the_next_turn() -> None:
@@ -314,7 +314,7 @@ def test_a_failed_row_leaves_nothing_for_others_to_reuse(monkeypatch: pytest.Mon
 
     def failing(step: int, masks: object = None) -> StepResult:
         result = original(step, masks)
-        return replace(result, rows=tuple(replace(row, tokens=(), error="not finite") for row in result.rows))
+        return replace(result, results=tuple(replace(row, tokens=(), error="not finite") for row in result.results))
 
     monkeypatch.setattr(engine.runner, "sample", failing)
     assert run(engine, request("a", PROMPT)).finished["a", 0] is FinishReason.ERROR
@@ -347,10 +347,10 @@ def test_forced_tokens_are_known_tokens_of_the_next_step() -> None:
     tokens: list[int] = []
     spans: list[int] = []
     while (plan := scheduler.plan()) is not None:
-        spans.append(len(plan.spans[0].tokens))
+        spans.append(len(plan.scheduled[0].tokens))
         runner.submit(plan)
         first = plan.step == 0
-        scheduler.commit(runner.sample(plan.step), {plan.spans[0].row: (41, 42, 43)} if first else {})
+        scheduler.commit(runner.sample(plan.step), {plan.scheduled[0].slot: (41, 42, 43)} if first else {})
         tokens += [token for output in scheduler.take_outputs() for token in output.tokens]
         scheduler.check_integrity()
     assert spans == [len(PROMPT), 4, 1]  # the sampled and the three forced tokens are computed in one step
@@ -362,7 +362,7 @@ def test_forced_tokens_are_known_tokens_of_the_next_step() -> None:
     for _ in range(2):
         engine.runner.submit(plan := engine.scheduler.plan())
     with pytest.raises(ValueError, match="forced tokens and a step in flight"):
-        engine.scheduler.commit(engine.runner.sample(0), {plan.spans[0].row: (41,)})
+        engine.scheduler.commit(engine.runner.sample(0), {plan.scheduled[0].slot: (41,)})
 
 
 def test_a_step_that_fails_ends_only_the_requests_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def plan_of(random_: random.Random) -> StepPlan:
         prompt = random_.choice([0, 0, 0, random_.randint(1, 60)])
         generated = 0 if prompt else random_.randint(1, 3)
         spans.append(ScheduledTokens(slot, random_.randint(0, 2000), (1,) * (prompt + generated), prompt, 0, True, ()))
-    return StepPlan(0, spans=tuple(spans))
+    return StepPlan(0, scheduled=tuple(spans))
 
 
 def true_seconds(shape: StepShape) -> float:
@@ -53,7 +53,7 @@ def test_nothing_is_told_before_it_is_known() -> None:
 
 def test_a_plans_shape() -> None:
     spans = (ScheduledTokens(0, 10, (1, 2, 3), 2, 0, True, ()), ScheduledTokens(1, 5, (1, 2), 0, 1, True, ()))
-    assert StepShape.of(StepPlan(0, spans=spans)) == StepShape(prompt=2, generated=3, context=20, rows=2)
+    assert StepShape.of(StepPlan(0, scheduled=spans)) == StepShape(prompt=2, generated=3, context=20, rows=2)
 
 
 def test_an_engine_teaches_whoever_asks() -> None:

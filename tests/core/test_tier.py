@@ -122,7 +122,7 @@ def test_a_plan_may_bring_loads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.runner, "submit", lambda plan, masks=None: (plans.append(plan), submit(plan, masks)))
     answered(engine, list(FIRST))
     assert any(op.kind is CacheOpKind.LOAD and op.transfer and op.place for op in plans[0].cache_ops)
-    assert not plans[0].spans
+    assert not plans[0].scheduled
 
 
 def test_a_full_tier_gives_up_what_was_used_least_recently_and_nothing_that_is_read() -> None:

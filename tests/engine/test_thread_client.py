@@ -178,8 +178,8 @@ class FaultyRows(Wrapped):
     """A runner whose every row fails."""
 
     def sample(self, step: int) -> StepResult:
-        rows = super().sample(step).rows
-        return StepResult(step, tuple(SlotResult(row.row, error="logits are not finite") for row in rows))
+        rows = super().sample(step).results
+        return StepResult(step, tuple(SlotResult(row.slot, error="logits are not finite") for row in rows))
 
 
 async def test_failed_step_ends_its_requests_only() -> None:

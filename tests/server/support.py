@@ -62,31 +62,31 @@ class ScriptedRunner(Wrapped):
         self.seen.clear()
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
-        for new in plan.new_rows:
-            self._rows[new.row], self._drawn[new.row] = new, len(new.generated_ids)
+        for new in plan.new_sequences:
+            self._rows[new.slot], self._drawn[new.slot] = new, len(new.generated_ids)
             if new.sequence == 0 and not new.generated_ids:
                 self.seen.append(new)
         super().submit(plan, masks)
 
     def sample(self, step: int) -> StepResult:
         result = super().sample(step)
-        first = any(row.tokens and not self._drawn[row.row] for row in result.rows)
+        first = any(row.tokens and not self._drawn[row.slot] for row in result.results)
         time.sleep(self.delay + first * self.first_delay)
-        return replace(result, rows=tuple(map(self._scripted, result.rows)))
+        return replace(result, results=tuple(map(self._scripted, result.results)))
 
     def _scripted(self, row: SlotResult) -> SlotResult:
-        sampling, drawn = self._rows[row.row].sampling, self._drawn[row.row]
+        sampling, drawn = self._rows[row.slot].sampling, self._drawn[row.slot]
         scored = tuple(_logprobs(entry.token, sampling.prompt_logprobs or 0) for entry in row.prompt_logprobs)
         if row.pooled is not None:
             return row
         if not row.tokens:
-            return SlotResult(row.row, prompt_logprobs=scored)
+            return SlotResult(row.slot, prompt_logprobs=scored)
         if drawn == self.die_after:
-            return SlotResult(row.row, error="The engine stopped.")
-        self._drawn[row.row] += 1
+            return SlotResult(row.slot, error="The engine stopped.")
+        self._drawn[row.slot] += 1
         token = self.script[drawn % len(self.script)]
         logprobs = () if sampling.logprobs is None else (_logprobs(token, sampling.logprobs, self.likelier),)
-        return SlotResult(row.row, (token,), logprobs, scored)
+        return SlotResult(row.slot, (token,), logprobs, scored)
 
 
 def _logprobs(token: int, alternatives: int, likelier: int = 0) -> TokenLogprobs:

@@ -32,9 +32,9 @@ class StepShape:
     @classmethod
     def of(cls, plan: StepPlan) -> StepShape:
         """That of a plan."""
-        prompt = sum(span.prompt_tokens for span in plan.spans)
-        context = sum(span.start + len(span.tokens) for span in plan.spans)
-        return cls(prompt, plan.num_tokens - prompt, context, len(plan.spans))
+        prompt = sum(span.prompt_tokens for span in plan.scheduled)
+        context = sum(span.start + len(span.tokens) for span in plan.scheduled)
+        return cls(prompt, plan.num_tokens - prompt, context, len(plan.scheduled))
 
     @property
     def columns(self) -> tuple[float, ...]:
@@ -82,7 +82,7 @@ class LearnedStepCost:
 
     def learn(self, plan: StepPlan, timings: StepTimings) -> None:
         seconds = timings.build + timings.forward + timings.sample
-        if not plan.spans or seconds <= 0.0:
+        if not plan.scheduled or seconds <= 0.0:
             return
         columns = StepShape.of(plan).columns
         if self._costs is not None:
