@@ -179,11 +179,6 @@ class Sequence:
         return len(self.tokens) + self.in_flight
 
     @property
-    def generated(self) -> int:
-        """Generated tokens, those in flight included."""
-        return self.known - self.num_prompt
-
-    @property
     def remaining(self) -> int:
         """Tokens to compute now; 0 while the last token allowed is in flight, or one whose successors it decides."""
         known = len(self.tokens) + self.in_flight

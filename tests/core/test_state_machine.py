@@ -220,7 +220,7 @@ class EngineLife(RuleBasedStateMachine):
     def _fork(self, choice: int) -> bool:
         self._take(self.engine.scheduler.take_outputs(), failed=False)
         parent = self._live(choice)
-        if parent is None or parent.generated < 1 or len(self.forks[parent.request.request_id]) > 4:
+        if parent is None or parent.known == parent.num_prompt or len(self.forks[parent.request.request_id]) > 4:
             return False
         name = parent.request.request_id
         child = self.engine.scheduler.fork(name, parent.index)

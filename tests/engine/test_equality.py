@@ -78,7 +78,11 @@ class Watch:
         self.steps += 1
         self.together = max(self.together, len(scheduler.running))
         self.ahead = max(self.ahead, scheduler.outstanding)
-        generated = [sequence.generated for sequence in scheduler.running if sequence.request.request_id == "it"]
+        generated = [
+            sequence.known - sequence.num_prompt
+            for sequence in scheduler.running
+            if sequence.request.request_id == "it"
+        ]
         if self.forced < self.wanted and generated and generated[0] > 4 * self.forced:
             scheduler.preempt("it")
             self.forced += 1

@@ -173,7 +173,7 @@ class Watch:
 
     def __call__(self) -> None:
         running = [b for b in self.engine.scheduler.running if b.request.request_id == "it1"]
-        if self.forced < self.wanted and running and running[0].generated > 3 * self.forced:
+        if self.forced < self.wanted and running and running[0].known - running[0].num_prompt > 3 * self.forced:
             self.engine.scheduler.preempt("it1")
             self.forced += 1
 
