@@ -299,7 +299,7 @@ class Scheduler:
             raise ValueError(f"the result of step {result.step} came while step {step} was due")
         self._step_over(step)
         self._settlement.finish_transfers(result)
-        results = {row.slot: row for row in result.results}
+        results = {answer.slot: answer for answer in result.results}
         for entry in in_flight:
             if entry.sequence.state is not SequenceState.FINISHED:
                 answer = results.get(entry.slot) or SlotResult(entry.slot)

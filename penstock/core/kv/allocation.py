@@ -44,7 +44,6 @@ class Allocation:
         draft_states: slots for the states after the last known token and after each draft, while drafts are verified.
         cross: the encoder's entries it attends to, if any.
         transfers: loads from a lower tier that have not finished.
-        loaded: nodes whose blocks these loads fill, from `cursor` on.
     """
 
     tables: list[BlockTable]
@@ -56,7 +55,6 @@ class Allocation:
     draft_states: tuple[int, ...] = ()
     cross: CrossEntry | None = None
     transfers: set[int] = field(default_factory=set)
-    loaded: list[Node] = field(default_factory=list)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """(group, block) of every reference it has."""

@@ -123,9 +123,9 @@ class KVCache:
     def match(self, sequence: Sequence, limit: int) -> Match:
         """What of the sequence's first `limit` tokens can be had; media are had whole or not at all."""
         match = self.tree.match(sequence.namespace, sequence.keys, limit)
-        for span in sequence.request.media:
+        for span in reversed(sequence.request.media):
             if span.start < match.reach < span.end:
-                return self.match(sequence, span.start)
+                match = self.tree.match(sequence.namespace, sequence.keys, span.start)
         if match.owner is None:
             return match
         return replace(match, pending=self.states.awaited(match.owner, match.pending))
@@ -206,10 +206,11 @@ class KVCache:
     def cut(self, sequence: Sequence, start: int, length: int) -> int:
         """How many of the tokens may be computed now: up to where a state is to be kept, and no part of a medium."""
         marks = _held(sequence).state_marks
-        if not marks and not sequence.request.media:
+        media = sequence.request.media if start < sequence.num_prompt else ()
+        if not marks and not media:
             return length
         end = min(start + length, *marks) if marks else start + length
-        for span in sequence.request.media:
+        for span in media:
             if span.start < end < span.end:
                 end = max(start, span.start)
         return end - start

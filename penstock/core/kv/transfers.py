@@ -113,7 +113,6 @@ class Transfers:
         """Has the nodes' blocks loaded into the sequence's, which `extend` has given it."""
         cache = self._cache
         sequence.loading = True
-        allocation.loaded = list(nodes)
         end = nodes[-1].depth
         for node in nodes:
             index = node.depth // cache.block_size - 1
