@@ -61,8 +61,17 @@ class LimitedProtocol(WatchingProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._goes_on(data):
+            self._body_left -= len(data)
+            super().data_received(data)
+            return
         self._unparsed += data
         self._parse()
+
+    def _goes_on(self, data: bytes) -> bool:
+        """Whether all of this is more of a body that does not end with it: a large one is copied less often."""
+        held = self._unparsed or self._deaf or self.crowded or self.transport.is_closing()
+        return len(data) < self._body_left and not held
 
     def _parse(self) -> None:
         """Takes what has come until the connection is crowded; the rest is taken as its requests are answered."""
