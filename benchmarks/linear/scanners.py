@@ -123,12 +123,28 @@ def _decided() -> dict[str, Make]:
     def denied(part: Callable[[int], Any]) -> Make:
         return lambda n: {"enum": [*range(n // 2)], "not": {"anyOf": [part(i) for i in range(n // 4)]}}
 
+    def condition(number: int, name: str = "a") -> Any:
+        fits = {"properties": {name: {"const": str(number)}}}
+        return {"if": fits, "then": {"required": ["b"]}, "else": {"required": ["c"]}}
+
+    def conditions(count: Callable[[int], int], *, names: bool = False) -> Make:
+        return lambda n: {"allOf": [condition(i, f"a{i}" if names else "a") for i in range(count(n))]}
+
+    def nested(n: int) -> Any:
+        texts = [{"const": f"v{i}"} for i in range(min(n // 8, 60))]
+        return {"prefixItems": [{"not": {"anyOf": [*texts, {"minLength": i}]}} for i in range(n // 64)]}
+
     return {
-        "options of one list": lambda n: shared({"enum": [f"v{i}" for i in range(n)]}),
-        "options of one object": lambda n: shared({"required": [f"v{i}" for i in range(n)], "type": "object"}),
+        "compared options of one list": lambda n: shared({"enum": [f"v{i}" for i in range(n)]}),
+        "compared options of one object": lambda n: shared({"required": [f"v{i}" for i in range(n)], "type": "object"}),
+        "decided conditions on many members": conditions(lambda n: n // 16, names=True),
+        "cases of a member": conditions(lambda n: n // 16),
+        "cases of a few": lambda n: {"prefixItems": [conditions(lambda _: 8)(n)] * (n // 128)},
         "denied values": denied(lambda i: {"const": i}),
         "denied lists": denied(lambda i: {"enum": [i, -i]}),
         "denied values of a kind": denied(lambda i: {"allOf": [{"type": "string"}, {"const": i}]}),
+        "denied texts": nested,
+        "denied members": lambda n: {"not": {"properties": {f"p{i}": {"const": i} for i in range(n // 8)}}},
     }
 
 
@@ -207,7 +223,7 @@ def grammar_readers() -> Iterator[Scanner]:
     yield Scanner("text.grammar.schema", refusing(check_schema), schemas)
     yield Scanner("text.grammar.plain", refusing(plain_schema), schemas)
     for name, make in _decided().items():
-        yield Scanner(f"text.grammar.decided {name}", refusing(check_schema), {name: make})
+        yield Scanner(f"text.grammar.{name}", refusing(check_schema), {name: make})
     yield Scanner("text.grammar.pointer", refusing(check_schema), {"long": _referring})
     yield Scanner("text.grammar.wellformed", first_fault, schemas)
     yield Scanner("text.grammar.tags", refusing(lambda tag: tags_to_lark(tag, _SPECIAL)), _tags())

@@ -9,6 +9,7 @@ import re
 from types import MappingProxyType
 from typing import Any, Final
 
+from penstock.text.grammar.cases import split_cases
 from penstock.text.grammar.decided import Decider
 from penstock.text.grammar.formats import PATTERNS, SAME
 
@@ -47,7 +48,7 @@ def plain_schema(schema: Any) -> Any:
 def _plain(schema: Any, decider: Decider) -> Any:
     if not isinstance(schema, dict):
         return schema
-    plain = dict(schema)
+    plain = dict(split_cases(schema))
     for name in _ONE:
         if name in plain:
             plain[name] = _plain(plain[name], decider)
