@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "binding/bindings.h"
+#include "binding/plain_op.h"
 #include "ops/kv_layout.h"
 #include "packing/packed.h"
 #include "program/program.h"
@@ -22,7 +23,6 @@ namespace nb = nanobind;
 namespace penstock {
 namespace {
 
-using Value = Program::Value;
 using Parts = std::vector<const PackedMatrix*>;
 
 template <class T>
@@ -31,12 +31,6 @@ T* pointer(std::uintptr_t address) {
 }
 
 std::int64_t length(std::size_t size) { return static_cast<std::int64_t>(size); }
-
-Extent extent_of(const std::string& name) {
-    if (name == "tokens") return Extent::tokens;
-    if (name == "logit_rows") return Extent::logit_rows;
-    throw nb::value_error(("extent \"" + name + "\" is not one of tokens, logit_rows.").c_str());
-}
 
 // Steps are filled in from Python between runs; addresses are of arrays that live until the run is over.
 struct BoundStep : Step {
@@ -108,32 +102,6 @@ void embedding(Program& p, const PackedMatrix& table, float scale, Value out, co
            nullptr});
 }
 
-void rms_norm(Program& p, Value x, Value residual, Value weight, std::int64_t size, float eps, Value out, Value sum,
-              const std::string& extent) {
-    const Extent e = extent_of(extent);
-    p.add({"rms_norm", [=](const Frame& f, Worker& w) {
-               ops().rms_norm({f.at<float>(x), f.at<float>(residual), f.at<float>(weight), f.count(e), size, eps,
-                               f.at<float>(out), f.at<float>(sum)},
-                              w);
-           },
-           {x, residual, weight},
-           {out, sum},
-           nullptr});
-}
-
-void layer_norm(Program& p, Value x, Value weight, Value bias, std::int64_t size, float eps, Value out,
-                const std::string& extent) {
-    const Extent e = extent_of(extent);
-    p.add({"layer_norm", [=](const Frame& f, Worker& w) {
-               ops().layer_norm({f.at<float>(x), f.at<float>(weight), f.at<float>(bias), f.count(e), size, eps,
-                                 f.at<float>(out)},
-                                w);
-           },
-           {x, weight, bias},
-           {out},
-           nullptr});
-}
-
 void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int activation, float alpha, float limit,
             Value out, const std::string& extent) {
     const Extent e = extent_of(extent);
@@ -169,74 +137,6 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
            e});
 }
 
-void route(Program& p, Value logits, std::int64_t num_experts, std::int64_t top_k, int routing, bool renormalize,
-           Value weights, Value ids, Value bias, std::int64_t groups, std::int64_t top_groups, float scale,
-           float jitter, Value factors, const std::string& extent) {
-    const Extent e = extent_of(extent);
-    const auto how = static_cast<Routing>(routing);
-    p.add({"route", [=](const Frame& f, Worker& w) {
-               ops().route_experts({f.at<float>(logits), f.count(e), num_experts, top_k, how, renormalize,
-                                    f.at<float>(weights), f.at<std::int64_t>(ids), f.at<float>(bias), groups, top_groups,
-                                    scale, jitter, f.at<float>(factors)},
-                                   w);
-           },
-           {logits, bias, factors},
-           {weights, ids},
-           nullptr});
-}
-
-void activate(Program& p, Value x, std::int64_t size, int activation, float limit, Value out,
-              const std::string& extent) {
-    const Extent e = extent_of(extent);
-    const auto act = static_cast<Activation>(activation);
-    p.add({"activate", [=](const Frame& f, Worker& w) {
-               ops().activate({f.at<float>(x), f.count(e), size, act, limit, f.at<float>(out)}, w);
-           },
-           {x},
-           {out},
-           nullptr});
-}
-
-void add(Program& p, Value a, Value b, std::int64_t size, Value out, const std::string& extent) {
-    const Extent e = extent_of(extent);
-    p.add({"add", [=](const Frame& f, Worker& w) {
-               ops().add({f.at<float>(a), f.at<float>(b), f.count(e), size, f.at<float>(out)}, w);
-           },
-           {a, b},
-           {out},
-           nullptr});
-}
-
-void sigmoid_gate(Program& p, Value x, Value gate, std::int64_t size, Value out, const std::string& extent) {
-    const Extent e = extent_of(extent);
-    p.add({"sigmoid_gate", [=](const Frame& f, Worker& w) {
-               ops().sigmoid_gate({f.at<float>(x), f.at<float>(gate), f.count(e), size, f.at<float>(out)}, w);
-           },
-           {x, gate},
-           {out},
-           nullptr});
-}
-
-void soft_cap(Program& p, Value x, std::int64_t size, float cap, Value out, const std::string& extent) {
-    const Extent e = extent_of(extent);
-    p.add({"soft_cap", [=](const Frame& f, Worker& w) {
-               ops().soft_cap({f.at<float>(x), f.count(e), size, cap, f.at<float>(out)}, w);
-           },
-           {x},
-           {out},
-           nullptr});
-}
-
-void scale_rows(Program& p, Value x, Value factors, std::int64_t size, Value out, const std::string& extent) {
-    const Extent e = extent_of(extent);
-    p.add({"scale_rows", [=](const Frame& f, Worker& w) {
-               ops().scale_rows({f.at<float>(x), f.at<float>(factors), f.count(e), size, f.at<float>(out)}, w);
-           },
-           {x, factors},
-           {out},
-           nullptr});
-}
-
 void position_scales(Program& p, float length, float weight, std::int64_t offset, Value out) {
     p.add({"position_scales", [=](const Frame& f, Worker& w) {
                ops().position_scales({f.step.positions, f.step.tokens, offset, length, weight, f.at<float>(out)}, w);
@@ -263,28 +163,6 @@ void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor,
            },
            {frequencies},
            {cos, sin},
-           nullptr});
-}
-
-void rotate(Program& p, Value x, Value cos, Value sin, std::int64_t rotary_dim, std::int64_t heads, std::int64_t dim,
-            Value out) {
-    p.add({"rotate", [=](const Frame& f, Worker& w) {
-               ops().rotate({f.at<float>(x), f.at<float>(cos), f.at<float>(sin), f.step.tokens, heads, dim, rotary_dim,
-                             f.at<float>(out)},
-                            w);
-           },
-           {x, cos, sin},
-           {out},
-           nullptr});
-}
-
-void match_rms(Program& p, Value x, Value like, std::int64_t size, float least, Value out, const std::string& extent) {
-    const Extent e = extent_of(extent);
-    p.add({"match_rms", [=](const Frame& f, Worker& w) {
-               ops().match_rms({f.at<float>(x), f.at<float>(like), f.count(e), size, least, f.at<float>(out)}, w);
-           },
-           {x, like},
-           {out},
            nullptr});
 }
 
@@ -411,7 +289,12 @@ void bind_program(nb::module_& m) {
         .def("set_all_generated", &BoundStep::set_all_generated)
         .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);
     nb::class_<Program> program(m, "Program", "A recorded list of ops over an arena.");
-    bind_recurrent(m, program);
+#define PENSTOCK_PLAIN(name, Args) bind_plain_op<&OpTable::name, Args>(program, #name);
+#define PENSTOCK_OTHER(name, Args)
+    PENSTOCK_MODEL_OPS(PENSTOCK_PLAIN, PENSTOCK_OTHER, PENSTOCK_OTHER)
+#undef PENSTOCK_PLAIN
+#undef PENSTOCK_OTHER
+    bind_adapters(m, program);
     program.def(nb::init<>())
         .def("activation", [](Program& p, std::int64_t row_bytes, const std::string& extent) {
             return p.activation(row_bytes, extent_of(extent));
@@ -419,22 +302,12 @@ void bind_program(nb::module_& m) {
         .def("constant", [](Program& p, std::uintptr_t memory) { return p.constant(pointer<const void>(memory)); })
         .def("keep", &Program::keep)
         .def("embedding", &embedding)
-        .def("rms_norm", &rms_norm)
-        .def("layer_norm", &layer_norm)
         .def("linear", &linear)
         .def("experts", &experts)
-        .def("route_experts", &route)
-        .def("activate", &activate)
-        .def("add", &add)
-        .def("sigmoid_gate", &sigmoid_gate)
-        .def("soft_cap", &soft_cap)
-        .def("scale_rows", &scale_rows)
         .def("position_scales", &position_scales)
         .def("take_rows", &take_rows)
         .def("rope_tables", &rope_tables)
         .def("rope_write", &rope_write)
-        .def("rotate", &rotate)
-        .def("match_rms", &match_rms)
         .def("latent_write", &latent_write)
         .def("head_linear", &head_linear)
         .def("plan_attention", &plan_attention)

@@ -9,6 +9,6 @@ class Program;
 
 void bind_packed(nanobind::module_& m);   // PackedMatrix
 void bind_program(nanobind::module_& m);  // Program, Step, KvLayout, KvBuffers
-void bind_recurrent(nanobind::module_& m, nanobind::class_<Program>& program);  // ops over states and parts, adapters
+void bind_adapters(nanobind::module_& m, nanobind::class_<Program>& program);  // Part, AdapterTable, ops that take them
 
 }  // namespace penstock

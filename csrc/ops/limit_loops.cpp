@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "ops/ops.h"
+#include "program/machine_limits.h"
 #include "vec/bytes.h"
 
 namespace penstock::PENSTOCK_ISA {

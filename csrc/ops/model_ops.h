@@ -26,6 +26,13 @@ enum class Routing : int { softmax_topk, topk_softmax, sigmoid_topk, sparsemixer
 enum class MaskKind : std::int32_t { causal, bidirectional, cross, spans };
 enum class KvType : int { f32, bf16, f16, f8_e4m3, i8, i4 };
 
+// How many rows an op that takes one after the other works on: all tokens of a step, or those whose logits are wanted.
+struct RowCount {
+    std::int64_t count;
+    constexpr RowCount(std::int64_t rows = 0) : count(rows) {}
+    constexpr operator std::int64_t() const { return count; }
+};
+
 struct EmbeddingArgs {
     const PackedMatrix* table;  // [V, N]
     const std::int64_t* token_ids;
@@ -78,7 +85,8 @@ struct ExpertsArgs {
 
 struct RouteArgs {
     const float* logits;  // [T, E]
-    std::int64_t tokens, experts, top_k;
+    RowCount tokens;
+    std::int64_t experts, top_k;
     Routing routing;
     bool renormalize;
     float* weights;     // [T, top_k]
@@ -94,7 +102,8 @@ struct RmsNormArgs {
     const float* x;         // [T, N]
     const float* residual;  // or null
     const float* weight;    // [N]
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float eps;
     float* out;  // norm(x + residual) · weight
     float* sum;  // x + residual, may be residual itself; null if not wanted
@@ -104,7 +113,8 @@ struct LayerNormArgs {
     const float* x;
     const float* weight;
     const float* bias;  // or null
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float eps;
     float* out;
 };
@@ -120,7 +130,8 @@ struct GateUpArgs {
 
 struct ActivateArgs {
     const float* x;
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     Activation activation;  // not swigluoai
     float limit;
     float* out;  // may be x
@@ -129,20 +140,23 @@ struct ActivateArgs {
 struct AddArgs {
     const float* a;
     const float* b;
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float* out;  // a + b, may be either
 };
 
 struct SigmoidGateArgs {
     const float* x;
     const float* gate;
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float* out;  // x · sigmoid(gate), may be either
 };
 
 struct SoftCapArgs {
     const float* x;
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float cap;
     float* out;  // cap · tanh(x / cap), may be x
 };
@@ -150,7 +164,8 @@ struct SoftCapArgs {
 struct ScaleRowsArgs {
     const float* x;        // [T, N]
     const float* factors;  // [T]
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float* out;
 };
 
@@ -165,7 +180,8 @@ struct Columns {
 struct MultiplyArgs {
     const float* x;  // [T, N]
     Columns y;       // [T, N]
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float* out;  // may be x
 };
 
@@ -184,7 +200,8 @@ struct WeightedSumArgs {
 struct MatchRmsArgs {
     const float* x;     // [T, N]
     const float* like;  // [T, N]
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float least;
     float* out;
 };
@@ -192,7 +209,8 @@ struct MatchRmsArgs {
 // max(0, x - mean - deviations · standard deviation), both of x's row
 struct StatisticalTopkArgs {
     Columns x;  // [T, N]
-    std::int64_t tokens, size;
+    RowCount tokens;
+    std::int64_t size;
     float deviations;
     float* out;
 };
@@ -227,7 +245,8 @@ struct RotateArgs {
     const float* x;    // [T, H, D]
     const float* cos;  // [T, rot]
     const float* sin;  // [T, rot], the first half negated
-    std::int64_t tokens, heads, dim, rotary_dim;
+    RowCount tokens;
+    std::int64_t heads, dim, rotary_dim;
     float* out;
 };
 
@@ -359,17 +378,18 @@ struct DeltaRuleArgs {
     const float* bias;            // [H] or null
     float eps;
     std::int64_t heads, key_heads, key_dim, value_dim;
+    bool tiled;  // value head h reads key head h % K, not h / (H / K)
     StateRows rows;
     float* state;  // [slots, H, D, Dv]
     float* out;    // [T, H · Dv]
-    bool tiled = false;  // value head h reads key head h % K, not h / (H / K)
 };
 
 // norm(x) · weight · silu(gate), or norm(x · silu(gate)) · weight; every group of elements has its own norm.
 struct GatedNormArgs {
     Columns x, gate;  // [T, N], the second may be absent
     const float* weight;  // [N]
-    std::int64_t tokens, size, group;
+    RowCount tokens;
+    std::int64_t size, group;
     float eps;
     bool gate_first;
     float* out;  // [T, N]
@@ -388,5 +408,38 @@ struct AdapterArgs {
     float* out;      // [T, width]
     float* scratch;  // [T, most_rank]
 };
+
+// Every op and what it takes; a line here is all that the tables of instruction sets and, of PLAIN ones, the binding ask
+// for. PLAIN ops are bound as their arguments' fields say (binding/plain_op.h), BOUND ones by hand; OWN ones, by hand too,
+// are compiled anew for instruction sets that share the others.
+#define PENSTOCK_MODEL_OPS(PLAIN, BOUND, OWN) \
+    PLAIN(rms_norm, RmsNormArgs) \
+    PLAIN(layer_norm, LayerNormArgs) \
+    PLAIN(route_experts, RouteArgs) \
+    PLAIN(activate, ActivateArgs) \
+    PLAIN(add, AddArgs) \
+    PLAIN(sigmoid_gate, SigmoidGateArgs) \
+    PLAIN(soft_cap, SoftCapArgs) \
+    PLAIN(scale_rows, ScaleRowsArgs) \
+    PLAIN(multiply, MultiplyArgs) \
+    PLAIN(match_rms, MatchRmsArgs) \
+    PLAIN(statistical_topk, StatisticalTopkArgs) \
+    PLAIN(rotate_heads, RotateArgs) \
+    PLAIN(gated_norm, GatedNormArgs) \
+    PLAIN(short_conv, ShortConvArgs) \
+    PLAIN(selective_scan, SelectiveScanArgs) \
+    PLAIN(delta_rule, DeltaRuleArgs) \
+    BOUND(gate_up, GateUpArgs) \
+    BOUND(embedding, EmbeddingArgs) \
+    BOUND(weighted_sum, WeightedSumArgs) \
+    BOUND(position_scales, PositionScalesArgs) \
+    BOUND(take_rows, TakeRowsArgs) \
+    BOUND(rope_tables, RopeTablesArgs) \
+    BOUND(rope_write, RopeWriteArgs) \
+    BOUND(latent_write, LatentWriteArgs) \
+    BOUND(adapter, AdapterArgs) \
+    OWN(linear, LinearArgs) \
+    OWN(head_linear, HeadLinearArgs) \
+    OWN(experts, ExpertsArgs)
 
 }  // namespace penstock

@@ -1,11 +1,10 @@
-// What the ops take and give, shared by every instruction set: plain structs of pointers and numbers.
+// What sampling takes and gives, shared by every instruction set: plain structs of pointers and numbers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "packing/canonical.h"
-#include "program/machine_limits.h"
 
 namespace penstock {
 
@@ -57,89 +56,6 @@ struct Logprobs {
 struct SampledRow {
     std::int64_t token;
     RowError error;
-};
-
-// Of the ops of a model's forward pass: model_ops.h.
-class Worker;
-struct ActivateArgs;
-struct AdapterArgs;
-struct AddArgs;
-struct AttentionArgs;
-struct AttentionPlan;
-struct AttentionRows;
-struct DeltaRuleArgs;
-struct EmbeddingArgs;
-struct ExpertsArgs;
-struct GateUpArgs;
-struct GatedNormArgs;
-struct HeadLinearArgs;
-struct KvLayout;
-struct LatentWriteArgs;
-struct LayerNormArgs;
-struct LinearArgs;
-struct MatchRmsArgs;
-struct MultiplyArgs;
-struct PositionScalesArgs;
-struct RmsNormArgs;
-struct RopeTablesArgs;
-struct RopeWriteArgs;
-struct RotateArgs;
-struct RouteArgs;
-struct ScaleRowsArgs;
-struct SelectiveScanArgs;
-struct ShortConvArgs;
-struct SigmoidGateArgs;
-struct SoftCapArgs;
-struct StatisticalTopkArgs;
-struct TakeRowsArgs;
-struct WeightedSumArgs;
-
-// The ops of one instruction set.
-struct OpTable {
-    const char* isa;
-    bool two_ways;  // linear() and experts() look at RowKinds
-    SampledRow (*sample_row)(const RowView& row, std::int64_t vocab, const Scratch& scratch);
-    RowError (*logprobs_row)(const float* logits, std::int64_t vocab, std::int64_t target, std::int64_t top,
-                             const Scratch& scratch, Logprobs& out);
-    void (*dequantize)(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, float* out);
-    bool (*decode_codes)(BlockFormat format, const std::uint8_t* blocks, std::int64_t num_blocks, CodeBlock* out);
-    // Consecutive blocks of one row; importance [values of the blocks] weighs squared errors, null: by size alone.
-    void (*encode)(BlockFormat format, const float* values, const float* importance, std::int64_t num_blocks,
-                   std::uint8_t* out);
-    void (*rms_norm)(const RmsNormArgs& args, Worker& worker);
-    void (*layer_norm)(const LayerNormArgs& args, Worker& worker);
-    void (*gate_up)(const GateUpArgs& args, Worker& worker);
-    void (*route_experts)(const RouteArgs& args, Worker& worker);
-    void (*activate)(const ActivateArgs& args, Worker& worker);
-    void (*add)(const AddArgs& args, Worker& worker);
-    void (*sigmoid_gate)(const SigmoidGateArgs& args, Worker& worker);
-    void (*soft_cap)(const SoftCapArgs& args, Worker& worker);
-    void (*scale_rows)(const ScaleRowsArgs& args, Worker& worker);
-    void (*position_scales)(const PositionScalesArgs& args, Worker& worker);
-    void (*take_rows)(const TakeRowsArgs& args, Worker& worker);
-    void (*multiply)(const MultiplyArgs& args, Worker& worker);
-    void (*weighted_sum)(const WeightedSumArgs& args, Worker& worker);
-    void (*match_rms)(const MatchRmsArgs& args, Worker& worker);
-    void (*statistical_topk)(const StatisticalTopkArgs& args, Worker& worker);
-    void (*rotate)(const RotateArgs& args, Worker& worker);
-    void (*rope_tables)(const RopeTablesArgs& args, Worker& worker);
-    void (*rope_write)(const RopeWriteArgs& args, Worker& worker);
-    void (*attention_plan)(const AttentionRows& rows, const KvLayout& layout, std::int64_t heads, AttentionPlan& plan,
-                           Worker& worker);
-    void (*attention)(const AttentionArgs& args, Worker& worker);
-    void (*latent_write)(const LatentWriteArgs& args, Worker& worker);
-    void (*head_linear)(const HeadLinearArgs& args, Worker& worker);
-    void (*embedding)(const EmbeddingArgs& args, Worker& worker);
-    void (*linear)(const LinearArgs& args, Worker& worker);
-    void (*experts)(const ExpertsArgs& args, Worker& worker);
-    void (*gated_norm)(const GatedNormArgs& args, Worker& worker);
-    void (*short_conv)(const ShortConvArgs& args, Worker& worker);
-    void (*selective_scan)(const SelectiveScanArgs& args, Worker& worker);
-    void (*delta_rule)(const DeltaRuleArgs& args, Worker& worker);
-    void (*adapter)(const AdapterArgs& args, Worker& worker);
-    // Of machine_limits.h: operations done, and something of all bytes (a multiple of 256).
-    std::int64_t (*run_limit)(Limit limit, std::int64_t rounds);
-    std::uint64_t (*read_memory)(const std::byte* from, std::int64_t bytes);
 };
 
 }  // namespace penstock

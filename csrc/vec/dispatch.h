@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/ops.h"
+#include "ops/op_table.h"
 #include "vec/cpu_features.h"
 
 namespace penstock {

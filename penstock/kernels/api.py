@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -651,14 +650,13 @@ def resolve_kernels(context: KernelContext) -> KernelSet:
     Raises:
         ConfigError: an op has no implementation that serves the context; the message lists the reasons.
     """
+    declared = tuple(field.name for field in fields(KernelSet) if field.name != "choices")
     available = (
-        *chain(cpu.implementations(), onednn.implementations(), triton.implementations(context.device)),
-        *reference.implementations(),
+        *cpu.implementations(declared),
+        *onednn.implementations(),
+        *triton.implementations(context.device, declared),
+        *reference.implementations(declared),
     )
-    choices = {
-        field.name: choose(field.name, [item for item in available if item.op == field.name], context)
-        for field in fields(KernelSet)
-        if field.name != "choices"
-    }
+    choices = {op: choose(op, [item for item in available if item.op == op], context) for op in declared}
     chosen: dict[str, Any] = {op: choice.chosen.function for op, choice in choices.items()}
     return KernelSet(**chosen, choices=tuple(choices.values()))

@@ -18,7 +18,7 @@ from penstock.kernels.registry import Implementation, KernelContext
 
 def pack_linear(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
     """Matrices [M, N] → an opaque tensor of all their values in blocks, which only `linear` here understands."""
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.stack(parts).contiguous())
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.pack_linear(parts).contiguous())
     return packed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from penstock.config.errors import ConfigError
@@ -60,6 +61,19 @@ class Choice:
     op: str
     chosen: Implementation
     refused: tuple[tuple[str, str], ...]
+
+
+def functions_of(modules: Iterable[ModuleType], ops: Iterable[str]) -> dict[str, Callable[..., Any]]:
+    """Op → the function of that name that a module defines, or says that it offers where it has an `__all__`."""
+    found: dict[str, Callable[..., Any]] = {}
+    for module in modules:
+        offered = vars(module).get("__all__")
+        for op in ops:
+            function = vars(module).get(op)
+            own = op in offered if offered else getattr(function, "__module__", None) == module.__name__
+            if own and callable(function):
+                found[op] = function
+    return found
 
 
 def choose(op: str, candidates: Iterable[Implementation], context: KernelContext) -> Choice:

@@ -173,7 +173,7 @@ void rotated_heads(Random& random, std::int64_t tokens, std::int64_t heads, std:
     const Floats x = normals(random, tokens * heads * dim), cos = normals(random, tokens * rotary);
     const Floats sin = normals(random, tokens * rotary);
     Floats out(x.size());
-    run(ops().rotate, {x.data(), cos.data(), sin.data(), tokens, heads, dim, rotary, out.data()});
+    run(ops().rotate_heads, {x.data(), cos.data(), sin.data(), tokens, heads, dim, rotary, out.data()});
     for (std::int64_t t = 0; t < tokens; ++t)
         for (std::int64_t h = 0; h < heads; ++h)
             for (std::int64_t i = 0; i < dim; ++i) {

@@ -101,7 +101,7 @@ void delta(std::int64_t heads, std::int64_t key_heads, std::int64_t dim, std::in
                          };
                          run(ops().delta_rule,
                              {part(q, keys), part(k, keys), part(v, width), part(step, heads), part(beta, heads), a.data(),
-                              nullptr, 1e-6f, heads, key_heads, dim, size, rows, state, out});
+                              nullptr, 1e-6f, heads, key_heads, dim, size, false, rows, state, out});
                      });
 }
 

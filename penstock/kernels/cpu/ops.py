@@ -82,6 +82,14 @@ def pack_experts(parts: Sequence[Canonical], count: int, segment: int = 0) -> Pa
     return Packed(tuple(packing.pack(part, count, segment) for part in parts))
 
 
+def packable(matrix: Canonical) -> str | None:
+    return packing.packable(matrix)
+
+
+pack_table = pack_linear
+pack_heads = pack_experts
+
+
 def embedding(numbers: Any, table: Packed, scale: float = 1.0) -> Any:
     tape = tape_of(numbers)
     if isinstance(tape, Eager):

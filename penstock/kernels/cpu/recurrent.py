@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.kernels.adapters import AdapterSlots
 from penstock.kernels.cache import StateRows
 from penstock.kernels.cpu import native
-from penstock.kernels.cpu.recording import LOGIT_ROWS, Eager, Handle, Recording, extent_of, tape_of, width_of
+from penstock.kernels.cpu.recording import Eager, Handle, Recording, extent_of, tape_of, width_of
 
 
 def _tape(x: Any, rows: StateRows) -> Recording:
@@ -41,7 +41,10 @@ def short_conv(
     before: Any = None,
     after: Any = None,
 ) -> Any:
-    tape, (taps, channels) = _tape(x, rows), weight.shape
+    taps, channels = weight.shape
+    if not 2 <= taps <= 4:
+        raise ValueError(f"a convolution over {taps} tokens is not served: 2 to 4 are.")
+    tape = _tape(x, rows)
     out = tape.new(channels)
     tape.program.short_conv(
         *map(tape.part, (x, before, after)),
@@ -51,6 +54,7 @@ def short_conv(
         activation == "silu",
         tape.index(state),
         tape.index(out),
+        extent_of(x),
     )
     return tape.done(out)
 
@@ -82,6 +86,7 @@ def selective_scan(
         states,
         tape.index(state),
         tape.index(out),
+        extent_of(x),
     )
     return tape.done(out)
 
@@ -113,6 +118,7 @@ def gated_delta_rule(
         tiled,
         tape.index(state),
         tape.index(out),
+        extent_of(q),
     )
     return tape.done(out)
 
@@ -136,7 +142,7 @@ def gated_rms_norm(
         eps,
         gate_first,
         tape.index(out),
-        extent_of(x) == LOGIT_ROWS,
+        extent_of(x),
     )
     return tape.done(out)
 

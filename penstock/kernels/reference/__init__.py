@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from penstock.kernels.reference import attention, dense, experts, latent, recurrent
 from penstock.kernels.reference.sampling import ReferenceSampling
-from penstock.kernels.registry import Implementation, KernelContext
+from penstock.kernels.registry import Implementation, KernelContext, functions_of
 
 
 def _serves_all(_: KernelContext) -> str | None:
@@ -24,56 +24,17 @@ def _serves_cache(context: KernelContext) -> str | None:
     return f"keeps keys and values in float32, bfloat16 or float16, not {context.kv_type}"
 
 
-def implementations() -> tuple[Implementation, ...]:
+_REFUSALS: Mapping[str, Callable[[KernelContext], str | None]] = MappingProxyType(
+    dict.fromkeys(("linear", "gated_linear", "grouped_experts", "head_linear", "adapter"), _multiplies)
+    | dict.fromkeys(("rope_and_cache_write", "latent_cache_write"), _serves_cache)
+    | dict.fromkeys(("make_cache", "cache_block_bytes", "plan_attention", "paged_attention"), _serves_cache)
+)
+
+
+def implementations(declared: Sequence[str]) -> tuple[Implementation, ...]:
     """The reference of every op; attention's scratch memory is new with each call."""
-    functions: dict[str, Callable[..., Any]] = {
-        "embedding": dense.embedding,
-        "rms_norm": dense.rms_norm,
-        "layer_norm": dense.layer_norm,
-        "rope_tables": dense.rope_tables,
-        "packable": dense.packable,
-        "pack_table": dense.stack,
-        "pack_linear": dense.stack,
-        "activate": dense.activate,
-        "add": dense.add,
-        "multiply": dense.multiply,
-        "weighted_sum": dense.weighted_sum,
-        "match_rms": dense.match_rms,
-        "statistical_topk": dense.statistical_topk,
-        "rotate_heads": dense.rotate_heads,
-        "sigmoid_gate": dense.sigmoid_gate,
-        "soft_cap": dense.soft_cap,
-        "scale_rows": dense.scale_rows,
-        "position_scales": dense.position_scales,
-        "take_rows": dense.take_rows,
-        "route_experts": experts.route_experts,
-        "pack_experts": experts.pack_experts,
-        "pack_heads": experts.pack_experts,
-        "split": recurrent.split,
-        "short_conv": recurrent.short_conv,
-        "selective_scan": recurrent.selective_scan,
-        "gated_delta_rule": recurrent.gated_delta_rule,
-        "gated_rms_norm": recurrent.gated_rms_norm,
-        "make_adapters": recurrent.make_adapters,
+    functions = functions_of((attention, dense, experts, latent, recurrent), declared) | {
+        "paged_attention": attention.PagedAttention(),
         "sampling": ReferenceSampling,
     }
-    products: dict[str, Callable[..., Any]] = {
-        "linear": dense.linear,
-        "gated_linear": dense.gated_linear,
-        "grouped_experts": experts.grouped_experts,
-        "head_linear": latent.head_linear,
-        "adapter": recurrent.adapter,
-    }
-    cached: dict[str, Callable[..., Any]] = {
-        "rope_and_cache_write": dense.rope_and_cache_write,
-        "latent_cache_write": latent.latent_cache_write,
-        "make_cache": dense.make_cache,
-        "cache_block_bytes": dense.cache_block_bytes,
-        "plan_attention": attention.plan_attention,
-        "paged_attention": attention.PagedAttention(),
-    }
-    return (
-        *(Implementation(op, "reference", run, _serves_all) for op, run in functions.items()),
-        *(Implementation(op, "reference", run, _multiplies) for op, run in products.items()),
-        *(Implementation(op, "reference", run, _serves_cache) for op, run in cached.items()),
-    )
+    return tuple(Implementation(op, "reference", run, _REFUSALS.get(op, _serves_all)) for op, run in functions.items())

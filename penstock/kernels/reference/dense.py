@@ -30,9 +30,13 @@ def packable(matrix: Canonical) -> str | None:
     return "computes with plain tensors"
 
 
-def stack(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
-    """Plain matrices, one below the other: how the reference packs. The order of its sums is torch's."""
+def pack_linear(parts: Sequence[Tensor], segment: int = 0) -> Tensor:
+    """Plain matrices, one below the other. The order of sums is torch's."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts))
+
+
+def pack_table(parts: Sequence[Tensor]) -> Tensor:
+    return pack_linear(parts)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:

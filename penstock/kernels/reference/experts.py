@@ -67,6 +67,10 @@ def pack_experts(parts: Sequence[Tensor], count: int, segment: int = 0) -> Tenso
     return stacks[0] if len(stacks) == 1 else torch.cat(stacks, dim=1)
 
 
+def pack_heads(parts: Sequence[Tensor], count: int) -> Tensor:
+    return pack_experts(parts, count)
+
+
 def grouped_experts(
     x: Tensor,
     weights: Tensor,

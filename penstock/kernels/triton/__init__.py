@@ -1,15 +1,15 @@
 """Ops in Triton (Tillet et al. 2019, MAPL), for the registry.
 
-A module here serves the ops that FAMILIES names: it has a function for each, with that name and the op's signature, and
-`refuse(context)`, which tells why it cannot serve one. Triton is imported when a device first needs it: "cuda", "rocm"
-and "xpu" (both untested), or "interpreter", on which Triton's interpreter runs the same kernels on the CPU, slowly, for
-tests.
+The modules that FAMILIES names have a function for each op that they serve, with its name and signature, and
+`refuse(context)`, which tells why they cannot serve one. Triton is imported when a device first needs it: "cuda",
+"rocm" and "xpu" (both untested), or "interpreter", on which Triton's interpreter runs the same kernels on the CPU,
+slowly, for tests.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,26 +18,14 @@ from typing import Any
 import torch
 
 from penstock.config.environment import interpret_triton
-from penstock.kernels.registry import Implementation, KernelContext
+from penstock.kernels.registry import Implementation, KernelContext, functions_of
 
 DEVICES = ("cuda", "rocm", "xpu", "interpreter")
 FIXED_ORDER = "fixed order"  # ends the names of products that are torch's unless results must not depend on rows
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "norms": ("rms_norm", "layer_norm", "gated_rms_norm"),
-    "recurrent": ("short_conv", "selective_scan", "gated_delta_rule"),
-    "streams": ("weighted_sum", "match_rms", "statistical_topk", "position_scales", "split"),
-    "pointwise": ("add", "multiply", "sigmoid_gate", "soft_cap", "scale_rows", "take_rows"),
-    "activations": ("activate",),
-    "experts": ("route_experts", "pack_experts", "grouped_experts"),
-    "sampling": ("sampling",),
-    "adapters": ("make_adapters", "adapter"),
-    "linear": ("packable", "pack_table", "pack_linear", "linear", "gated_linear"),
-    "rope": ("rope_tables", "rotate_heads", "rope_and_cache_write"),
-    "cache": ("make_cache", "cache_block_bytes"),
-    "attention": ("plan_attention", "paged_attention"),
-    "latent": ("latent_cache_write",),
-    "heads": ("pack_heads", "head_linear"),
-}
+FAMILIES = (
+    *("norms", "recurrent", "streams", "pointwise", "activations", "experts", "sampling", "adapters"),
+    *("linear", "rope", "cache", "attention", "latent", "heads"),
+)
 
 
 @functools.cache
@@ -67,24 +55,21 @@ def _driver_failure() -> str | None:
     return None
 
 
-def implementations(device: str) -> tuple[Implementation, ...]:
+def implementations(device: str, declared: Sequence[str]) -> tuple[Implementation, ...]:
     """What Triton offers a device: nothing, without loading Triton, if it is none of DEVICES."""
     if device not in DEVICES:
         return ()
-    reason = unavailable_reason(device)
     name = "triton (interpreted)" if device == "interpreter" else "triton"
+    reason = unavailable_reason(device)
+    if reason is not None:
+        return tuple(Implementation(op, name, _absent, lambda _: reason) for op in declared)
     found: list[Implementation] = []
-    for module, ops in FAMILIES.items():
-        if reason is not None:
-            found += (Implementation(op, name, _absent, lambda _: reason) for op in ops)
-            continue
+    for module in FAMILIES:
         family = import_module(f"penstock.kernels.triton.{module}")
-        made = (
-            *getattr(family, "variants", _none)(name),
-            *(Implementation(op, name, getattr(family, op), family.refuse) for op in ops),
-        )
-        found += (replace(item, refuse=_unless_preferred(item.refuse)) for item in made)
-    return tuple(found)
+        functions = functions_of((family,), declared)
+        found += getattr(family, "variants", _none)(name)
+        found += (Implementation(op, name, run, family.refuse) for op, run in functions.items())
+    return tuple(replace(item, refuse=_unless_preferred(item.refuse)) for item in found)
 
 
 def _none(_: str) -> tuple[Implementation, ...]:

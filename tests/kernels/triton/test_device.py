@@ -10,6 +10,7 @@ import pytest
 from penstock.kernels import triton
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
+from tests.kernels.declarations import OPS, keeps_declaration
 
 CPU_ONLY = """
 import sys
@@ -60,7 +61,8 @@ def test_every_op_is_served(device, dtype, fixed):
     assert {choice.op for choice in kernels.choices if not choice.chosen.name.startswith("triton")} == set()
 
 
-def test_families_name_ops_once():
-    ops = [op for names in triton.FAMILIES.values() for op in names]
-    assert len(ops) == len(set(ops))
-    assert set(ops) <= {choice.op for choice in resolve_kernels(KernelContext("cpu", "float32")).choices}
+def test_ops_have_the_declared_parameters(device):
+    names = [op for op in OPS if op != "sampling"]
+    offered = triton.implementations(device, names)
+    assert {item.op for item in offered} == set(names)
+    assert [item.op for item in offered if not keeps_declaration(item)] == []
