@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -75,4 +76,24 @@ class WatchingProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)
+
+
+def _unchunked(cycle: RequestResponseCycle, app: Any) -> Any:
+    """The app for a client of HTTP/1.0, which knows no chunks: a body of unknown length ends as the connection does."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        counted = False
+
+        async def write(message: Message) -> None:
+            nonlocal counted
+            if message["type"] == "http.response.start":
+                counted = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = None if counted else False
+            elif not counted:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, write)
+
+    return run

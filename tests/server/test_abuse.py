@@ -207,6 +207,16 @@ def test_hosts_must_be_exactly_one(server: Running) -> None:
     assert status(server.raw(b"GET /version HTTP/1.0\r\n\r\n")) == 200
 
 
+def test_streams_of_http_1_0_have_no_chunks(server: Running) -> None:
+    body = b'{"prompt":"Hello","max_tokens":3,"temperature":0,"stream":true}'
+    head = f"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    lines, _, events = server.raw(head.encode() + body).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in lines.lower()
+    assert b"connection: close" in lines.lower()
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+
+
 def test_random_bytes_never_break_it(server: Running) -> None:
     source = random.Random(7)
     whole = post(BODY)
