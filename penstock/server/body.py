@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from penstock.config import limits
-from penstock.config.errors import format_value
+from penstock.config.errors import OverloadedError, format_value
 from penstock.server.errors import HttpError
 from penstock.server.patience import patience
 from penstock.server.refusals import refusal
@@ -25,13 +26,45 @@ _Made = TypeVar("_Made")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def limited(receive: Receive, declared: int | None, announced: Mapping[str, int]) -> Receive:
-    """An ASGI `receive` that refuses a body which is too large (413) or comes too slowly (408).
+class BodyMemory:
+    """What the bodies of all requests in flight take, which is bounded; small ones are always taken."""
+
+    def __init__(self) -> None:
+        self._held = 0
+
+    @contextmanager
+    def request(self) -> Iterator[Callable[[int], None]]:
+        """For as long as a request is in flight: what to call with the number of bytes that have come of its body.
+
+        Raises:
+            OverloadedError: from that call, if there is no room for them.
+        """
+        own = 0
+
+        def grow(received: int) -> None:
+            nonlocal own
+            more = max(0, received - limits.SMALL_BODY_BYTES) - own
+            if self._held + more > limits.MAX_BODIES_BYTES:
+                raise OverloadedError("Too many large request bodies are in flight; try again later.")
+            self._held += more
+            own += more
+
+        try:
+            yield grow
+        finally:
+            self._held -= own
+
+
+def limited(
+    receive: Receive, declared: int | None, announced: Mapping[str, int], grow: Callable[[int], None]
+) -> Receive:
+    """An ASGI `receive` that refuses a body which is too large (413, or 429 for all together) or too slow (408).
 
     Args:
         receive: the server's own.
         declared: the Content-Length, or None for a chunked body.
         announced: under "bytes", how long a chunked body will be at least, which is known as it comes in.
+        grow: as `BodyMemory.request` gives it.
     """
     received = 0
     complete = False
@@ -58,6 +91,7 @@ def limited(receive: Receive, declared: int | None, announced: Mapping[str, int]
         complete = not message.get("more_body", False)
         if max(received, announced.get("bytes", 0)) > limits.MAX_BODY_BYTES:
             refuse()
+        grow(received)
         return message
 
     return bounded

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.config import limits
 from penstock.config.errors import PenstockError
 from penstock.server.auth import OWNER, ApiKeys, HostRule
-from penstock.server.body import TURN, limited
+from penstock.server.body import TURN, BodyMemory, limited
 from penstock.server.connection import ANNOUNCED
 from penstock.server.deadline import timeout_of, until
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
@@ -57,6 +57,7 @@ class RequestMiddleware:
         self._metrics = metrics
         self._check_room = check_room
         self._turn = asyncio.Lock()
+        self._bodies = BodyMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -89,8 +90,9 @@ class RequestMiddleware:
             if scope["method"] == "POST" and scope["path"] in COMPUTING:
                 self._check_room(owner)  # before anything is done with it: under overload this is what most calls get
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
-            bounded = until(limited(receive, _declared_length(headers), announced), timeout_of(headers))
-            await self._app(scope, bounded, tracked)
+            with self._bodies.request() as grow:
+                body = limited(receive, _declared_length(headers), announced, grow)
+                await self._app(scope, until(body, timeout_of(headers)), tracked)
         except (ClientGone, ClientDisconnect):  # the second: while the body came in
             status = _CLIENT_CLOSED_REQUEST
         except Exception as error:

@@ -105,6 +105,19 @@ def test_a_chunked_body_is_counted_as_it_comes(server: Running, monkeypatch: pyt
     assert status(server.raw(chunked([b" " * 60_000, BODY]))) == 200
 
 
+def test_large_bodies_in_flight_are_bounded_together(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BODIES_BYTES", 200_000)
+    large = post(b" " * 150_000 + BODY)
+    with server.connect() as connection:
+        connection.sendall(post(b" " * 300_000 + BODY)[:250_000])
+        until(lambda: status(server.raw(large)) == 429)
+        assert b"retry-after: 1" in server.raw(large).lower()
+        still_serves(server)
+        assert status(server.raw(post(b" " * 60_000 + BODY))) == 200
+    until(lambda: status(server.raw(large)) == 200)
+    assert status(server.raw(large)) == 200
+
+
 def test_a_body_of_single_bytes(server: Running) -> None:
     assert status(server.raw(chunked([b" "] * 20_000 + [BODY]))) == 200
 
