@@ -7,23 +7,18 @@ copy of the whole would double what the host holds.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.kernels.copies import Event
+
 CHUNK = 32 << 20  # bytes of a buffer: long enough for the bus, short beside a tensor
-
-
-class Event(Protocol):
-    """A point of a device's queue, as torch.cuda.Event."""
-
-    def record(self) -> object: ...
-
-    def synchronize(self) -> object: ...
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
@@ -33,22 +28,28 @@ def to_device(array: npt.NDArray[Any], device: torch.device | str) -> Tensor:
     out = torch.empty(len(source), dtype=torch.uint8, device=place)
     if place.type == "cuda" and len(source):
         buffers = [torch.empty(min(CHUNK, len(source)), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        in_turns(source, out, buffers, [torch.cuda.Event(), torch.cuda.Event()])  # type: ignore[no-untyped-call]
+        in_turns(source, out, buffers, partial(Event, place))
     else:
         out.copy_(source)
     return out.view(torch.from_numpy(np.empty(0, array.dtype)).dtype).view(array.shape)
 
 
-def in_turns(source: Tensor, out: Tensor, buffers: Sequence[Tensor], events: Sequence[Event]) -> None:
-    """Copies bytes [n] to out [n]: a buffer is filled while the other's copy to the device is under way."""
+def in_turns(source: Tensor, out: Tensor, buffers: Sequence[Tensor], mark: Callable[[], Event]) -> None:
+    """Copies bytes [n] to out [n]: a buffer is filled while the other's copy to the device is under way.
+
+    `mark` gives the end of what was queued so far.
+    """
     size = len(buffers[0])
+    copied: list[Event | None] = [None] * len(buffers)
     for turn, begin in enumerate(range(0, len(source), size)):
-        buffer, event = buffers[turn % len(buffers)], events[turn % len(buffers)]
-        event.synchronize()  # an event that was never recorded is over
+        which = turn % len(buffers)
+        buffer, last = buffers[which], copied[which]
+        if last is not None:
+            last.wait()
         piece = buffer[: min(size, len(source) - begin)]
         piece.copy_(source[begin : begin + size])
         out[begin : begin + size].copy_(piece, non_blocking=True)
-        event.record()
+        copied[which] = mark()
 
 
 def _bytes(array: npt.NDArray[Any]) -> Tensor:

@@ -12,34 +12,35 @@ from penstock.kernels.staging import in_turns, to_device
 
 
 class Queue:
-    """A stand-in for a device: copies happen when an event is waited for, as late as they may."""
+    """A stand-in for a device: what was queued is over once it was waited for."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.turns = 0
 
-    def event(self, name: str) -> Queued:
-        return Queued(self, name)
+    def mark(self) -> Queued:
+        self.turns += 1
+        self.log.append(f"queue {self.turns}")
+        return Queued(self, self.turns)
 
 
 class Queued:
-    def __init__(self, queue: Queue, name: str) -> None:
-        self.queue, self.name = queue, name
+    def __init__(self, queue: Queue, turn: int) -> None:
+        self.queue, self.turn = queue, turn
 
-    def record(self) -> None:
-        self.queue.log.append(f"record {self.name}")
-
-    def synchronize(self) -> None:
-        self.queue.log.append(f"wait {self.name}")
+    def wait(self) -> None:
+        self.queue.log.append(f"wait {self.turn}")
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 29])
 def test_pieces_take_turns(length: int) -> None:
     source, out = torch.arange(length, dtype=torch.uint8), torch.zeros(length, dtype=torch.uint8)
     queue = Queue()
-    in_turns(source, out, [torch.empty(8, dtype=torch.uint8) for _ in "ab"], [queue.event(name) for name in "ab"])
+    in_turns(source, out, [torch.empty(8, dtype=torch.uint8) for _ in "ab"], queue.mark)
     assert torch.equal(out, source)
-    turns = ["ab"[turn % 2] for turn in range(-(-length // 8))]
-    assert queue.log == [word for name in turns for word in (f"wait {name}", f"record {name}")]
+    pieces = -(-length // 8)
+    before = [[f"wait {turn - 2}"] if turn > 2 else [] for turn in range(1, pieces + 1)]
+    assert queue.log == [word for turn, waits in enumerate(before, 1) for word in (*waits, f"queue {turn}")]
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32, np.uint16, np.float16, np.float32])
