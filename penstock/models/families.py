@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,7 @@ from penstock.models.defaults import with_defaults
 from penstock.models.family_facts import (
     PLAIN,
     FamilyFacts,
+    Judge,
     alike,
     asked,
     attending,
@@ -51,6 +52,19 @@ class Family:
 
 _MISTRAL = FamilyFacts(typed(where_set))
 _QWEN = FamilyFacts(typed(upper(28, asked=True)))
+# As the model card of the reranker has it (Qwen3 Embedding, arXiv:2506.05176).
+_QWEN3 = replace(
+    _QWEN,
+    judge=Judge(
+        "reranker",
+        ("no", "yes"),
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+        "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+        "Given a web search query, retrieve relevant passages that answer the query",
+    ),
+)
 _DELTA = FamilyFacts(attends=attending(every_nth("full_attention_interval", 4)))
 _BAMBA = FamilyFacts(attends=attending(listed("attn_layer_indices")))
 _HYBRID = FamilyFacts(attends=attending(never))
@@ -81,7 +95,7 @@ ARCHITECTURES: Mapping[str, Family] = MappingProxyType(
         "KimiK25ForConditionalGeneration": Family("deepseek.build_v3", nested="text_config", facts=_LATENT),
         "KimiK2ForCausalLM": Family("deepseek.build_v3", facts=_LATENT),
         "Qwen2ForCausalLM": Family("qwen2.build", facts=_QWEN),
-        "Qwen3ForCausalLM": Family("qwen3.build", "qwen3", facts=_QWEN),
+        "Qwen3ForCausalLM": Family("qwen3.build", "qwen3", facts=_QWEN3),
         "Qwen2MoeForCausalLM": Family("qwen3_moe.build_qwen2", facts=_QWEN),
         "Qwen3MoeForCausalLM": Family("qwen3_moe.build", facts=FamilyFacts(asked)),
         "MellumForCausalLM": Family("qwen3_moe.build_mellum", "mellum", facts=FamilyFacts(typed(never))),

@@ -224,6 +224,26 @@ def generic(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """How a family's rerankers, language models that say yes or no, are asked about a query and a document.
+
+    Attributes:
+        named: what their names have in them, where their files say nothing.
+        words: "no" and "yes", as tokens.
+        before, after: what stands around the question, with control tokens.
+        question: of {instruction}, {query} and {document}.
+        instruction: where a request brings none.
+    """
+
+    named: str
+    words: tuple[str, str]
+    before: str
+    question: str
+    after: str
+    instruction: str
+
+
+@dataclass(frozen=True, slots=True)
 class FamilyFacts:
     """What sets a family's layers apart.
 
@@ -234,6 +254,7 @@ class FamilyFacts:
         stretched: `max_position_embeddings` is stated after the rope was stretched.
         padded: positions begin behind the padding token's.
         encoder: tokens see those after them.
+        judge: how its rerankers are asked; None where there are none.
     """
 
     windows: Windows = full
@@ -242,6 +263,7 @@ class FamilyFacts:
     stretched: bool = False
     padded: bool = False
     encoder: bool = False
+    judge: Judge | None = None
 
 
 PLAIN = FamilyFacts()

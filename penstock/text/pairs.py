@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from penstock.config.errors import ParameterError
 from penstock.text.tokenizer import Tokenizer
@@ -24,16 +23,6 @@ class PairPrompt:
     question: str
     after: str
     instruction: str
-
-
-# As its model card has it (Qwen3 Embedding, arXiv:2506.05176).
-QWEN3_RERANKER: Final = PairPrompt(
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
-    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
-    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-    "Given a web search query, retrieve relevant passages that answer the query",
-)
 
 
 def text_pairs(first: str | Sequence[str], second: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -13,7 +13,8 @@ from penstock.config import limits
 from penstock.config.errors import CheckpointError, ParameterError, RequestError
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.models.families import named
-from penstock.text.pairs import QWEN3_RERANKER, PairPrompt
+from penstock.models.family_facts import Judge
+from penstock.text.pairs import PairPrompt
 from penstock.weights.checkpoint import Checkpoint, text_config
 from penstock.weights.readers.modules import Module, Prompts, read_modules, read_prompts
 
@@ -148,6 +149,7 @@ def read_pooling(checkpoint: Checkpoint, token_id: Callable[[str], int | None]) 
     architecture = _architecture(checkpoint.config)
     modules = read_modules(checkpoint.path) if checkpoint.path.is_dir() else None
     classifies = architecture.endswith(CLASSIFIER)
+    judge = _judge(checkpoint, architecture)
     labels = _labels(checkpoint.config) if classifies else ()
     dense = checkpoint.config.get("dense_layers")
     size = dense[-1]["outputs"] if dense else config.get("hidden_size") or config.get("n_embd") or 1
@@ -158,9 +160,9 @@ def read_pooling(checkpoint: Checkpoint, token_id: Callable[[str], int | None]) 
         size if type(size) is int else 1,
         labels,
         _activation(checkpoint.config, len(labels)) if labels else "",
-        () if classifies else _choices(checkpoint, _settings(modules, "LogitScore"), token_id),
+        () if classifies else _choices(checkpoint, _settings(modules, "LogitScore"), judge, token_id),
         architecture.endswith(_GENERATORS),
-        QWEN3_RERANKER if _judges(checkpoint) else None,
+        PairPrompt(judge.before, judge.question, judge.after, judge.instruction) if judge else None,
         read_prompts(checkpoint.path) if checkpoint.path.is_dir() else Prompts(),
         _settings(modules, "Pooling").get("include_prompt") is not False,
     )
@@ -232,19 +234,22 @@ def _activation(config: Mapping[str, Any], labels: int) -> str:
 
 
 def _choices(
-    checkpoint: Checkpoint, settings: Mapping[str, Any], token_id: Callable[[str], int | None]
+    checkpoint: Checkpoint, settings: Mapping[str, Any], judge: Judge | None, token_id: Callable[[str], int | None]
 ) -> tuple[int, ...]:
-    """Ids of "no" and "yes": stated, or, for Qwen3-Reranker, whose files say nothing, known by the model's name."""
+    """Ids of "no" and "yes": stated, or, for rerankers whose files say nothing, the family's."""
     ids = [settings.get("false_token_id"), settings.get("true_token_id")]
     words = checkpoint.config.get("classifier_from_token")
-    if words is None and _judges(checkpoint):
-        words = ["no", "yes"]
+    if words is None and judge is not None:
+        words = list(judge.words)
     if ids == [None, None] and isinstance(words, list) and len(words) == 2:
         ids = [token_id(str(word)) for word in words]
     return tuple(index for index in ids if index is not None) if None not in ids else ()
 
 
-def _judges(checkpoint: Checkpoint) -> bool:
-    """Whether it is a Qwen3-Reranker, which differs from a Qwen3 chat model in its name alone."""
-    named = "reranker" in checkpoint.path.resolve().name.lower() or "classifier_from_token" in checkpoint.config
-    return named and _architecture(checkpoint.config).startswith("Qwen3For")
+def _judge(checkpoint: Checkpoint, architecture: str) -> Judge | None:
+    """How a reranker is asked that differs from its family's chat models in its name alone, or by one field."""
+    family = named(architecture)
+    judge = family[0].facts.judge if family is not None and family[1] != "none" else None
+    if judge is None or "classifier_from_token" in checkpoint.config:
+        return judge
+    return judge if judge.named in checkpoint.path.resolve().name.lower() else None
