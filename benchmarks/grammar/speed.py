@@ -53,9 +53,9 @@ def run(engine: Engine, asked: list[EngineRequest]) -> dict[str, float]:
     """Runs a batch from its first step to its last."""
     for request in asked:
         engine.add(request)
-    while engine.constraints.pending:
-        engine.constraints.wait(0.01)
-        for compiled, error in engine.constraints.ready():
+    while engine.structured.pending:
+        engine.structured.wait(0.01)
+        for compiled, error in engine.structured.ready():
             assert error is None
             engine.admit(compiled)
     steps, tokens, sampled = engine.stats().steps, 0, 0

@@ -58,14 +58,14 @@ def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: 
     for row in spec.plan.table():
         log.info("%-12s %12s  %s", *row)
     claim.settle(concrete)
-    constraints = StructuredOutputManager(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
+    structured = StructuredOutputManager(model.vocab_size, partial(_vocabulary, concrete.model, model.vocab_size))
     if grammars:  # once streams run, it would stop them: it keeps the interpreter to itself for a second
-        constraints.warm()
+        structured.warm()
     spec, kv_types, notes = load(spec, progress)
     limits = scheduler_options(concrete, spec.plan, model)
     runner, executor = make_runner(spec, kv_types, limits.max_num_seqs)
-    gates = (GrammarGate(constraints), *default_gates())
-    engine = Engine(Scheduler(limits, spec.groups, gates=gates), runner, constraints, claim.release)
+    gates = (GrammarGate(structured), *default_gates())
+    engine = Engine(Scheduler(limits, spec.groups, gates=gates), runner, structured, claim.release)
     if concrete.shared_prompts:
         pin_shared_prompts(engine, TextPipeline.load(concrete.model), concrete.shared_prompts)
     mode, _, detail = executor.describe.partition(": ")

@@ -64,7 +64,7 @@ class EngineDriver:
 
     def cancel(self, request_id: str) -> None:
         """Ends a request's sequences with the next step; unknown ids are ignored."""
-        if self._engine.constraints.cancel(request_id):
+        if self._engine.structured.cancel(request_id):
             self._sink.refused(request_id, RequestError("The request was cancelled."))
         self._engine.cancel(request_id)
 
@@ -77,7 +77,7 @@ class EngineDriver:
         Raises:
             EngineDeadError: the runner can compute nothing more, or MAX_FAILED_STEPS steps in a row failed as a whole.
         """
-        for request, error in self._engine.constraints.ready():
+        for request, error in self._engine.structured.ready():
             if error is not None:
                 self._sink.refused(request.request_id, error)
             else:

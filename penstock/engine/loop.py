@@ -34,7 +34,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        constraints: StructuredOutputManager | None = None,
+        structured: StructuredOutputManager | None = None,
         closed: Callable[[], None] | None = None,
         step_cost: StepCost | None = None,
     ) -> None:
@@ -42,7 +42,7 @@ class Engine:
         self._closed = closed
         self.scheduler = scheduler
         self.runner = runner
-        self.constraints = constraints or StructuredOutputManager()
+        self.structured = structured or StructuredOutputManager()
         self._depth = scheduler.options.depth
         self._submitted: deque[StepPlan] = deque()
         self._steps = 0
@@ -54,7 +54,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self.constraints.pending
+        return self.scheduler.has_work or self.structured.pending
 
     def add(self, request: EngineRequest) -> bool:
         """Queues a request, unless it has to wait until its grammar is compiled; whether it is queued.
@@ -62,14 +62,14 @@ class Engine:
         Raises:
             RequestError: it can never be served; see Scheduler.add.
         """
-        return not self.constraints.add(request) and self.admit(request)
+        return not self.structured.add(request) and self.admit(request)
 
     def admit(self, request: EngineRequest) -> bool:
         """Queues a request whose grammar is compiled; raises as `add`."""
         try:
             self.scheduler.add(request)
         except BaseException:
-            self.constraints.drop(request.request_id)
+            self.structured.drop(request.request_id)
             raise
         return True
 
@@ -86,15 +86,15 @@ class Engine:
             self._working_since = perf_counter()
         while len(self._submitted) <= self._depth and (plan := self._plan()) is not None:
             self._submitted.append(plan)
-            if not self._guarded(self.runner.submit, plan, self.constraints.begin(plan)):
+            if not self._guarded(self.runner.submit, plan, self.structured.begin(plan)):
                 return self._outputs()
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
             plan = self._submitted.popleft()
             self._measure(plan)
             self.step_cost.learn(plan, result.timings)
             self._commit(result)
-        elif not self.scheduler.has_work or self.constraints.renewing:
-            self.constraints.wait(_WAIT_S)
+        elif not self.scheduler.has_work or self.structured.renewing:
+            self.structured.wait(_WAIT_S)
         if not self.scheduler.has_work:
             self._working_since = None
         return self._outputs()
@@ -114,7 +114,7 @@ class Engine:
 
     def _outputs(self) -> list[EngineOutput]:
         outputs = self.scheduler.take_outputs()
-        self.constraints.forget(outputs)
+        self.structured.forget(outputs)
         return outputs
 
     def _plan(self) -> StepPlan | None:
@@ -131,14 +131,14 @@ class Engine:
             log.exception("a step failed")
             self.dead = error if isinstance(error, EngineDeadError) else None
             self.runner.abort()
-            self.constraints.abort()
+            self.structured.abort()
             self._submitted.clear()
             self.scheduler.fail_outstanding("the engine failed while computing this request; send it again.")
             return None
 
     def _commit(self, result: StepResult) -> None:
         started = perf_counter()
-        self.scheduler.commit(*self.constraints.end(result))
+        self.scheduler.commit(*self.structured.end(result))
         self._steps += 1
         self._seconds["commit"] += perf_counter() - started
         self._seconds["build"] += result.timings.build
@@ -152,7 +152,7 @@ class Engine:
 
     def close(self) -> None:
         """Frees what the runner holds."""
-        self.constraints.close()
+        self.structured.close()
         self.runner.close()
         if self._closed is not None:
             self._closed()

@@ -30,7 +30,7 @@ def null_engine(
     max_model_len: int = 2048,
     num_blocks: int = 1024,
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
-    constraints: StructuredOutputManager | None = None,
+    structured: StructuredOutputManager | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """An engine over the null runner, which `wrap` may replace by one that misbehaves."""
     options = SchedulerOptions(64, 512, max_model_len, 16, (num_blocks,))
@@ -38,7 +38,7 @@ def null_engine(
     info = EngineInfo(
         "null", "", "Null", max_model_len, VOCAB, 16, num_blocks, 64, 512, "float32", "cpu", "exact"
     )  # fmt: skip
-    return Engine(Scheduler(options, GROUPS), runner, constraints), info
+    return Engine(Scheduler(options, GROUPS), runner, structured), info
 
 
 def request(

@@ -71,7 +71,7 @@ def finish(engine: Engine, *requests: EngineRequest, between: Callable[[], None]
     for asked in requests:
         engine.add(asked)
     while engine.has_work:
-        for compiled, error in engine.constraints.ready():
+        for compiled, error in engine.structured.ready():
             assert error is None
             engine.admit(compiled)
         for output in engine.step():
@@ -79,7 +79,7 @@ def finish(engine: Engine, *requests: EngineRequest, between: Callable[[], None]
             answers.setdefault((output.request_id, output.sequence), []).extend(output.tokens)
         between()
         engine.scheduler.check_integrity()
-    assert not engine.constraints._active
+    assert not engine.structured._active
     return answers
 
 
@@ -183,7 +183,7 @@ def test_reasoning_comes_before_the_grammar_within_its_budget(
 
 def null_over(text: TextPipeline) -> tuple[Engine, EngineInfo]:
     made = StructuredOutputManager(VOCAB, partial(grammar_vocabulary, text, VOCAB))
-    return null_engine(wrap=lambda runner: Slow(runner, 0.001), constraints=made)
+    return null_engine(wrap=lambda runner: Slow(runner, 0.001), structured=made)
 
 
 @pytest.fixture
@@ -317,14 +317,14 @@ def run(engine: Engine, *requests: EngineRequest) -> dict[str, tuple[list[int], 
     for asked in requests:
         engine.add(asked)
     while engine.has_work:
-        for compiled, error in engine.constraints.ready():
+        for compiled, error in engine.structured.ready():
             assert error is None, error
             engine.admit(compiled)
         for output in engine.step():
             tokens, _ = found[output.request_id]
             found[output.request_id] = ([*tokens, *output.tokens], output.error)
         engine.scheduler.check_integrity()
-    assert not (engine.constraints._active or engine.constraints._renewals)
+    assert not (engine.structured._active or engine.structured._renewals)
     return found
 
 
@@ -363,9 +363,9 @@ def test_streams_whose_shared_lexer_failed_go_on_where_they_were(text: TextPipel
     engine, _ = build_engine(EngineOptions(threads=1, max_num_seqs=4, kv_blocks=200))
     either = {"anyOf": [SCHEMA, WORDS]}
     expected = run(engine, held(text, "calm", either, temperature=0.0))
-    for compiled in engine.constraints._compiler._jobs.values():  # type: ignore[union-attr]
+    for compiled in engine.structured._compiler._jobs.values():  # type: ignore[union-attr]
         assert compiled.matcher is not None
-        row = np.zeros((engine.constraints._words,), np.uint32)
+        row = np.zeros((engine.structured._words,), np.uint32)
         spoilt = compiled.matcher.deep_copy()
         for token in text.tokenizer.encode('{"summary":"', add_special_tokens=False):
             spoilt.consume_token(token)

@@ -195,7 +195,7 @@ def grammars(text: TextPipeline) -> Iterator[Serving]:
     """A server whose model draws at random from what the masks allow."""
 
     def build() -> tuple[Engine, EngineInfo]:
-        engine, info = null_engine(constraints=StructuredOutputManager(VOCAB, partial(grammar_vocabulary, text, VOCAB)))
+        engine, info = null_engine(structured=StructuredOutputManager(VOCAB, partial(grammar_vocabulary, text, VOCAB)))
         return engine, replace(info, vocab_size=text.vocab_size)
 
     client = ThreadClient(build)
