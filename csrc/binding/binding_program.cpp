@@ -33,7 +33,7 @@ T* pointer(std::uintptr_t address) {
 std::int64_t length(std::size_t size) { return static_cast<std::int64_t>(size); }
 
 // Steps are filled in from Python between runs; addresses are of arrays that live until the run is over.
-struct BoundStep : Step {
+struct BoundInputs : StepInputs {
     void set(std::int64_t new_tokens, std::int64_t new_rows, std::uintptr_t ids, std::uintptr_t places,
              std::uintptr_t starts, std::uintptr_t lengths) {
         tokens = new_tokens;
@@ -86,10 +86,10 @@ private:
 };
 
 // Which of a step's numbers an embedding looks up.
-const std::int64_t* Step::* lookup_of(const std::string& name) {
-    if (name == "token_ids") return &Step::token_ids;
-    if (name == "positions") return &Step::positions;
-    if (name == "token_types") return &Step::token_types;
+const std::int64_t* StepInputs::* lookup_of(const std::string& name) {
+    if (name == "token_ids") return &StepInputs::token_ids;
+    if (name == "positions") return &StepInputs::positions;
+    if (name == "token_types") return &StepInputs::token_types;
     throw nb::value_error(("lookup \"" + name + "\" is not one of token_ids, positions, token_types.").c_str());
 }
 
@@ -223,7 +223,7 @@ void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Val
 }
 
 AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window, bool chunked) {
-    const Step::Group& tables = f.step.groups[group];
+    const StepInputs::Group& tables = f.step.groups[group];
     return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows,
             window, f.step.masks, f.step.spans, chunked};
 }
@@ -278,16 +278,16 @@ void bind_program(nb::module_& m) {
     nb::class_<KvBuffers>(m, "KvBuffers").def("__init__", [](KvBuffers* self, const KvLayout& layout, Value keys, Value values) {
         new (self) KvBuffers{layout, keys, values};
     });
-    nb::class_<BoundStep>(m, "Step", "What a run works on.")
+    nb::class_<BoundInputs>(m, "StepInputs", "What a run works on.")
         .def(nb::init<>())
-        .def("set", &BoundStep::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
-        .def("set_group", &BoundStep::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
-        .def("set_slots", &BoundStep::set_slots, "state_slot"_a, "adapter_slot"_a)
-        .def("set_masks", &BoundStep::set_masks, "masks"_a, "spans"_a)
-        .def("set_types", &BoundStep::set_types, "token_types"_a)
-        .def("set_kinds", &BoundStep::set_kinds, "prompt_tokens"_a)
-        .def("set_all_generated", &BoundStep::set_all_generated)
-        .def("set_logits", &BoundStep::set_logits, "logit_rows"_a, "logit_index"_a);
+        .def("set", &BoundInputs::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
+        .def("set_group", &BoundInputs::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
+        .def("set_slots", &BoundInputs::set_slots, "state_slot"_a, "adapter_slot"_a)
+        .def("set_masks", &BoundInputs::set_masks, "masks"_a, "spans"_a)
+        .def("set_types", &BoundInputs::set_types, "token_types"_a)
+        .def("set_kinds", &BoundInputs::set_kinds, "prompt_tokens"_a)
+        .def("set_all_generated", &BoundInputs::set_all_generated)
+        .def("set_logits", &BoundInputs::set_logits, "logit_rows"_a, "logit_index"_a);
     nb::class_<Program> program(m, "Program", "A recorded list of ops over an arena.");
 #define PENSTOCK_PLAIN(name, Args) bind_plain_op<&OpTable::name, Args>(program, #name);
 #define PENSTOCK_OTHER(name, Args)
@@ -313,7 +313,7 @@ void bind_program(nb::module_& m) {
         .def("plan_attention", &plan_attention)
         .def("attention", &attention)
         .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)
-        .def("run", [](Program& p, const BoundStep& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
+        .def("run", [](Program& p, const BoundInputs& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
         .def("measure", &Program::measure, "From now on every run adds to `seconds`.")
         .def_prop_ro("seconds",
                      [](const Program& p) {

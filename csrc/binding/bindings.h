@@ -8,7 +8,7 @@ namespace penstock {
 class Program;
 
 void bind_packed(nanobind::module_& m);   // PackedMatrix
-void bind_program(nanobind::module_& m);  // Program, Step, KvLayout, KvBuffers
+void bind_program(nanobind::module_& m);  // Program, StepInputs, KvLayout, KvBuffers
 void bind_adapters(nanobind::module_& m, nanobind::class_<Program>& program);  // Part, AdapterTable, ops that take them
 
 }  // namespace penstock

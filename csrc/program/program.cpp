@@ -116,7 +116,7 @@ void Program::place_activations() {
     arena_bytes_ = bytes;
 }
 
-void Program::run(const Step& step) {
+void Program::run(const StepInputs& step) {
     if (!finished_) throw std::logic_error("the program is not finished.");
     check(step.tokens, max_tokens_, "tokens");
     check(step.logit_rows, max_logit_rows_, "logit rows");

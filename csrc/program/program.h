@@ -13,7 +13,7 @@
 namespace penstock {
 
 // What a run works on; all pointers are the caller's.
-struct Step {
+struct StepInputs {
     std::int64_t tokens = 0, rows = 0, logit_rows = 0;
     const std::int64_t* token_ids = nullptr;
     const std::int64_t* positions = nullptr;
@@ -67,7 +67,7 @@ public:
     // Gives every activation its place. Nothing can be added afterwards.
     void finish(std::int64_t max_tokens, std::int64_t max_logit_rows);
     // Throws std::invalid_argument where the step is larger than finish() was told.
-    void run(const Step& step);
+    void run(const StepInputs& step);
 
     // From now on every run adds to seconds(), as the caller's thread sees it.
     void measure() { seconds_.assign(ops_.size(), 0.0); }
@@ -104,7 +104,7 @@ private:
 // What an op sees of a run.
 class Frame {
 public:
-    Frame(const Program& program, const Step& step) : step(step), program_(program) {}
+    Frame(const Program& program, const StepInputs& step) : step(step), program_(program) {}
 
     template <class T>
     T* at(Program::Value value) const {
@@ -115,7 +115,7 @@ public:
     AttentionPlan& plan(int index) const { return *program_.plans_[static_cast<std::size_t>(index)]; }
     std::byte* scratch() const { return program_.scratch_; }
 
-    const Step& step;
+    const StepInputs& step;
 
 private:
     const Program& program_;

@@ -88,7 +88,7 @@ class Recording:
         self.program = native.library().Program()
         self.refs: list[Any] = []
         self.plans: dict[Any, int] = {}
-        self._step = native.library().Step()
+        self._step = native.library().StepInputs()
         self._result: Handle | None = None
         # Handles that stand where a batch has tensors, typed so.
         self.token_ids: Any = Handle(self, NONE, 1)
