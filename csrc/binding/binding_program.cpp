@@ -43,9 +43,11 @@ struct BoundInputs : StepInputs {
         query_start = pointer<const std::int32_t>(starts);
         context_len = pointer<const std::int32_t>(lengths);
     }
-    void set_group(std::size_t group, std::uintptr_t table, std::int64_t width, std::uintptr_t slot) {
+    void set_group(std::size_t group, std::uintptr_t table, std::int64_t width, std::uintptr_t slot,
+                   std::uintptr_t lengths) {
         if (groups.size() <= group) groups.resize(group + 1);
-        groups[group] = {pointer<const std::int32_t>(table), width, pointer<const std::int64_t>(slot)};
+        groups[group] = {pointer<const std::int32_t>(table), width, pointer<const std::int64_t>(slot),
+                         pointer<const std::int32_t>(lengths)};
     }
     void set_slots(std::uintptr_t states, std::uintptr_t adapters) {
         state_slot = pointer<const std::int64_t>(states);
@@ -54,6 +56,11 @@ struct BoundInputs : StepInputs {
     void set_masks(std::uintptr_t kinds, std::uintptr_t ranges) {
         masks = pointer<const MaskKind>(kinds);
         spans = pointer<const std::int32_t>(ranges);
+    }
+    void set_injected(std::int64_t count, std::uintptr_t places, std::uintptr_t values) {
+        injected = count;
+        injected_rows = pointer<const std::int64_t>(places);
+        injected_values = pointer<const float>(values);
     }
     void set_types(std::uintptr_t types) { token_types = pointer<const std::int64_t>(types); }
     // Level fast: the first prompt_tokens[r] tokens of row r are of kind prompt; logit rows never are.
@@ -155,13 +162,24 @@ void take_rows(Program& p, Value x, std::int64_t size, Value out) {
            nullptr});
 }
 
-void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor, Value cos, Value sin) {
+// x takes in the step's rows of a level: the first replaces, others are added.
+void inject(Program& p, Value x, std::int64_t level, std::int64_t size) {
+    p.add({"inject", [=](const Frame& f, Worker& w) {
+               const float* const values = f.step.injected_values + level * f.step.injected * size;
+               ops().inject({f.at<float>(x), f.step.injected_rows, values, f.step.injected, size, level > 0}, w);
+           },
+           {x},
+           {x},
+           nullptr});
+}
+
+void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor, Value axes, Value cos, Value sin) {
     p.add({"rope_tables", [=](const Frame& f, Worker& w) {
                ops().rope_tables({f.step.positions, f.at<float>(frequencies), f.step.tokens, half, factor,
-                                  f.at<float>(cos), f.at<float>(sin)},
+                                  f.at<float>(cos), f.at<float>(sin), f.at<std::int32_t>(axes)},
                                  w);
            },
-           {frequencies},
+           {frequencies, axes},
            {cos, sin},
            nullptr});
 }
@@ -224,8 +242,9 @@ void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Val
 
 AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window, bool chunked) {
     const StepInputs::Group& tables = f.step.groups[group];
-    return {f.step.query_start, f.step.context_len, tables.block_table, tables.table_width, f.step.rows,
-            window, f.step.masks, f.step.spans, chunked};
+    const bool whole = tables.context_len != nullptr;
+    return {f.step.query_start, whole ? tables.context_len : f.step.context_len, tables.block_table, tables.table_width,
+            f.step.rows, window, f.step.masks, f.step.spans, chunked, whole};
 }
 
 int plan_attention(Program& p, std::size_t group, std::int64_t window, bool chunked, const KvLayout& layout,
@@ -281,9 +300,11 @@ void bind_program(nb::module_& m) {
     nb::class_<BoundInputs>(m, "StepInputs", "What a run works on.")
         .def(nb::init<>())
         .def("set", &BoundInputs::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
-        .def("set_group", &BoundInputs::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a)
+        .def("set_group", &BoundInputs::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a,
+             "context_len"_a = 0)
         .def("set_slots", &BoundInputs::set_slots, "state_slot"_a, "adapter_slot"_a)
         .def("set_masks", &BoundInputs::set_masks, "masks"_a, "spans"_a)
+        .def("set_injected", &BoundInputs::set_injected, "count"_a, "rows"_a, "values"_a)
         .def("set_types", &BoundInputs::set_types, "token_types"_a)
         .def("set_kinds", &BoundInputs::set_kinds, "prompt_tokens"_a)
         .def("set_all_generated", &BoundInputs::set_all_generated)
@@ -306,6 +327,7 @@ void bind_program(nb::module_& m) {
         .def("experts", &experts)
         .def("position_scales", &position_scales)
         .def("take_rows", &take_rows)
+        .def("inject", &inject)
         .def("rope_tables", &rope_tables)
         .def("rope_write", &rope_write)
         .def("latent_write", &latent_write)

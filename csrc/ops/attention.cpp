@@ -82,7 +82,7 @@ void finish(const AttentionArgs& args, std::int64_t token, std::int64_t head, co
             float total) {
     float factor = 1.0f;
     if (args.sinks) factor = Taking(greatest, total, args.sinks[head], 1.0f).before;
-    const vec::F32x16 scale = vec::splat16(factor / total);
+    const vec::F32x16 scale = vec::splat16(total == 0.0f ? 0.0f : factor / total);  // zeros where nothing is seen
     const std::int64_t dim = args.layout.value_dim;
     float* const out = args.out + (token * args.heads + head) * dim;
     for (std::int64_t i = 0; i < dim; i += 16)

@@ -74,7 +74,7 @@ struct Seen {
 inline Seen seen(const AttentionRows& rows, const QueryUnit& unit, std::int64_t query) {
     const std::int64_t position = unit.position + query, context = rows.context_len[unit.row], side = rows.window / 2;
     const MaskKind kind = rows.masks ? rows.masks[unit.row] : MaskKind::causal;
-    if (kind == MaskKind::cross || (kind == MaskKind::bidirectional && rows.window == 0)) return {0, context};
+    if (rows.whole || kind == MaskKind::cross || (kind == MaskKind::bidirectional && rows.window == 0)) return {0, context};
     if (kind == MaskKind::bidirectional)
         return {std::max<std::int64_t>(0, position - side), std::min(context, position + side + 1)};
     const std::int64_t low = lowest_seen(position, rows.window, rows.chunked);

@@ -230,14 +230,24 @@ struct TakeRowsArgs {
     float* out;  // [rows, N]
 };
 
+// x[rows[i]] = values[i], or += values[i]
+struct InjectArgs {
+    float* x;                  // [T, N]
+    const std::int64_t* rows;  // [count], below T, all different
+    const float* values;       // [count, N]
+    std::int64_t count, size;
+    bool adds;
+};
+
 // cos | cos and -sin | sin of position · frequency, times factor
 struct RopeTablesArgs {
-    const std::int64_t* positions;
+    const std::int64_t* positions;  // [T], or [P, T] where pairs take positions of several axes
     const float* frequencies;  // [rot / 2] radians a position
     std::int64_t tokens, half;
     float factor;
     float* cos;  // [T, rot]
     float* sin;  // [T, rot]
+    const std::int32_t* axes = nullptr;  // [rot / 2], the axis below P whose position turns a pair; null: the first
 };
 
 // Heads rotated by the tables of their token, in the half-split layout.
@@ -317,6 +327,7 @@ struct AttentionRows {
     const MaskKind* masks = nullptr;       // [R], or null: all are causal
     const std::int32_t* spans = nullptr;  // [T, 2] first position and end of a token's span, for rows of that kind
     bool chunked = false;  // causal queries see positions from the last multiple of the window on
+    bool whole = false;    // every query sees all context_len positions, whatever its mask
 };
 
 struct AttentionArgs {
@@ -392,7 +403,8 @@ struct GatedNormArgs {
     std::int64_t size, group;
     float eps;
     bool gate_first;
-    float* out;  // [T, N]
+    std::int64_t segment;  // neighbours that a rank has all of, where ranks may share a group: unit of segments.h; or 0
+    float* out;            // [T, N]
 };
 
 class AdapterTable;  // adapter_table.h
@@ -434,6 +446,7 @@ struct AdapterArgs {
     BOUND(weighted_sum, WeightedSumArgs) \
     BOUND(position_scales, PositionScalesArgs) \
     BOUND(take_rows, TakeRowsArgs) \
+    BOUND(inject, InjectArgs) \
     BOUND(rope_tables, RopeTablesArgs) \
     BOUND(rope_write, RopeWriteArgs) \
     BOUND(latent_write, LatentWriteArgs) \

@@ -4,6 +4,7 @@
 
 #include "ops/model_ops.h"
 #include "ops/row_chunk.h"
+#include "ops/segments.h"
 #include "vec/wide.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -81,8 +82,12 @@ void match_rms_row(const MatchRmsArgs& args, std::int64_t row) {
 void statistical_topk_row(const StatisticalTopkArgs& args, std::int64_t row) {
     const float* const x = args.x.at(row);
     float* const out = args.out + row * args.size;
-    const float size = static_cast<float>(args.size), mean = sum_of(x, args.size) / size;
-    const float deviation = std::sqrt(sum_of_deviations(x, args.size, mean) / size);
+    const auto segmented = [&](auto&& sum) {  // ranks share the columns
+        return segmented_sum(args.size, 1, [&](std::int64_t begin, std::int64_t end) { return sum(x + begin, end - begin); });
+    };
+    const float size = static_cast<float>(args.size), mean = segmented(sum_of) / size;
+    const auto deviations = [mean](const float* from, std::int64_t count) { return sum_of_deviations(from, count, mean); };
+    const float deviation = std::sqrt(segmented(deviations) / size);
     const vec::F32x16 least = vec::splat16(mean + deviation * args.deviations);
     for (std::int64_t i = 0; i < args.size; i += 16) {
         const std::int64_t n = args.size - i < 16 ? args.size - i : 16;
@@ -118,9 +123,11 @@ void gated_norm_group(const GatedNormArgs& args, std::int64_t token, std::int64_
         return given * vec::sigmoid(given);
     };
     const bool before = gates && args.gate_first, after = gates && !args.gate_first;
-    const float squares = row_sum(args.group, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
-        const vec::F32x16 term = before ? value(i, n) * gate(i, n) : value(i, n);
-        return vec::fma(term, term, sum);
+    const float squares = segmented_sum(args.group, args.segment, [&](std::int64_t begin, std::int64_t end) {
+        return row_sum(end - begin, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) {
+            const vec::F32x16 term = before ? value(begin + i, n) * gate(begin + i, n) : value(begin + i, n);
+            return vec::fma(term, term, sum);
+        });
     });
     const vec::F32x16 factor = vec::splat16(1.0f / std::sqrt(squares / static_cast<float>(args.group) + args.eps));
     for (std::int64_t i = 0; i < args.group; i += 16) {

@@ -1,4 +1,5 @@
 // Ops that treat every element, or every row, by itself.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -109,6 +110,22 @@ void position_scales(const PositionScalesArgs& args, Worker& worker) {
         for (std::int64_t t = begin; t < end; ++t) {
             const float place = static_cast<float>(args.positions[t] + args.offset);
             args.out[t] = 1.0f + args.weight * std::log1p(std::floor(place / args.length));
+        }
+    });
+}
+
+void inject(const InjectArgs& args, Worker& worker) {
+    if (args.count == 0) return;
+    worker.share(args.count, row_chunk(args.size), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t r = begin; r < end; ++r) {
+            float* const to = args.x + args.rows[r] * args.size;
+            const float* const from = args.values + r * args.size;
+            if (!args.adds)
+                std::copy_n(from, args.size, to);
+            else
+                each(args.size, [&](std::int64_t i, std::int64_t n) {
+                    vec::store_some(to + i, vec::load_some(to + i, n) + vec::load_some(from + i, n), n);
+                });
         }
     });
 }

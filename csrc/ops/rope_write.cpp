@@ -5,6 +5,7 @@
 #include "ops/kv_encode.h"
 #include "ops/rotate.h"
 #include "ops/row_chunk.h"
+#include "ops/segments.h"
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -26,14 +27,20 @@ float sum_of(const float* x, std::int64_t size, F&& term) {
     return vec::sum(sums);
 }
 
-// What brings x's root mean square to one.
-float rms_factor(const float* x, std::int64_t size, float eps) {
+float sum_of_squares(const float* x, std::int64_t size) {
     vec::F32x16 squares = vec::splat16(0.0f);
     for (std::int64_t i = 0; i < size; i += 16) {
         const vec::F32x16 value = vec::load_some(x + i, std::min<std::int64_t>(16, size - i));
         squares = vec::fma(value, value, squares);
     }
-    return 1.0f / std::sqrt(vec::sum(squares) / static_cast<float>(size) + eps);
+    return vec::sum(squares);
+}
+
+// What brings x's root mean square to one; `unit` of segments.h, where x is of several heads.
+float rms_factor(const float* x, std::int64_t size, float eps, std::int64_t unit = 0) {
+    const float squares = segmented_sum(
+        size, unit, [=](std::int64_t begin, std::int64_t end) { return sum_of_squares(x + begin, end - begin); });
+    return 1.0f / std::sqrt(squares / static_cast<float>(size) + eps);
 }
 
 // out = (x - mean) · factor · scales; out may be x.
@@ -333,8 +340,9 @@ void rope_tables(const RopeTablesArgs& args, Worker& worker) {
         for (std::int64_t t = begin; t < end; ++t) {
             float* const cos = args.cos + t * 2 * args.half;
             float* const sin = args.sin + t * 2 * args.half;
-            const float position = static_cast<float>(args.positions[t]);
             for (std::int64_t i = 0; i < args.half; ++i) {
+                const std::int64_t axis = args.axes ? args.axes[i] : 0;
+                const float position = static_cast<float>(args.positions[axis * args.tokens + t]);
                 const float angle = position * args.frequencies[i];
                 const float c = std::cos(angle) * args.factor, s = std::sin(angle) * args.factor;
                 cos[i] = cos[args.half + i] = c;
@@ -371,12 +379,13 @@ void latent_write(const LatentWriteArgs& args, Worker& worker) {
 void rope_write(const RopeWriteArgs& args, Worker& worker) {
     const KvLayout& layout = args.layout;
     if (args.qk_norm && args.norm == HeadNorm::all) {
-        const std::int64_t queries = args.heads * layout.key_dim, keys = layout.heads * layout.key_dim;
+        const std::int64_t dim = layout.key_dim, queries = args.heads * dim, keys = layout.heads * dim;
+        const std::int64_t group = args.heads % layout.heads == 0 ? args.heads / layout.heads : 1;  // of a KV head
         const std::int64_t stride = queries + keys + layout.heads * layout.value_dim;
         worker.share(args.tokens, row_chunk(queries + keys), [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t t = begin; t < end; ++t) {
-                args.factors[2 * t] = rms_factor(args.qkv + t * stride, queries, args.eps);
-                args.factors[2 * t + 1] = rms_factor(args.qkv + t * stride + queries, keys, args.eps);
+                args.factors[2 * t] = rms_factor(args.qkv + t * stride, queries, args.eps, group * dim);
+                args.factors[2 * t + 1] = rms_factor(args.qkv + t * stride + queries, keys, args.eps, dim);
             }
         });
     }

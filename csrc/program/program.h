@@ -25,10 +25,16 @@ struct StepInputs {
     const MaskKind* masks = nullptr;       // [rows], null if all are causal
     const std::int32_t* spans = nullptr;  // [tokens, 2], as in AttentionRows
     const std::int64_t* logit_index = nullptr;  // [logit_rows], tokens whose logits are wanted
+    // Rows of hidden states that are given from outside: [levels, injected, N].
+    std::int64_t injected = 0;
+    const std::int64_t* injected_rows = nullptr;
+    const float* injected_values = nullptr;
     struct Group {
         const std::int32_t* block_table = nullptr;  // [rows, table_width]
         std::int64_t table_width = 0;
         const std::int64_t* slot = nullptr;  // [tokens]
+        // [rows], entries of another sequence (an encoder's), all of which every query sees; null: the rows' own tokens.
+        const std::int32_t* context_len = nullptr;
     };
     std::vector<Group> groups;
     const RowKinds* kinds = nullptr;        // of tokens, at level fast

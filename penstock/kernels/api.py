@@ -52,10 +52,24 @@ class LayerNormOp(Protocol):
 class RopeTables(Protocol):
     """Cos and sin of the step's positions, for every layer with the same frequencies."""
 
-    def __call__(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, positions: Tensor, frequencies: Tensor, factor: float = 1.0, axes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """positions [T] int64, frequencies [rot / 2] float32 radians a position → cos and sin, [T, 1, rot] float32.
 
-        Both halves hold the same angles; both are multiplied by `factor`, and sin's first half is negated.
+        Both halves hold the same angles; both are multiplied by `factor`, and sin's first half is negated. With `axes`
+        [rot / 2] int32 positions are [P, T], and each pair is turned by those of its own axis (Qwen2-VL,
+        arXiv:2409.12191, section 2.1).
+        """
+
+
+class Inject(Protocol):
+    """Hidden states from outside: those of media in the place of placeholders' (DeepStack, arXiv:2406.04334)."""
+
+    def __call__(self, x: Tensor, rows: Tensor, values: Tensor, level: int) -> Tensor:
+        """x [T, N], in place: x[rows] becomes values[0], or gains values[level] if that is not 0; returns `x`.
+
+        rows [M] int64, all different; values [levels, M, N] as x.
         """
 
 
@@ -90,7 +104,8 @@ class RopeAndCacheWrite(Protocol):
             cache: from `make_cache`, written in place.
             qk_norm: [H + K, D] float32 scales of an RMS norm of each head before the rotation, or None.
             eps: of that norm.
-            head_norm: "each" as said; "all" has one root mean square for all query heads and one for all key heads;
+            head_norm: "each" as said; "all" has one root mean square for all query heads and one for all key heads,
+                summed in segments of whole heads as in PackLinear;
                 "layer" is a layer norm of each head; "rotated" is the RMS norm of each head after the rotation.
 
         Returns:
@@ -435,7 +450,8 @@ class PagedAttention(Protocol):
                 et al. 2021, arXiv:2108.12409); None for nothing. Not together with sinks.
 
         Returns:
-            [T, H · Dv]. Slots no query of a row may see are never read, so what lies in them has no influence.
+            [T, H · Dv]. Slots no query of a row may see are never read, so what lies in them has no influence; a query
+            that sees none, since it attends to another sequence without entries, gets zeros.
         """
 
 
@@ -553,11 +569,13 @@ class GatedRmsNorm(Protocol):
         eps: float,
         group_size: int | None = None,
         gate_first: bool = False,
+        segment: int = 0,
     ) -> Tensor:
         """norm(x) · weight · silu(gate), or norm(x · silu(gate)) · weight if `gate_first`, as [T, N].
 
         x [T, N] and gate [T, N] may be parts, weight is [N] float32; every `group_size` elements have a norm of their
-        own (None: all of them have one).
+        own (None: all of them have one). Of a group that ranks may share each rank has multiples of `segment`
+        elements, which are summed in segments as in PackLinear; 0 where they are not shared.
         """
 
 
@@ -604,6 +622,7 @@ class KernelSet:
     embedding: EmbeddingOp
     rms_norm: RmsNormOp
     layer_norm: LayerNormOp
+    inject: Inject
     rope_tables: RopeTables
     rope_and_cache_write: RopeAndCacheWrite
     rotate_heads: RotateHeads

@@ -18,10 +18,28 @@ class GroupTables:
     Attributes:
         block_table: [R, B] int32, block id of each row's logical blocks (0 where dropped or unused).
         slot: [T] int64, flat cache slot (block id × block size + offset) each token of the step writes.
+        context_len: [R] int32, of a group that holds an encoder's output how many entries each row attends to, all of
+            them seen by each of its queries (0: it gets zeros); None where a row's entries are its own tokens.
+        context_lens: context_len as Python ints.
     """
 
     block_table: Tensor
     slot: Tensor
+    context_len: Tensor | None = None
+    context_lens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """Hidden states of media, in the place of placeholder tokens'.
+
+    Attributes:
+        rows: [M] int64, indices into T of the placeholders, all different.
+        values: [levels, M, hidden_size]: [0] replaces what the embedding gives, [n] is added to what layer n - 1 gives.
+    """
+
+    rows: Tensor
+    values: Tensor
 
 
 class MaskKind(Enum):
@@ -39,7 +57,8 @@ class Batch:
 
     Attributes:
         token_ids: [T] int64.
-        positions: [P, T] int64 absolute positions (P > 1 for multi-axis rotary).
+        positions: [P, T] int64 absolute positions (P > 1 for multi-axis rotary, where placeholders of media have other
+            positions than their places in the cache).
         query_start: [R + 1] int32.
         context_len: [R] int32, tokens of the row in the cache once this step has written its own.
         groups: one GroupTables a cache group.
@@ -54,6 +73,7 @@ class Batch:
         spans: [T, 2] int32, first position and end of the span each token lies in, its own and the next where in none;
             None where no row is of kind SPANS.
         token_types: [T] int64, which of a pair's texts each token belongs to; None for models that do not tell.
+        injected: what media put in the place of their placeholders; None in a step without.
         plans: attention plans that outlive the step, by group; layers keep theirs here too. None for plans of its own.
     """
 
@@ -72,6 +92,7 @@ class Batch:
     masks: tuple[MaskKind, ...] = ()
     spans: Tensor | None = None
     token_types: Tensor | None = None
+    injected: Injection | None = None
     plans: dict[int, Any] | None = None
 
 

@@ -163,7 +163,10 @@ class Mamba2Mixer(Layer):
         self.skip = constants(f"{prefix}.D", heads)
         group, first = inner // options.groups, options.norm == "gated"
         key = f"{prefix}.norm.weight"
-        self.norm = GatedNorm(kernels, key, inner, group, options.eps, gate_first=first) if options.norm else None
+        self.norm = None
+        if options.norm:
+            dim = options.head_dim
+            self.norm = GatedNorm(kernels, key, inner, group, options.eps, gate_first=first, segment=dim)
         rows = StoredRows(f"{prefix}.out_proj", options.hidden_size, factor=options.output_factor)
         self.output = Linear(kernels, (rows,), inner, bias=options.output_bias)
         memory = (heads, options.states, options.head_dim)

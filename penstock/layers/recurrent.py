@@ -70,9 +70,19 @@ class GatedNorm(Layer):
     """RMS norm of every `group` elements with a SiLU gate; a scale of fewer than `size` elements is used repeatedly."""
 
     def __init__(
-        self, kernels: KernelSet, key: str, size: int, group: int, eps: float, *, gate_first: bool, shared: bool = False
+        self,
+        kernels: KernelSet,
+        key: str,
+        size: int,
+        group: int,
+        eps: float,
+        *,
+        gate_first: bool,
+        shared: bool = False,
+        segment: int = 0,
     ) -> None:
-        self._norm = kernels.gated_rms_norm
+        """`segment`: as in kernels.api.GatedRmsNorm."""
+        self._norm, self._segment = kernels.gated_rms_norm, segment
         self._group = group
         self._eps = eps
         self._gate_first = gate_first
@@ -81,7 +91,7 @@ class GatedNorm(Layer):
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         """x, gate [T, size] → the same shape."""
-        return self._norm(x, gate, self.weight.value, self._eps, self._group, self._gate_first)
+        return self._norm(x, gate, self.weight.value, self._eps, self._group, self._gate_first, self._segment)
 
 
 class ShortConvMixer(Layer):

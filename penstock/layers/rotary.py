@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ class RopeParameters:
         share: "proportional" only: the part of the pairs that turns, the fastest ones; the others stay as they are.
         short_factors, long_factors: "longrope" only: divisors of every pair's frequency, for engines whose sequences
             stay within original_length and for all others.
+        axes: of several axes of positions, the one that turns each pair (`section_axes`); () where there is one axis.
     """
 
     kind: str
@@ -44,6 +46,12 @@ class RopeParameters:
     share: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    axes: tuple[int, ...] = ()
+
+
+def section_axes(sections: Sequence[int]) -> tuple[int, ...]:
+    """Each pair's axis, the first `sections[0]` pairs having axis 0, and so on (Qwen2-VL, arXiv:2409.12191)."""
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:
@@ -133,14 +141,19 @@ class Rotary:
     """The frequencies of one rotation; shared by all layers with equal parameters."""
 
     def __init__(self, rope: RopeParameters, max_length: int) -> None:
+        if rope.axes and len(rope.axes) != rope.rotary_dim // 2:
+            raise ValueError(f"{len(rope.axes)} axes are told of {rope.rotary_dim // 2} rotated pairs; give one a pair")
         self.rope = rope
         self.frequencies = inverse_frequencies(rope, max_length)
-        self._copies: dict[torch.device, Tensor] = {}
+        self._axes = torch.tensor(rope.axes, dtype=torch.int32) if rope.axes else None
+        self._copies: dict[torch.device, tuple[Tensor, Tensor | None]] = {}
 
-    def beside(self, positions: object) -> Tensor:
-        """The frequencies on the device of `positions`, copied there once; a recording's handles are on the CPU."""
+    def beside(self, positions: object) -> tuple[Tensor, Tensor | None]:
+        """The frequencies and the pairs' axes on the device of `positions`; a recording's handles are on the CPU."""
         if not isinstance(positions, Tensor) or positions.device.type == "cpu":
-            return self.frequencies
-        if positions.device not in self._copies:
-            self._copies[positions.device] = self.frequencies.to(positions.device)
-        return self._copies[positions.device]
+            return self.frequencies, self._axes
+        device = positions.device
+        if device not in self._copies:
+            axes = None if self._axes is None else self._axes.to(device)
+            self._copies[device] = self.frequencies.to(device), axes
+        return self._copies[device]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import StateRows
-from penstock.layers.batch import Batch, LayerCache
+from penstock.layers.batch import Batch, LayerCache, MaskKind
 from penstock.layers.rotary import Rotary, Temperature
 
 
@@ -43,19 +43,27 @@ class ForwardStep:
         plans = self._plans if batch.plans is None else batch.plans
         plan = plans.get(cache.group)
         if plan is None:
+            tables = batch.groups[cache.group]
+            crosses = tables.context_len is not None  # to entries that are no tokens of the rows
+            masks = (MaskKind.CROSS,) * len(tables.context_lens) if crosses else batch.masks
             plan = plans[cache.group] = self.kernels.plan_attention(
                 cache.kv,
                 batch.query_start,
-                batch.context_len,
-                batch.groups[cache.group].block_table,
+                batch.context_len if tables.context_len is None else tables.context_len,
+                tables.block_table,
                 batch.query_lens,
-                batch.context_lens,
+                tables.context_lens if crosses else batch.context_lens,
                 window,
-                tuple(mask.value for mask in batch.masks),
+                tuple(mask.value for mask in masks),
                 batch.spans,
                 chunked,
             )
         return plan
+
+    def inject(self, hidden: Tensor, level: int) -> Tensor:
+        """`hidden` with the step's media of this level in it; as it is in a step without."""
+        given = self.batch.injected
+        return hidden if given is None else self.kernels.inject(hidden, given.rows, given.values, level)
 
     def wanted(self, x: Tensor) -> Tensor:
         """In the last layer, once its tokens have been mixed: the rows [L, N] of x [T, N] whose logits are wanted.
@@ -84,7 +92,8 @@ class ForwardStep:
         """The rotary tables at the step's positions: cos and signed sin, each [T, 1, rot] float32."""
         found = self._rotations.get(id(rotary))
         if found is None:
-            tables, positions = self.kernels.rope_tables, self.batch.positions[0]
-            found = tables(positions, rotary.beside(positions), rotary.rope.attention_factor)
+            positions = self.batch.positions if rotary.rope.axes else self.batch.positions[0]
+            frequencies, axes = rotary.beside(positions)
+            found = self.kernels.rope_tables(positions, frequencies, rotary.rope.attention_factor, axes)
             self._rotations[id(rotary)] = found
         return found

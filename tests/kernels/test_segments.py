@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook, Plain
-from penstock.kernels.cpu import native, ops, packing
+from penstock.kernels.cpu import native, ops, packing, recurrent
 from penstock.kernels.segments import MAX_SEGMENTS, segment_ends
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.formats import FORMATS
@@ -151,3 +151,58 @@ def test_experts_are_added_by_rising_expert(product_isa: str) -> None:
         routed = weights[:, order].contiguous(), ids[:, order].contiguous()
         results.append(ops.grouped_experts(x, *routed, gate_up, down, "silu"))
     assert all(torch.equal(other, results[0]) for other in results[1:])
+
+
+def factor(squares: list[float], size: int) -> np.float32:
+    """What brings a root mean square to one whose sum of squares is these, added in order in float32."""
+    total = np.float32(0.0)
+    for part in squares:
+        total = total + np.float32(part)
+    return np.float32(1.0) / np.sqrt(total / np.float32(size))
+
+
+# 2 ** 24 swallows ones that are added singly behind it, and not their sum: so the order of the segments shows.
+PARTS = {"large first": [4096.0, *[1.0] * 7], "large last": [*[1.0] * 7, 4096.0]}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_a_norm_over_all_heads_adds_what_ranks_sum(parts: list[float], gate_first: bool, isa: str) -> None:
+    unit = 24  # eight heads, and as many segments
+    size = 8 * unit
+    assert len(segment_ends(size, unit)) == 8
+    x = torch.zeros(1, size)
+    x[0, ::unit] = torch.tensor(parts)
+    whole = recurrent.gated_rms_norm(x, None, torch.ones(size), 0.0, None, gate_first, unit)
+    expected = factor([part * part for part in parts], size)
+    assert whole[0, ::unit].tolist() == [float(np.float32(part) * expected) for part in parts]
+    assert factor([4096.0**2, *[1.0] * 7], size) != factor([*[1.0] * 7, 4096.0**2], size)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_segment_of_a_norm_is_summed_as_by_the_rank_that_has_it(gated: bool, isa: str) -> None:
+    unit, eps = 72, 1e-3
+    generator = torch.Generator().manual_seed(4)
+    x, gate, weight = (torch.randn(3, 4 * unit, generator=generator) for _ in range(3))
+    gate = gate if gated else None
+    for index in range(4):
+        own = slice(index * unit, (index + 1) * unit)
+        alone = torch.zeros_like(x)
+        alone[:, own] = x[:, own]
+        whole = recurrent.gated_rms_norm(alone, gate, weight[0], eps, None, True, unit)
+        gates = None if gate is None else gate[:, own].contiguous()
+        part = recurrent.gated_rms_norm(x[:, own].contiguous(), gates, weight[0, own].contiguous(), 4 * eps, None, True)
+        assert torch.equal(whole[:, own], 2.0 * part)  # its mean is over a fourth of the elements
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_norms_of_all_queries_and_of_all_keys_are_summed_by_kv_heads(parts: list[float], isa: str) -> None:
+    heads, kv_heads, dim = 16, 8, 16
+    cache = ops.make_cache("float32", 2, 16, kv_heads, dim, dim)
+    qkv = torch.zeros(1, (heads + 2 * kv_heads) * dim)
+    qkv[0, : heads * dim : 2 * dim] = torch.tensor(parts)  # one element for each group of query heads
+    still = torch.ones(1, 1, dim), torch.zeros(1, 1, dim)
+    scales, slot = torch.ones(heads + kv_heads, dim), torch.tensor([3])
+    query = ops.rope_and_cache_write(qkv, still[0], still[1], slot, cache, scales, 0.0, "all")
+    expected = factor([part * part for part in parts], heads * dim)
+    assert query.flatten()[:: 2 * dim].tolist() == [float(np.float32(part) * expected) for part in parts]

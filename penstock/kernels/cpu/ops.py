@@ -211,12 +211,23 @@ def take_rows(x: Any, rows: Any) -> Any:
     return tape.done(out)
 
 
-def rope_tables(positions: Any, frequencies: Tensor, factor: float = 1.0) -> Any:
-    tape, half = tape_of(positions), frequencies.shape[0]
+def inject(x: Any, rows: Any, values: Any, level: int) -> Any:
+    tape = tape_of(x)
     if isinstance(tape, Eager):
+        values = values.contiguous()
+        tape.step.set_injected(len(rows), rows.data_ptr(), values.data_ptr())
+    tape.program.inject(tape.index(x), level, width_of(x))
+    tape.done()
+    return x
+
+
+def rope_tables(positions: Any, frequencies: Tensor, factor: float = 1.0, axes: Tensor | None = None) -> Any:
+    tape, half = tape_of(positions if axes is None else positions[0]), frequencies.shape[0]
+    if isinstance(tape, Eager):
+        positions = positions.contiguous()
         tape.step.set(tape.rows, 0, 0, positions.data_ptr(), 0, 0)
     cos, sin = tape.new(2 * half), tape.new(2 * half)
-    tape.program.rope_tables(tape.index(frequencies), half, factor, tape.index(cos), tape.index(sin))
+    tape.program.rope_tables(tape.index(frequencies), half, factor, tape.index(axes), tape.index(cos), tape.index(sin))
     cos, sin = tape.done(cos, sin)
     return (cos.unsqueeze(1), sin.unsqueeze(1)) if isinstance(tape, Eager) else (cos, sin)
 

@@ -90,7 +90,7 @@ class Recording:
         self.plans: dict[Any, int] = {}
         self._step = native.library().StepInputs()
         self._result: Handle | None = None
-        # Handles that stand where a batch has tensors, typed so.
+        # Handles that stand where a batch has tensors, typed so; that of positions stands for all their axes.
         self.token_ids: Any = Handle(self, NONE, 1)
         self.positions: Any = (self._numbers("positions"),)
         self.token_types: Any = self._numbers("token_types")
@@ -179,23 +179,26 @@ class Recording:
         query_start: Tensor,
         context_len: Tensor,
         prompt_tokens: Tensor,
-        groups: Sequence[tuple[Tensor, Tensor]],
+        groups: Sequence[tuple[Tensor, Tensor, Tensor | None]],
         logit_rows: Tensor,
         state_slot: Tensor | None = None,
         adapter_slot: Tensor | None = None,
         masks: Tensor | None = None,
         spans: Tensor | None = None,
         token_types: Tensor | None = None,
+        injected: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """Replays it for a step; arguments as in a `Batch`, groups as (block_table, slot), masks by number."""
+        """Replays it for a step; arguments as in a `Batch`, those of a group as in GroupTables, masks by number."""
         step = self._step
         pointers = (tensor.data_ptr() for tensor in (token_ids, positions, query_start, context_len))
         step.set(len(token_ids), len(context_len), *pointers)
         step.set_logits(len(logit_rows), logit_rows.data_ptr())
         step.set_masks(address(masks), address(spans))
         step.set_types(address(token_types))
-        for group, (table, slot) in enumerate(groups):
-            step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr())
+        rows, values = (None, None) if injected is None else injected
+        step.set_injected(0 if rows is None else len(rows), address(rows), address(values))
+        for group, (table, slot, lengths) in enumerate(groups):
+            step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr(), address(lengths))
         step.set_slots(*(0 if slots is None else slots.data_ptr() for slots in (state_slot, adapter_slot)))
         if self.fast:
             step.set_kinds(prompt_tokens.data_ptr())
@@ -212,7 +215,19 @@ class Recording:
     def result(self, rows: int) -> Tensor:
         """The last run's result, [rows, width], valid until the next run."""
         assert self._result is not None
-        return torch.from_numpy(self.program.floats(self._result.index, rows, self._result.width))
+        return self.read(self._result, rows)
+
+    def keep(self, value: Handle) -> None:
+        """Before the recording ends: `value` stays readable after a run."""
+        self.program.keep(self.index(value))
+
+    def read(self, value: Handle, rows: int) -> Tensor:
+        """A value that was kept, [rows, width], valid until the next run."""
+        return torch.from_numpy(self.program.floats(value.index, rows, value.width))
+
+    def input(self, memory: Tensor) -> Any:
+        """An activation [tokens, width] that is put into `memory` before a run."""
+        return Handle(self, self.constant(memory), memory.shape[1])
 
 
 def address(tensor: Tensor | None) -> int:

@@ -130,6 +130,7 @@ def gated_rms_norm(
     eps: float,
     group_size: int | None = None,
     gate_first: bool = False,
+    segment: int = 0,
 ) -> Any:
     tape, size = tape_of(x), width_of(x)
     out = tape.new(size, extent_of(x))
@@ -141,6 +142,7 @@ def gated_rms_norm(
         group_size or size,
         eps,
         gate_first,
+        segment,
         tape.index(out),
         extent_of(x),
     )

@@ -56,11 +56,13 @@ class ReferenceAttentionPlan:
         tasks: in plan order.
         order: [T] int64, the token at each place of the plan order; None if they are the same.
         restore: [T] int64, the inverse; None with `order`.
+        blind: [n] int64, tokens that see nothing; None if there are none.
     """
 
     tasks: tuple[Task, ...]
     order: Tensor | None
     restore: Tensor | None
+    blind: Tensor | None
 
 
 class _Piece(NamedTuple):
@@ -97,6 +99,7 @@ def plan_attention(
     max_keys = max(1, SCRATCH_ELEMENTS // (key_cache.shape[2] * key_cache.shape[3]))
     seen = visible(query_lens, context_lens, window, masks, spans, chunked)
     pieces = _pieces(query_lens, context_lens, seen)
+    blind = (seen[:, 0] >= seen[:, 1]).nonzero().squeeze(1)
     facts = torch.tensor(pieces, device=key_cache.device).view(-1, len(_Piece._fields))
     seen = seen.to(key_cache.device)
     tasks: list[Task] = []
@@ -106,7 +109,8 @@ def plan_attention(
         tasks.append(_task(group, rows, begin, key_cache, block_table, seen))
         done += len(group)
         begin += len(group) * group[0].queries
-    return ReferenceAttentionPlan(tuple(tasks), *_order(pieces, key_cache.device))
+    order, restore = _order(pieces, key_cache.device)
+    return ReferenceAttentionPlan(tuple(tasks), order, restore, blind.to(key_cache.device) if len(blind) else None)
 
 
 def visible(
@@ -150,7 +154,7 @@ def _pieces(query_lens: Sequence[int], context_lens: Sequence[int], seen: Tensor
         )
         step = queries
         if not causal and queries > SHARED_QUERIES:
-            step = min(queries, max(SHARED_QUERIES, MASK_ELEMENTS // context))
+            step = min(queries, max(SHARED_QUERIES, MASK_ELEMENTS // max(1, context)))
         for token in range(start, start + queries, step or 1):
             count = min(step, start + queries - token)
             pieces.append(_Piece(row, bounds[token][0], bounds[token + count - 1][1], token, count, causal))
@@ -182,10 +186,10 @@ def _task(
     """`facts` holds the group's pieces, [rows, fields of a piece] int64."""
     block_size, device = key_cache.shape[1], key_cache.device
     rows, queries = len(group), group[0].queries
-    keys = -(-max(piece.keys for piece in group) // KEY_MULTIPLE) * KEY_MULTIPLE
+    keys = -(-max(1, *(piece.keys for piece in group)) // KEY_MULTIPLE) * KEY_MULTIPLE
     row, low, end, token, *_ = facts.unbind(1)
     place = torch.arange(keys, device=device) + low[:, None]  # [rows, keys], absolute position of each key
-    readable = torch.minimum(place, end[:, None] - 1)
+    readable = torch.minimum(place, end[:, None] - 1).clamp_min_(0)
     block = readable // block_size
     slots = readable + (block_table[row].gather(1, block).long() - block) * block_size
     mask = None
@@ -232,7 +236,8 @@ class PagedAttention:
             changed = sinks is not None or soft_cap is not None or slopes is not None
             attend = _attend if changed else _attend_fused
             attend(ordered[task.span], key, value, task, scale, out[task.span], sinks, soft_cap, slopes)
-        return (out if plan.restore is None else out.index_select(0, plan.restore)).flatten(1)
+        out = (out if plan.restore is None else out.index_select(0, plan.restore)).flatten(1)
+        return out if plan.blind is None else out.index_fill_(0, plan.blind, 0.0)
 
     def _gather(self, name: str, cache: Tensor, task: Task, dtype: torch.dtype) -> Tensor:
         """The task's keys or values, [rows, heads, keys, dim], in scratch memory."""

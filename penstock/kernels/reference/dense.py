@@ -129,8 +129,16 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.index_select(0, rows)
 
 
-def rope_tables(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    angles = torch.outer(positions.float(), frequencies)
+def inject(x: Tensor, rows: Tensor, values: Tensor, level: int) -> Tensor:
+    given = values[level].to(x.dtype)
+    return x.index_add_(0, rows, given) if level else x.index_copy_(0, rows, given)
+
+
+def rope_tables(
+    positions: Tensor, frequencies: Tensor, factor: float = 1.0, axes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    placed = positions.float()
+    angles = torch.outer(placed, frequencies) if axes is None else placed[axes.long()].t() * frequencies
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
 

@@ -134,6 +134,7 @@ def gated_rms_norm(
     eps: float,
     group_size: int | None = None,
     gate_first: bool = False,
+    segment: int = 0,
 ) -> Tensor:
     value = x.float()
     factor = None if gate is None else functional.silu(gate.float())

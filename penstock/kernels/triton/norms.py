@@ -108,8 +108,9 @@ def gated_rms_norm(
     eps: float,
     group_size: int | None = None,
     gate_first: bool = False,
+    segment: int = 0,
 ) -> Tensor:
-    """As kernels.api.GatedRmsNorm."""
+    """As kernels.api.GatedRmsNorm; sums have one order of their own."""
     rows, size = x.shape
     group = group_size or size
     x = x if x.stride(1) == 1 else x.contiguous()

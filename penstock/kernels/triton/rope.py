@@ -37,11 +37,18 @@ def _sine_and_cosine(x):
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions"])
-def _rope_tables(positions, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rope_tables(
+    positions, axes, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr, AXES: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < HALF
-    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + place, mask=inside, other=0.0)
+    if AXES:
+        axis = tl.load(axes + place, mask=inside, other=0)
+        position = tl.load(positions + axis * tl.num_programs(0) + token)
+    else:
+        position = tl.load(positions + token)
+    angle = position.to(tl.float32) * tl.load(frequencies + place, mask=inside, other=0.0)
     s, c = _sine_and_cosine(tl.abs(angle))
     s = tl.where(angle < 0, -s, s) * factor
     c = c * factor
@@ -52,14 +59,18 @@ def _rope_tables(positions, frequencies, cos, sin, factor, HALF: tl.constexpr, B
     tl.store(sin + at + HALF, s, mask=inside)
 
 
-def rope_tables(positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    tokens, half = len(positions), len(frequencies)
+def rope_tables(
+    positions: Tensor, frequencies: Tensor, factor: float = 1.0, axes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    positions = positions.contiguous()
+    tokens, half = positions.shape[-1], len(frequencies)
     cos = torch.empty(tokens, 1, 2 * half, dtype=torch.float32, device=positions.device)
     sin = torch.empty_like(cos)
     if tokens:
         _rope_tables[(tokens,)](
-            positions, frequencies, cos, sin, factor, half, triton.next_power_of_2(half), num_warps=1
-        )
+            positions, frequencies if axes is None else axes, frequencies, cos, sin, factor, half,
+            triton.next_power_of_2(half), axes is not None, num_warps=1,
+        )  # fmt: skip
     return cos, sin
 
 

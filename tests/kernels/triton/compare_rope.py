@@ -71,10 +71,13 @@ def _close_entries(both: Sides, ours: KvTensors, reference: KvTensors, slot: Ten
         assert not mine.flatten(0, 1)[untouched].any()
 
 
-def compare_rope_tables(device: str, positions: Tensor, frequencies: Tensor, factor: float) -> None:
+def compare_rope_tables(
+    device: str, positions: Tensor, frequencies: Tensor, factor: float, axes: Tensor | None = None
+) -> None:
     both = sides(device, torch.float32, "rope_tables")
-    ours = both.ours.rope_tables(both.here(positions), both.here(frequencies), factor)
-    for mine, theirs in zip(ours, both.reference.rope_tables(positions, frequencies, factor), strict=True):
+    there = None if axes is None else both.here(axes)
+    ours = both.ours.rope_tables(both.here(positions), both.here(frequencies), factor, there)
+    for mine, theirs in zip(ours, both.reference.rope_tables(positions, frequencies, factor, axes), strict=True):
         both.close(mine, theirs, 4e-7)
 
 

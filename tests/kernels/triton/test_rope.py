@@ -54,6 +54,12 @@ def test_tables_of_far_positions(device):
     compare_rope_tables(device, positions[:0], torch.tensor([1.0]), 1.0)
 
 
+def test_tables_of_positions_on_several_axes(device):
+    positions = torch.tensor([[0, 1, 2, 70_000, 3], [0, 5, 9, 11, 3], [0, 2, 4, 8, 3]])
+    axes = torch.tensor([0, 0, 1, 1, 1, 2], dtype=torch.int32)
+    compare_rope_tables(device, positions, 10_000.0 ** -(torch.arange(6) / 6), 1.0, axes)
+
+
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
 def test_rotate_heads(device, dtype):
     compare_rotate_heads(device, dtype, 6, 80, 80)
