@@ -22,13 +22,7 @@ from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight, PlanBuilder
 from penstock.core.policies.order import Gate, Policy, default_gates, policy_named
-from penstock.core.protocol import (
-    NewSequence,
-    ScheduledTokens,
-    SlotResult,
-    StepPlan,
-    StepResult,
-)
+from penstock.core.protocol import EncoderWork, NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState, namespace_of
@@ -264,6 +258,10 @@ class Scheduler:
                 new_sequences.append(_new_sequence(sequence, tokens))
                 tokens = replace(tokens, new_blocks=())  # it is introduced with its whole tables
             spans.append(tokens)
+            for medium in sequence.request.media if tokens.prompt_tokens else ():
+                if tokens.start <= medium.start < tokens.start + tokens.prompt_tokens:
+                    work = EncoderWork(sequence.slot, medium.digest, medium.start, medium.length)
+                    builder.encoder_work.append(work)
             sequence.last_step = builder.step
             sequence.in_flight += tokens.sample
             end = tokens.start + len(tokens.tokens) - tokens.draft_tokens

@@ -31,13 +31,15 @@ class TokenKind(str, Enum):
 def namespace_of(request: EngineRequest, *, caching: bool, shared: bool) -> Namespace:
     """Who finds again what a request computes: its owner, everybody if `shared`; without `caching` itself.
 
-    A space is named by content, the adapter's digest, never by the slot that an adapter happens to have.
+    A space is named by content, the digests of the adapter and of what an encoder reads, which all later layers see,
+    never by the slot that an adapter happens to have.
     """
+    space = request.adapter_digest if request.encoder is None else (request.adapter_digest, request.encoder.digest)
     if not caching:
         return Namespace(request.request_id)
     if request.owner == PUBLIC:
-        return Namespace(request.adapter_digest, None)
-    return Namespace(request.adapter_digest, (request.cache_salt, "" if shared else request.owner))
+        return Namespace(space, None)
+    return Namespace(space, (request.cache_salt, "" if shared else request.owner))
 
 
 def media_key(digest: str, index: int) -> int:

@@ -28,6 +28,8 @@ class Settlement:
         if result.error is not None or entry.drafts or not result.tokens:
             error = _fault(entry, result)
             if error is not None:
+                if sequence.allocation is not None and sequence.allocation.cross is not None:
+                    self._cache.cross.forget(sequence.allocation.cross)  # it may be what could not be encoded
                 self._ledger.finish(sequence, FinishReason.ERROR, error=error)
                 return
         accepted = max(0, len(result.tokens) - 1) if entry.drafts else 0

@@ -16,6 +16,7 @@ from penstock.layers.batch import Batch, LayerCache, MaskKind
 from penstock.layers.classifier import Classifier, Projection
 from penstock.layers.embedding import Embedding, Head
 from penstock.layers.norm import Norm
+from penstock.layers.part import FINAL, WHOLE, LayerStates, ModelPart, PartOutput, layer_input, layer_output
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer
 
@@ -196,6 +197,9 @@ class ModelTraits:
         ignorable: regular expressions of checkpoint tensors that are rightly left over.
         renames: (regular expression for part of a checkpoint's name, what stands here instead), applied one by one.
         mask: which tokens a row's queries see.
+        position_axes: P of the batch's positions.
+        media_levels: of hidden states that media give: the first replaces placeholders' embeddings, others are added
+            behind the first layers; 0 for models that take no media.
     """
 
     max_positions: int
@@ -203,6 +207,8 @@ class ModelTraits:
     ignorable: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     mask: MaskKind = MaskKind.CAUSAL
+    position_axes: int = 1
+    media_levels: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +244,7 @@ class DecoderModel(Layer):
         cache_specs: one per layer that keeps something, in order; two of those that mix in two ways.
         norm: what follows the last block and its hooks; None where the last block's own norm does.
         head, classifier, projection: as in Heads.
-        mask, max_positions, dtype, ignorable, renames: as in ModelTraits.
+        mask, max_positions, dtype, ignorable, renames, position_axes, media_levels: as in ModelTraits.
         opening, closing: as in DecoderHooks.
         vocab_size: rows of the embedding, and of the logits.
         runs: what computes it, for people, where layers of this package do not.
@@ -266,6 +272,7 @@ class DecoderModel(Layer):
         self.classifier = heads.classifier
         self.projection = heads.projection
         self.mask = traits.mask
+        self.position_axes, self.media_levels = traits.position_axes, traits.media_levels
         self.vocab_size = embedding.weight.shape[0]
         self.max_positions = traits.max_positions
         self.dtype = traits.dtype
@@ -288,16 +295,54 @@ class DecoderModel(Layer):
         Returns:
             [L, hidden_size] of the tokens `batch.logit_rows`.
         """
-        step = ForwardStep(batch, caches, self.kernels)
-        hidden = self.embedding(batch)
-        for layer in self.opening:
-            hidden = layer(hidden, step)
-        for block in self.blocks:
-            step.last = block is self.blocks[-1]
-            hidden = block(hidden, step)
+        return self.run(batch, caches).states.hidden
+
+    @torch.inference_mode()
+    def run(
+        self, batch: Batch, caches: Sequence[LayerCache], part: ModelPart = WHOLE, given: LayerStates | None = None
+    ) -> PartOutput:
+        """Runs a part of the model on a step; `given` is what its first layer takes, None where that is layer 0.
+
+        Raises:
+            ValueError: the model has no such part.
+        """
+        part.check(len(self.blocks))
+        if (given is None) != (part.first == 0):
+            raise ValueError(f"layers from {part.first} on take {'the tokens' if given else 'what those before give'}")
+        step, taps = ForwardStep(batch, caches, self.kernels), dict[str, Tensor]()
+
+        def tap(name: str, hidden: Tensor) -> None:
+            if name in part.taps:
+                taps[name] = hidden
+
+        hidden = self._begin(step, given)
+        end = len(self.blocks) if part.end is None else part.end
+        for index in range(part.first, end):
+            tap(layer_input(index), hidden)
+            step.last = index == len(self.blocks) - 1
+            hidden = self.blocks[index](hidden, step)
+            if index + 1 < self.media_levels:
+                hidden = step.inject(hidden, index + 1)
+            tap(layer_output(index), hidden)
+        if part.end is not None:
+            return PartOutput(LayerStates(hidden, step.streams, step.per_layer_embeddings), taps)
         for layer in self.closing:
             hidden = layer(hidden, step)
-        return hidden if self.norm is None else self.norm(hidden)[0]
+        hidden = hidden if self.norm is None else self.norm(hidden)[0]
+        tap(FINAL, hidden)
+        return PartOutput(LayerStates(hidden), taps)
+
+    def _begin(self, step: ForwardStep, given: LayerStates | None) -> Tensor:
+        """What the first layer of a part takes: what is given, or the embedding's."""
+        if given is not None:
+            step.streams, step.per_layer_embeddings = given.streams, given.per_layer_embeddings
+            return given.hidden
+        hidden = self.embedding(step.batch)
+        if self.media_levels:
+            hidden = step.inject(hidden, 0)
+        for layer in self.opening:
+            hidden = layer(hidden, step)
+        return hidden
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from penstock.layers.batch import Batch, LayerCache
 from penstock.layers.decoder import DecoderModel, Heads, ModelTraits
 from penstock.layers.embedding import Embedding, Head, table
 from penstock.layers.ops import KernelSet
+from penstock.layers.part import WHOLE, LayerStates, ModelPart, PartOutput
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Weight
 from penstock.models.blueprint import NO_ROPE, Blueprint
@@ -211,6 +212,18 @@ class FallbackModel(DecoderModel):
         assert self._hidden is not None
         self._last = self._hidden[rows], output.logits[0]
         return self._last[0]
+
+    def run(
+        self, batch: Batch, caches: Sequence[LayerCache], part: ModelPart = WHOLE, given: LayerStates | None = None
+    ) -> PartOutput:
+        """The whole of it.
+
+        Raises:
+            ValueError: a part, or taps, are asked for.
+        """
+        if part != WHOLE or given is not None:
+            raise ValueError(f"{self.runs}: it runs as a whole, and its layers cannot be looked at")
+        return PartOutput(LayerStates(self.forward(batch, caches)), {})
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,38 @@ import torch
 
 from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.kernels.copies import upload
-from penstock.layers.batch import Batch, GroupTables, MaskKind
+from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
+
+Numbers = npt.NDArray[np.int64]
+
+
+class PlacesOfSlots:
+    """Positions of tokens on several axes, for slots that have media among them.
+
+    A medium's placeholders have positions of their own; text counts on, on all axes alike, from the largest of them.
+    """
+
+    def __init__(self, max_rows: int, axes: int) -> None:
+        self._axes = axes
+        self._prompts: dict[int, Numbers] = {}  # [P, tokens of the prompt], for slots that have media
+        self._ahead = np.zeros(max_rows, np.int64)  # positions of generated tokens less their numbers
+
+    def set(self, slot: int, places: Numbers | None) -> None:
+        """A slot starts; None where positions count tokens."""
+        self._prompts.pop(slot, None)
+        self._ahead[slot] = 0
+        if places is not None:
+            self._prompts[slot] = places
+            self._ahead[slot] = int(places.max()) + 1 - places.shape[1]
+
+    def of(self, slots: Numbers, tokens: Numbers) -> Numbers:
+        """[P, T] positions of each slot's token of that number."""
+        found = np.tile(tokens + self._ahead[slots], (self._axes, 1))
+        for slot in self._prompts.keys() & set(np.unique(slots).tolist()) if self._prompts else ():
+            prompt = self._prompts[slot]
+            inside = np.flatnonzero((slots == slot) & (tokens < prompt.shape[1]))
+            found[:, inside] = prompt[:, tokens[inside]]
+        return found
 
 
 class SpanColumns(NamedTuple):
@@ -22,6 +54,26 @@ class SpanColumns(NamedTuple):
     lengths: npt.NDArray[np.int64]
     prompt_tokens: npt.NDArray[np.int64]
     draft_tokens: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTraits:
+    """What a model wants to be told of a step, besides tokens and blocks.
+
+    Attributes:
+        mask: of all rows.
+        types: token types of the model, of which a pair's second text has the second.
+        axes: of positions.
+        cross: cache groups that hold an encoder's output.
+    """
+
+    mask: MaskKind = MaskKind.CAUSAL
+    types: int = 0
+    axes: int = 1
+    cross: tuple[int, ...] = ()
+
+
+PLAIN = BatchTraits()
 
 
 class BatchBuilder:
@@ -43,14 +95,13 @@ class BatchBuilder:
         max_blocks: int,
         block_size: int,
         device: torch.device,
-        *,
-        mask: MaskKind = MaskKind.CAUSAL,
-        types: int = 0,
+        traits: BatchTraits = PLAIN,
     ) -> None:
-        """`mask`: of all rows. `types`: token types of the model, of which a pair's second text has the second."""
-        self._mask = mask
-        self._second: npt.NDArray[np.int64] | None = np.zeros(max_rows, np.int64) if types else None
-        self._one_type = types == 1
+        self._mask = traits.mask
+        self._second: npt.NDArray[np.int64] | None = np.zeros(max_rows, np.int64) if traits.types else None
+        self._one_type = traits.types == 1
+        self._encoded = {group: np.zeros(max_rows, np.int64) for group in traits.cross}
+        self._places = PlacesOfSlots(max_rows, traits.axes) if traits.axes > 1 else None
         self.block_size = block_size
         self.device = device
         self._on_cpu = device.type == "cpu"  # saves a call for each of a step's tensors
@@ -62,8 +113,15 @@ class BatchBuilder:
         self._samples: torch.Tensor | None = None  # as `_last`, where samples stay on the device; then a 0
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
 
-    def add_row(self, new: NewSequence) -> None:
-        """Starts a row's tables with the blocks it was admitted with."""
+    def add_row(self, new: NewSequence, places: Numbers | None = None) -> None:
+        """Starts a slot's tables with the blocks it was admitted with.
+
+        `places`: positions [P, tokens of the prompt] where media have their own, None where they count tokens.
+        """
+        if self._places is not None:
+            self._places.set(new.slot, places)
+        for encoded in self._encoded.values():
+            encoded[new.slot] = 0 if new.encoder is None else new.encoder.length
         self._adapters[new.slot] = new.adapter
         if self._second is not None and not self._one_type:
             self._second[new.slot] = new.pooling.second if new.pooling else 0
@@ -113,8 +171,10 @@ class BatchBuilder:
         places = np.concatenate(parts) if parts else np.empty(0, np.int64)
         return places, table.reshape(-1)[places]
 
-    def build(self, spans: Sequence[ScheduledTokens], logit_rows: Sequence[int]) -> Batch:
-        """The batch of these spans, in their order."""
+    def build(
+        self, spans: Sequence[ScheduledTokens], logit_rows: Sequence[int], injected: Injection | None = None
+    ) -> Batch:
+        """The batch of these spans, in their order, with what media put in the place of tokens."""
         count = len(spans)
         columns = self.columns(spans)
         rows, starts = columns.slots, columns.starts
@@ -135,16 +195,18 @@ class BatchBuilder:
         widest = -(-max(context_lens) // self.block_size)
         logical, offset = np.divmod(positions, self.block_size)
         groups = tuple(
-            GroupTables(
+            self._crossed(group, rows, len(tokens))
+            if group in self._encoded
+            else GroupTables(
                 self._tensor(table[rows, :widest]),
                 self._tensor(table[token_rows, logical].astype(np.int64) * self.block_size + offset),
             )
-            for table in self.tables
+            for group, table in enumerate(self.tables)
         )
         adapters = [self._adapters[span.slot] for span in spans]
         return Batch(
             token_ids=self._token_ids(tokens),
-            positions=self._tensor(positions[None]),
+            positions=self._tensor(self.places(token_rows, positions)),
             query_start=self._tensor(query_start),
             context_len=self._tensor(contexts.astype(np.int32)),
             groups=groups,
@@ -157,6 +219,22 @@ class BatchBuilder:
             adapter_slot=self._tensor(np.array(adapters, np.int64)) if any(adapters) else None,
             masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
+            injected=injected,
+        )
+
+    def places(self, slots: Numbers, tokens: Numbers) -> Numbers:
+        """Positions [P, T] of each slot's token of that number."""
+        return tokens[None] if self._places is None else self._places.of(slots, tokens)
+
+    def _crossed(self, group: int, rows: Numbers, tokens: int) -> GroupTables:
+        """Where the rows' encoder output lies; a step's tokens write nothing there."""
+        lengths = self._encoded[group][rows]
+        widest = max(1, -(-int(lengths.max()) // self.block_size))
+        return GroupTables(
+            self._tensor(self.tables[group][rows, :widest]),
+            self._tensor(np.zeros(tokens, np.int64)),
+            self._tensor(lengths.astype(np.int32)),
+            tuple(lengths.tolist()),
         )
 
     def _tokens(self, spans: Sequence[ScheduledTokens]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -11,12 +11,13 @@ from torch import Tensor
 from penstock.kernels.copies import upload
 from penstock.kernels.cpu import native, recording
 from penstock.kernels.cpu.ops import mask_kinds
-from penstock.layers.batch import Batch, GroupTables, LayerCache
+from penstock.layers.batch import Batch, GroupTables, Injection, LayerCache
+from penstock.layers.part import WHOLE, LayerStates, ModelPart, PartOutput
 from penstock.models.registry import Model
 
 
 class Executor(Protocol):
-    """One model with its KV memory.
+    """One model with its KV memory, or a part of one (`layers.part.ModelPart`), the null form of which is the whole.
 
     Attributes:
         describe: how steps are run, and why not faster, for people.
@@ -26,8 +27,14 @@ class Executor(Protocol):
     describe: str
     fast: bool
 
-    def forward(self, batch: Batch) -> None:
-        """Runs a step and writes its keys and values."""
+    def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
+        """Runs a step and writes its keys and values; `given` is what the part before gave, if there is one."""
+
+    def states(self) -> LayerStates:
+        """Of a part that ends before the last layer: what the next one takes; valid until the next step."""
+
+    def tap(self, name: str) -> Tensor:
+        """The step's hidden states at one of the part's taps; valid until the next step."""
 
     def hidden(self) -> Tensor:
         """The step's final hidden states of its `logit_rows`, [L, hidden_size]; valid until the next step."""
@@ -41,18 +48,27 @@ class EagerExecutor:
 
     fast = False
 
-    def __init__(self, model: Model, caches: Sequence[LayerCache], why: str) -> None:
+    def __init__(self, model: Model, caches: Sequence[LayerCache], why: str, part: ModelPart = WHOLE) -> None:
         self.describe = f"layer by layer: {why}"
         self._model = model
         self._caches = caches
-        self._hidden: Tensor | None = None
+        self._part = part
+        self._output: PartOutput | None = None
 
-    def forward(self, batch: Batch) -> None:
-        self._hidden = self._model.forward(batch, self._caches)
+    def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
+        self._output = self._model.run(batch, self._caches, self._part, given)
+
+    def states(self) -> LayerStates:
+        assert self._output is not None
+        return self._output.states
+
+    def tap(self, name: str) -> Tensor:
+        assert self._output is not None
+        return self._output.taps[name]
 
     def hidden(self) -> Tensor:
-        assert self._hidden is not None
-        return self._hidden
+        assert self._output is not None and self._part.end is None
+        return self._output.states.hidden
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
         hidden = self.hidden()
@@ -65,38 +81,64 @@ class RecordedExecutor:
     """Replays the native program of the forward pass, and a second one for logits."""
 
     def __init__(
-        self, model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int, fast: bool = False
+        self,
+        model: Model,
+        caches: Sequence[LayerCache],
+        max_tokens: int,
+        max_logit_rows: int,
+        fast: bool = False,
+        part: ModelPart = WHOLE,
     ) -> None:
         self.fast = fast
         body = recording.Recording(fast)
-        hidden = model.forward(_symbolic(body, 1 + max(cache.group for cache in caches)), caches)
-        body.finish(hidden, max_tokens, max_tokens)
-        self._body, self._rows = body, 0
+        batch = _symbolic(body, 1 + max(cache.group for cache in caches))
+        self._inputs = _inputs(model, caches, part, max_tokens)
+        given = None if self._inputs is None else self._inputs.each(body.input)
+        output = model.run(batch, caches, part, given)
+        for value in (*output.states.tensors(), *output.taps.values()):
+            body.keep(value)  # type: ignore[arg-type]  # a handle
+        body.finish(output.states.hidden, max_tokens, max_tokens)
+        self._body, self._output = body, output
+        self._tokens = self._rows = 0
         head = recording.Recording(fast)
-        if model.head is not None:
-            head.finish(model.logits(head.result_of(body, hidden), head.logit_index), 0, max_logit_rows)
+        if model.head is not None and part.end is None:
+            head.finish(model.logits(head.result_of(body, output.states.hidden), head.logit_index), 0, max_logit_rows)
         self._head = head
         self._max_logit_rows = max_logit_rows
         self._all = torch.arange(max_tokens)
         arena = (body.arena_bytes + head.arena_bytes) >> 20
         self.describe = f"recorded: {body.num_ops + head.num_ops} native ops in an arena of {arena} MiB"
 
-    def forward(self, batch: Batch) -> None:
+    def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
+        self._tokens, self._rows = len(batch.token_ids), len(batch.logit_rows)
+        if self._inputs is not None:
+            assert given is not None
+            for memory, states in zip(self._inputs.tensors(), given.tensors(), strict=True):
+                memory[: self._tokens] = states
         self._body.run(
             batch.token_ids,
             batch.positions,
             batch.query_start,
             batch.context_len,
             batch.prompt_tokens,
-            groups=[(group.block_table, group.slot) for group in batch.groups],
+            groups=[(group.block_table, group.slot, group.context_len) for group in batch.groups],
             logit_rows=batch.logit_rows,
             state_slot=batch.state_slot,
             adapter_slot=batch.adapter_slot,
             masks=mask_kinds([mask.value for mask in batch.masks]),
             spans=batch.spans,
             token_types=batch.token_types,
+            injected=None if batch.injected is None else (batch.injected.rows, batch.injected.values),
         )
-        self._rows = len(batch.logit_rows)
+
+    def states(self) -> LayerStates:
+        return self._output.states.each(self._read)
+
+    def tap(self, name: str) -> Tensor:
+        return self._read(self._output.taps[name])
+
+    def _read(self, value: Any) -> Tensor:
+        return self._body.read(value, self._tokens if value.extent == recording.TOKENS else self._rows)
 
     def hidden(self) -> Tensor:
         return self._body.result(self._rows)
@@ -107,6 +149,16 @@ class RecordedExecutor:
         if len(rows) <= self._max_logit_rows:
             return self._head.run_rows(rows)
         return torch.cat([self._head.run_rows(part).clone() for part in torch.split(rows, self._max_logit_rows)])
+
+
+def _inputs(model: Model, caches: Sequence[LayerCache], part: ModelPart, max_tokens: int) -> LayerStates | None:
+    """Memory for what the part takes, as wide as what the layers before it give; None where it takes the tokens."""
+    if part.first == 0:
+        return None
+    before = model.run(
+        _symbolic(recording.Recording(), 1 + max(cache.group for cache in caches)), caches, ModelPart(0, part.first)
+    )
+    return before.states.each(lambda value: torch.zeros(max_tokens, cast(recording.Handle, value).width))
 
 
 def _symbolic(tape: recording.Recording, groups: int) -> Batch:
@@ -126,12 +178,18 @@ def _symbolic(tape: recording.Recording, groups: int) -> Batch:
         state_slot=tape.unreadable,
         adapter_slot=tape.unreadable,
         token_types=tape.token_types,
+        injected=Injection(tape.unreadable, tape.unreadable),
     )
 
 
 @torch.inference_mode()
 def make_executor(
-    model: Model, caches: Sequence[LayerCache], max_tokens: int, max_logit_rows: int, fast: bool = False
+    model: Model,
+    caches: Sequence[LayerCache],
+    max_tokens: int,
+    max_logit_rows: int,
+    fast: bool = False,
+    part: ModelPart = WHOLE,
 ) -> Executor:
     """The fastest executor that can run this model.
 
@@ -141,8 +199,9 @@ def make_executor(
         max_tokens: tokens of the largest step.
         max_logit_rows: most rows whose logits are made at once.
         fast: multiply tokens by their kind, if steps can be recorded and the instruction set has two ways.
+        part: the layers that are run, and the hidden states that are kept.
     """
     try:
-        return RecordedExecutor(model, caches, max_tokens, max_logit_rows, fast and native.two_ways())
+        return RecordedExecutor(model, caches, max_tokens, max_logit_rows, fast and native.two_ways(), part)
     except recording.NotRecordableError as reason:
-        return EagerExecutor(model, caches, str(reason))
+        return EagerExecutor(model, caches, str(reason), part)

@@ -177,6 +177,7 @@ class DecodeGraphs:
         self._sizes = tuple(sizes)
         self._capacity = tuple(tokens)
         self._queries = queries
+        self._axes = model.position_axes
         self._graphs: dict[int, _Graph] = {}
         self.failed: set[int] = set()
         self._asked = self._answered = 0
@@ -231,12 +232,15 @@ class DecodeGraphs:
         out["sources"][:tokens], out["known"][:tokens] = given
         positions = np.tile(np.arange(queries), size).reshape(size, queries)
         positions[:count] += columns.starts[:, None]
-        out["positions"][:] = positions.reshape(-1)
+        out["positions"][:] = positions.reshape(-1) if self._axes == 1 else 0
         out["rows"][:] = self._free_row
         out["rows"][:count] = columns.slots
         out["prompt_tokens"][:count] = columns.prompt_tokens
         out["draft_tokens"][:count] = columns.draft_tokens
         out["context_len"][:] = contexts
+        if self._axes > 1:
+            placed = builder.places(columns.slots.repeat(queries), positions[:count].reshape(-1))
+            out["positions"].reshape(self._axes, -1)[:, :tokens] = placed
         self._fill_tables(out, columns.slots, positions[:count])
         return True
 
@@ -314,7 +318,7 @@ class DecodeGraphs:
         fields = _Fields(
             sources=(tokens, np.int64),
             known=(tokens, np.int64),
-            positions=(tokens, np.int64),
+            positions=(tokens * self._axes, np.int64),
             rows=(size, np.int64),
             **{f"slot{g}": (tokens, np.int64) for g in groups},
             **{f"places{g}": (changes, np.int64) for g in groups},
@@ -358,7 +362,7 @@ class DecodeGraphs:
         tokens, lens = size * self._queries, (self._queries,) * size
         return Batch(
             token_ids=given["known"],
-            positions=given["positions"][None],
+            positions=given["positions"].view(self._axes, -1),
             query_start=self._starts[: size + 1],
             context_len=given["context_len"],
             groups=tuple(GroupTables(taken[:size], given[f"slot{g}"]) for g, taken in enumerate(self._taken)),
@@ -378,8 +382,9 @@ class DecodeGraphs:
     def _fixed_plans(self, size: int) -> dict[int, Any]:
         """Attention plans for a size: a step of unused rows is run layer by layer to see which plans layers ask for."""
         device, tokens = self._device, size * self._queries
-        names = ("known", "positions", *(f"slot{g}" for g in range(len(self._tables))))
+        names = ("known", *(f"slot{g}" for g in range(len(self._tables))))
         given = {name: torch.zeros(tokens, dtype=torch.int64, device=device) for name in names}
+        given["positions"] = torch.zeros(tokens * self._axes, dtype=torch.int64, device=device)
         given |= {
             name: torch.zeros(size, dtype=torch.int32, device=device) for name in ("prompt_tokens", "draft_tokens")
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,8 @@ from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.pooling import Head, Pooled, Pooler
+from penstock.runtime.media import NOTHING_ENCODED, Encoded, MediaStore
+from penstock.runtime.pooling import Pooled, Pooler
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
 
 PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
@@ -58,6 +59,7 @@ class _InFlightStep:
         pooled: results of slots that pool.
         scored: slots of scored prompts, with their log-probabilities in parts.
         end: of the step on the device, where nothing comes back from it that could be waited for.
+        failed: slots whose media could not be encoded, and why.
         build, forward: seconds the host took.
     """
 
@@ -67,6 +69,7 @@ class _InFlightStep:
     pooled: list[Pooled]
     scored: list[tuple[int, list[PromptScores]]]
     end: Event | None
+    failed: Mapping[int, str]
     build: float
     forward: float
 
@@ -84,19 +87,20 @@ class ModelRunner:
         memory: KVMemory,
         sampler: Sampler,
         builder: BatchBuilder,
-        classifier: Head | None = None,
-        projection: Head | None = None,
+        pooler: Pooler | None = None,
         graphs: DecodeGraphs | None = None,
         warm_up: Callable[[], bool] | None = None,
+        media: MediaStore | None = None,
     ) -> None:
         """`warm_up` compiles some more kernels while no slot is in use, and returns whether there are others."""
+        self.media = media
         self._executor = executor
         self._warm_up = warm_up
         self._graphs = graphs
         self._memory = memory
         self._sampler = sampler
         self._builder = builder
-        self._pooler = Pooler(classifier, projection)
+        self._pooler = pooler or Pooler(None, None)
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
         self._new: dict[int, NewSequence] = {}
@@ -141,10 +145,11 @@ class ModelRunner:
         for op in plan.cache_ops:
             self._memory.apply(op)
         self._count_forced(plan)
+        encoded = self._encode(plan)
         wanted = self._wanted(plan)
         logits, built = self._replay(plan, wanted), started
         if logits is None:
-            batch = self._builder.build(plan.scheduled, wanted.tokens)
+            batch = self._builder.build(plan.scheduled, wanted.tokens, encoded.injection)
             built = perf_counter()
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
@@ -154,7 +159,8 @@ class ModelRunner:
         pooled = [one for one in begun if one is not None]
         scored = [(entry.slot, list(self._score(entry))) for entry in wanted.scored]
         end = None if draws or pooled or scored else Event(self._builder.device)
-        return _InFlightStep(plan.step, draws, samples, pooled, scored, end, built - started, computed - built)
+        times = built - started, computed - built
+        return _InFlightStep(plan.step, draws, samples, pooled, scored, end, encoded.failed, times[0], times[1])
 
     def _collect(self, step: _InFlightStep) -> StepResult:
         started = perf_counter()
@@ -174,12 +180,19 @@ class ModelRunner:
             result = rows.get(row, SlotResult(row))
             scores = tuple(score for part in parts for score in part.wait())
             rows[row] = SlotResult(row, result.tokens, result.logprobs, scores, result.error)
+        rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
         timings = StepTimings(step.build, step.forward, perf_counter() - started)
         return StepResult(step.step, tuple(rows.values()), timings=timings)
 
     def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
         """Logits of all tokens from a recorded step; None if more is wanted or no recording fits."""
-        if self._graphs is None or wanted.pooled or wanted.scored or len(wanted.draws) < len(plan.scheduled):
+        if (
+            self._graphs is None
+            or plan.encoder_work
+            or wanted.pooled
+            or wanted.scored
+            or len(wanted.draws) < len(plan.scheduled)
+        ):
             return None
         return self._graphs.run(plan.scheduled)
 
@@ -209,8 +222,18 @@ class ModelRunner:
             self._new[new.slot] = new
             self._known[new.slot] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
-            self._builder.add_row(new)
+            places = None if self.media is None else self.media.places(new)
+            self._builder.add_row(new, places)
             self._pooler.add_row(new)
+
+    def _encode(self, plan: StepPlan) -> Encoded:
+        """What media give a step. Without a store none of them can be encoded."""
+        if not plan.encoder_work and not (self.media and self.media.broken):
+            return NOTHING_ENCODED
+        if self.media is None:
+            why = "the model takes no media."
+            return Encoded(None, {work.slot: why for work in plan.encoder_work})
+        return self.media.encode(plan)
 
     def _count_forced(self, plan: StepPlan) -> None:
         """Has the sampler's penalties count forced tokens: those in a span that were not sampled."""

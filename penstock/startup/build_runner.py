@@ -11,10 +11,11 @@ import torch
 
 from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
+from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
-from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
 from penstock.runtime.graphs import (
     CudaGraphCapture,
@@ -25,6 +26,7 @@ from penstock.runtime.graphs import (
     padded_sizes,
 )
 from penstock.runtime.kv_memory import KVMemory
+from penstock.runtime.pooling import Pooler
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
@@ -135,8 +137,12 @@ def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
         -(-spec.plan.max_model_len // options.block_size),
         options.block_size,
         torch.device(options.torch_device),
-        mask=model.mask,
-        types=0 if model.embedding.types is None else model.embedding.types.shape[0],
+        BatchTraits(
+            mask=model.mask,
+            types=0 if model.embedding.types is None else model.embedding.types.shape[0],
+            axes=model.position_axes,
+            cross=tuple(index for index, group in enumerate(spec.groups) if group.kind is CacheKind.CROSS),
+        ),
     )
 
 
@@ -164,8 +170,7 @@ def make_runner(spec: EngineSpec, kv_types: Sequence[str], rows: int) -> tuple[M
         memory,
         sampler,
         builder,
-        classifier=model.classifier,
-        projection=model.projection,
+        Pooler(model.classifier, model.projection),
         graphs=graphs,
         warm_up=warm_up.run_next if warm_up else None,
     )
@@ -181,6 +186,8 @@ def _unrecordable(spec: EngineSpec) -> str | None:
         return "the model decodes nothing"
     if model.runs:
         return model.runs
+    if any(group.kind is CacheKind.CROSS for group in spec.groups):
+        return "rows attend to an encoder's output, whose lengths differ"
     read = [c.op for c in kernels.choices if c.op in _READ_BACK and c.chosen.name.startswith("reference")]
     return f"the reference of {', '.join(read)} reads from the device" if read else None
 

@@ -124,7 +124,7 @@ class _Probe:
         count = torch.tensor([end - begin], dtype=torch.int32)
         return Batch(
             token_ids=self._ids[begin:end].to(self._device),
-            positions=positions.unsqueeze(0),
+            positions=positions.expand(self._model.position_axes, -1),
             query_start=torch.tensor([0, end - begin], dtype=torch.int32),
             context_len=torch.tensor([end], dtype=torch.int32),
             groups=(GroupTables(table, slot),) * len(self._groups),

@@ -84,7 +84,7 @@ def dummy_batch(shape: StepShape, model: Model, groups: int, block_size: int, de
     rows = len(lens)
     return Batch(
         token_ids=there(ids),
-        positions=there(position[None]),
+        positions=there(np.tile(position, (model.position_axes, 1))),
         query_start=there(np.concatenate(([0], ends)), torch.int32),
         context_len=there(contexts, torch.int32),
         groups=(GroupTables(table, there(block * block_size + position % block_size)),) * groups,

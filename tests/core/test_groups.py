@@ -52,6 +52,13 @@ def test_an_encoders_entries_are_computed_once_and_shared(depth: int, monkeypatc
     assert all(work.group == 1 and work.length == 6 and len(work.blocks) == 2 for work in encoded(plans))
 
 
+def test_prompts_are_not_shared_by_those_who_attend_to_something_else() -> None:
+    engine = null_engine(more_groups=(CROSS,), blocks=(64, 9), vocab_size=3)
+    run(engine, heard("a", "x"))
+    assert run(engine, heard("b", "y")).cached("b") == 0, "keys behind the first cross attention are others"
+    assert run(engine, heard("c", "x")).cached("c") > 0
+
+
 def test_entries_nobody_uses_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = null_engine(more_groups=(CROSS,), blocks=(64, 5), vocab_size=3)
     plans = watched(engine, monkeypatch)
@@ -161,6 +168,24 @@ def test_media_are_told_apart_by_digest_and_shared_as_a_whole() -> None:
 def test_media_lie_in_the_prompt_in_order_and_apart(spans: list[tuple[int, int]]) -> None:
     with pytest.raises(RequestError, match="a medium is said to lie"):
         null_engine().add(shown("a", *(MediaSpan("x", *span) for span in spans)))
+
+
+def test_the_encoder_is_asked_for_placeholders_when_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = null_engine(budget=16, vocab_size=3)
+    plans = watched(engine, monkeypatch)
+    spans = (MediaSpan("x", 1, 9), MediaSpan("y", 12, 3))
+    run(engine, shown("a", *spans))
+    works = [(index, work) for index, plan in enumerate(plans) for work in plan.encoder_work]
+    assert [(work.digest, work.start, work.length, work.group) for _, work in works] == [
+        ("x", 1, 9, None),
+        ("y", 12, 3, None),
+    ]
+    for index, work in works:
+        (span,) = plans[index].scheduled
+        assert span.slot == work.slot and span.start <= work.start < work.start + work.length
+        assert work.start + work.length <= span.start + len(span.tokens)
+    run(engine, shown("b", *spans))
+    assert len(encoded(plans)) == 2, "what is cached is not encoded again"
 
 
 def test_a_medium_larger_than_a_step_is_refused() -> None:

@@ -68,6 +68,12 @@ class Harness:
         logits = self.wanted(work, range(sum(map(len, work.values()))))
         return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
 
+    def next_batch(self, work: Mapping[str, Sequence[int]]) -> Batch:
+        """The batch of the next step, whose logits are all wanted; somebody else computes it."""
+        for row, new in work.items():
+            self._extend(row, len(new))
+        return replace(self._batch(work), logit_rows=torch.arange(sum(map(len, work.values()))))
+
     def wanted(self, work: Mapping[str, Sequence[int]], tokens: Sequence[int]) -> Tensor:
         """Computes a step as `step` does, and the logits of some of its tokens: [tokens, vocab]."""
         for row, new in work.items():
@@ -107,7 +113,7 @@ class Harness:
             groups.append(GroupTables(table, slot))
         return Batch(
             token_ids=torch.tensor([token for tokens in work.values() for token in tokens], dtype=torch.int64),
-            positions=positions.unsqueeze(0),
+            positions=positions.expand(self.model.position_axes, -1),
             query_start=torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32),
             context_len=torch.tensor(context_lens, dtype=torch.int32),
             groups=tuple(groups),
