@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.core.protocol import ScheduledTokens
 from penstock.kernels.copies import check, refill, upload
 from penstock.layers.batch import Batch, GroupTables, LayerCache
+from penstock.layers.part import ModelPart
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder
 
@@ -160,6 +161,7 @@ class DecodeGraphs:
         sizes: Sequence[int],
         tokens: Sequence[int],
         queries: int = 1,
+        taps: Sequence[str] = (),
     ) -> None:
         """Records nothing yet.
 
@@ -169,6 +171,7 @@ class DecodeGraphs:
             sizes: numbers of rows to record for, ascending.
             tokens: positions that rows may have in each cache group in all; those that rows share count for each.
             queries: tokens of every row. Steps of this engine have one; more are for drafts, which nothing makes yet.
+            taps: hidden states that are kept of every step, as in `layers.part.ModelPart`.
         """
         self._model = model
         self._caches = caches
@@ -177,6 +180,9 @@ class DecodeGraphs:
         self._sizes = tuple(sizes)
         self._capacity = tuple(tokens)
         self._queries = queries
+        self._part = ModelPart(taps=tuple(taps))
+        self._tapped: dict[str, Tensor] = {}  # [tokens of the largest step, hidden_size]
+        self._count = 0  # tokens of the last step
         self._axes = model.position_axes
         self._graphs: dict[int, _Graph] = {}
         self.failed: set[int] = set()
@@ -206,7 +212,12 @@ class DecodeGraphs:
             return None
         refill(graph.inputs, memory)
         graph.replay()
-        return graph.logits[: len(spans) * queries]
+        self._count = len(spans) * queries
+        return graph.logits[: self._count]
+
+    def tap(self, name: str) -> Tensor:
+        """Hidden states [tokens, hidden_size] of the last step that was run, valid until the next."""
+        return self._tapped[name][: self._count]
 
     def _find(self, rows: int) -> int | None:
         """The smallest recording that is not much too large; a better size that is missing is noted for capture."""
@@ -339,8 +350,10 @@ class DecodeGraphs:
                 torch.index_select(table, 0, given["rows"], out=batch.groups[g].block_table)
             ids = self._builder.samples.index_select(0, given["sources"]).add_(given["known"])
             given_now = replace(batch, token_ids=ids, state_slot=self._state_slots(given["rows"]))
-            hidden = self._model.forward(given_now, self._caches)
-            logits.copy_(self._model.logits(hidden, every))
+            output = self._model.run(given_now, self._caches, self._part)
+            logits.copy_(self._model.logits(output.states.hidden, every))
+            for name, hidden in output.taps.items():
+                self._tapped[name][:tokens].copy_(hidden)
 
         memory = np.zeros(fields.size, np.uint8)
         graph = _Graph(fields, inputs, plans, run, logits)
@@ -393,6 +406,9 @@ class DecodeGraphs:
         found: dict[int, Any] = {}
         for taken in self._taken:
             taken[:size] = 0
-        self._model.forward(self._batch(size, given, found), self._caches)
+        output = self._model.run(self._batch(size, given, found), self._caches, self._part)
+        for name, hidden in output.taps.items():
+            if name not in self._tapped:
+                self._tapped[name] = hidden.new_empty(self._sizes[-1] * self._queries, hidden.shape[1])
         width = self._width * self._builder.block_size
         return {g: plan.fixed(min(self._capacity[g], size * width)) for g, plan in found.items()}

@@ -184,13 +184,13 @@ def test_a_segment_of_a_norm_is_summed_as_by_the_rank_that_has_it(gated: bool, i
     unit, eps = 72, 1e-3
     generator = torch.Generator().manual_seed(4)
     x, gate, weight = (torch.randn(3, 4 * unit, generator=generator) for _ in range(3))
-    gate = gate if gated else None
+    given = gate if gated else None
     for index in range(4):
         own = slice(index * unit, (index + 1) * unit)
         alone = torch.zeros_like(x)
         alone[:, own] = x[:, own]
-        whole = recurrent.gated_rms_norm(alone, gate, weight[0], eps, None, True, unit)
-        gates = None if gate is None else gate[:, own].contiguous()
+        whole = recurrent.gated_rms_norm(alone, given, weight[0], eps, None, True, unit)
+        gates = None if given is None else given[:, own].contiguous()
         part = recurrent.gated_rms_norm(x[:, own].contiguous(), gates, weight[0, own].contiguous(), 4 * eps, None, True)
         assert torch.equal(whole[:, own], 2.0 * part)  # its mean is over a fourth of the elements
 

@@ -14,6 +14,7 @@ from penstock.config.errors import EngineDeadError
 from penstock.core.protocol import NewSequence, ScheduledTokens
 from penstock.engine.loop import Engine
 from penstock.kernels.copies import Event
+from penstock.layers.part import FINAL, ModelPart, layer_input, layer_output
 from penstock.runtime.executor import EagerExecutor
 from penstock.runtime.graphs import DecodeGraphs, InterpretedCapture, padded_sizes
 from penstock.runtime.runner import ModelRunner
@@ -133,7 +134,10 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
     runner = engines[1].runner
     assert isinstance(runner, ModelRunner) and isinstance(runner._executor, EagerExecutor)
     ours, builder, executor = graphs_of(engines[1]), runner._builder, runner._executor
-    graphs = DecodeGraphs(ours._model, ours._caches, builder, InterpretedCapture(), (3,), ours._capacity, queries=2)
+    taps = (layer_input(0), layer_output(0), FINAL)
+    graphs = DecodeGraphs(
+        ours._model, ours._caches, builder, InterpretedCapture(), (3,), ours._capacity, queries=2, taps=taps
+    )
     spans = []
     for row in range(2):
         blocks = (tuple(range(5 * row + 1, 5 * row + 4)),) * len(builder.tables)
@@ -145,6 +149,9 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
         replayed = graphs.run(spans)
         executor.forward(builder.build(spans, range(4)))
         assert replayed is not None and torch.equal(replayed, executor.logits())
+        seen = ours._model.run(builder.build(spans, range(4)), ours._caches, ModelPart(taps=taps)).taps
+        assert [graphs.tap(name).shape for name in taps] == [seen[name].shape for name in taps]
+        assert all(torch.equal(graphs.tap(name), seen[name]) for name in taps)
         assert graphs.run([spans[0], replace(spans[1], tokens=(5,))]) is None
 
 
