@@ -49,8 +49,9 @@ struct BoundInputs : StepInputs {
         groups[group] = {pointer<const std::int32_t>(table), width, pointer<const std::int64_t>(slot),
                          pointer<const std::int32_t>(lengths)};
     }
-    void set_slots(std::uintptr_t states, std::uintptr_t adapters) {
+    void set_slots(std::uintptr_t states, std::uintptr_t adapters, std::uintptr_t after) {
         state_slot = pointer<const std::int64_t>(states);
+        state_after = pointer<const std::int64_t>(after);
         adapter_slot = pointer<const std::int64_t>(adapters);
     }
     void set_masks(std::uintptr_t kinds, std::uintptr_t ranges) {
@@ -302,7 +303,7 @@ void bind_program(nb::module_& m) {
         .def("set", &BoundInputs::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
         .def("set_group", &BoundInputs::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a,
              "context_len"_a = 0)
-        .def("set_slots", &BoundInputs::set_slots, "state_slot"_a, "adapter_slot"_a)
+        .def("set_slots", &BoundInputs::set_slots, "state_slot"_a, "adapter_slot"_a, "state_after"_a = 0)
         .def("set_masks", &BoundInputs::set_masks, "masks"_a, "spans"_a)
         .def("set_injected", &BoundInputs::set_injected, "count"_a, "rows"_a, "values"_a)
         .def("set_types", &BoundInputs::set_types, "token_types"_a)

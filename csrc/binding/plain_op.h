@@ -96,7 +96,7 @@ struct Recorder<Run, Args, std::tuple<Fields...>, std::tuple<Taken...>> {
         if constexpr (std::is_same_v<Field, RowCount>)
             return f.count(extent);
         else if constexpr (std::is_same_v<Field, StateRows>)
-            return {f.step.query_start, f.step.context_len, f.step.state_slot, f.step.rows};
+            return {f.step.query_start, f.step.context_len, f.step.state_slot, f.step.rows, f.step.state_after};
         else
             return Given<Field>::at(std::get<places[I]>(taken), f);
     }

@@ -26,11 +26,14 @@ void delta(const DeltaRuleArgs& args, std::int64_t row, std::int64_t head, std::
     const std::int64_t dim = args.key_dim, width = args.value_dim, at = head * width + first;
     const std::int64_t key_head = args.tiled ? head % args.key_heads : head / (args.heads / args.key_heads);
     const std::int64_t key_at = key_head * dim;
-    float* const state = args.state + (args.rows.slot[row] * args.heads + head) * dim * width + first;
-    if (args.rows.fresh(row)) clear_lanes(state, dim, width, vectors > 1 ? 16 * vectors : n);
+    const std::int64_t lanes = vectors > 1 ? 16 * vectors : n, slot_size = args.heads * dim * width;
+    float* const pool = args.state + head * dim * width + first;
+    float* state = pool + args.rows.slot[row] * slot_size;
+    if (args.rows.fresh(row)) clear_lanes(state, dim, width, lanes);
     float* const q = reinterpret_cast<float*>(thread_memory(3, static_cast<std::size_t>(2 * dim) * sizeof(float)));
     float* const k = q + dim;
     for (std::int64_t t = args.rows.query_start[row]; t < args.rows.query_start[row + 1]; ++t) {
+        state = lanes_at(args.rows, t, pool, dim, width, lanes, slot_size, state);
         unit(args.q.at(t) + key_at, dim, args.eps, 1.0f / std::sqrt(static_cast<float>(dim)), q);
         unit(args.k.at(t) + key_at, dim, args.eps, 1.0f, k);
         const F32x16 step = splat16(args.step.at(t)[head] + (args.bias ? args.bias[head] : 0.0f));

@@ -346,11 +346,13 @@ struct AttentionArgs {
 };
 
 // The rows of a step over a pool of states, a slot a row. A row whose first position is 0 finds zeros in its slot.
+// Its state after token t goes to slot after[t], where the next token of that slot overwrites it; without `after` to its own.
 struct StateRows {
     const std::int32_t* query_start;  // [R + 1]
     const std::int32_t* context_len;  // [R]
     const std::int64_t* slot;         // [R], all different
     std::int64_t rows;
+    const std::int64_t* after = nullptr;  // [T] or null; no slot of one row is another row's
     bool fresh(std::int64_t row) const { return context_len[row] == query_start[row + 1] - query_start[row]; }
 };
 

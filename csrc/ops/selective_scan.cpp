@@ -9,12 +9,15 @@ void scan(const SelectiveScanArgs& args, std::int64_t row, std::int64_t head, st
     using vec::F32x16, vec::splat16;
     const std::int64_t size = args.size, states = args.states, channel = head * size + first;
     const std::int64_t group = head / (args.heads / args.groups) * states;
-    float* const state = args.state + (args.rows.slot[row] * args.heads + head) * states * size + first;
-    if (args.rows.fresh(row)) clear_lanes(state, states, size, vectors > 1 ? 16 * vectors : n);
+    const std::int64_t lanes = vectors > 1 ? 16 * vectors : n, slot_size = args.heads * states * size;
+    float* const pool = args.state + head * states * size + first;
+    float* state = pool + args.rows.slot[row] * slot_size;
+    if (args.rows.fresh(row)) clear_lanes(state, states, size, lanes);
     const auto given = [&](const float* of, int v) {  // a head's value, or its channels'
         return per_channel ? load_lanes<vectors>(of + channel + 16 * v, n) : splat16(of[head]);
     };
     for (std::int64_t t = args.rows.query_start[row]; t < args.rows.query_start[row + 1]; ++t) {
+        state = lanes_at(args.rows, t, pool, states, size, lanes, slot_size, state);
         const float* const b = args.b.at(t) + group;
         const float* const c = args.c.at(t) + group;
         F32x16 x[vectors], step[vectors], input[vectors], out[vectors], decay = splat16(0.0f);

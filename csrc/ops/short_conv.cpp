@@ -13,14 +13,19 @@ constexpr std::int64_t block = 64;  // channels of an item
 // All tokens of a row, for `n` channels from `channel` on.
 template <int taps>
 void convolve(const ShortConvArgs& args, std::int64_t row, std::int64_t channel, std::int64_t n) {
-    float* const state = args.state + args.rows.slot[row] * (taps - 1) * args.channels + channel;
+    const auto at = [&](std::int64_t slot) { return args.state + slot * (taps - 1) * args.channels + channel; };
+    const std::int64_t own = args.rows.slot[row], end = args.rows.query_start[row + 1];
+    const float* const state = at(own);
     const bool fresh = args.rows.fresh(row);
     vec::F32x16 past[taps - 1], weight[taps];
     for (int j = 0; j < taps; ++j) weight[j] = vec::load_some(args.weight + j * args.channels + channel, n);
     for (int j = 0; j < taps - 1; ++j)
         past[j] = fresh ? vec::splat16(0.0f) : vec::load_some(state + j * args.channels, n);
     const vec::F32x16 bias = args.bias ? vec::load_some(args.bias + channel, n) : vec::splat16(0.0f);
-    for (std::int64_t t = args.rows.query_start[row]; t < args.rows.query_start[row + 1]; ++t) {
+    const auto keep = [&](float* to) {
+        for (int j = 0; j < taps - 1; ++j) vec::store_some(to + j * args.channels, past[j], n);
+    };
+    for (std::int64_t t = args.rows.query_start[row]; t < end; ++t) {
         vec::F32x16 now = vec::load_some(args.x.at(t) + channel, n);
         if (args.before.data) now = now * vec::load_some(args.before.at(t) + channel, n);
         vec::F32x16 sum = bias;
@@ -31,8 +36,9 @@ void convolve(const ShortConvArgs& args, std::int64_t row, std::int64_t channel,
         vec::store_some(args.out + t * args.channels + channel, sum, n);
         for (int j = 0; j + 2 < taps; ++j) past[j] = past[j + 1];
         past[taps - 2] = now;
+        if (args.rows.after && (t + 1 == end || args.rows.after[t] != args.rows.after[t + 1])) keep(at(args.rows.after[t]));
     }
-    for (int j = 0; j < taps - 1; ++j) vec::store_some(state + j * args.channels, past[j], n);
+    if (!args.rows.after) keep(at(own));
 }
 
 template <int taps>

@@ -36,6 +36,17 @@ static inline void clear_lanes(float* state, std::int64_t lines, std::int64_t st
     for (std::int64_t i = 0; i < lines; ++i) std::fill_n(state + i * stride, count, 0.0f);
 }
 
+// The lanes of a row's state while it takes token t: those of its own slot, or of the token's, which they are brought to.
+// `pool` points to the lanes in slot 0, of `lines` lines that lie `stride` apart; `state` to where they were before.
+static inline float* lanes_at(const StateRows& rows, std::int64_t t, float* pool, std::int64_t lines,
+                              std::int64_t stride, std::int64_t count, std::int64_t slot_size, float* state) {
+    if (!rows.after) return state;
+    float* const to = pool + rows.after[t] * slot_size;
+    if (to != state)
+        for (std::int64_t i = 0; i < lines; ++i) std::copy_n(state + i * stride, count, to + i * stride);
+    return to;
+}
+
 constexpr int wide_block = 4;  // vectors of an item
 
 // Calls wide(row, head, first lane) for whole blocks of 64 of a head's `width` lanes, narrow(row, head, first, n) for the

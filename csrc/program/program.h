@@ -21,6 +21,7 @@ struct StepInputs {
     const std::int32_t* query_start = nullptr;
     const std::int32_t* context_len = nullptr;
     const std::int64_t* state_slot = nullptr;    // [rows], where a row's recurrent state lies
+    const std::int64_t* state_after = nullptr;   // [tokens], where it goes after each; null: it stays there
     const std::int64_t* adapter_slot = nullptr;  // [rows], 0 for none; null where no row has one
     const MaskKind* masks = nullptr;       // [rows], null if all are causal
     const std::int32_t* spans = nullptr;  // [tokens, 2], as in AttentionRows

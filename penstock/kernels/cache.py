@@ -38,13 +38,17 @@ class StateRows:
     """Where the rows of a step keep their recurrent states. A state tensor is [slots, …] float32, a slot a row.
 
     A row that starts at position 0 finds zeros in its slot, whatever lies there; any other what its tokens so far left.
+    Its state is read there, and goes there after its last token, or where `after` says.
 
     Attributes:
         slot: [R] int64, all different.
         query_start: [R + 1] int32, first token of each row.
         context_len: [R] int32, tokens of the row so far, this step's included.
+        after: [T] int64, the slot that a row's state goes to after each token; of tokens with one slot the last one's
+            state stays there. No slot of one row is another row's. None: each row's own.
     """
 
     slot: Tensor
     query_start: Tensor
     context_len: Tensor
+    after: Tensor | None = None

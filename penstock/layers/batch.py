@@ -68,6 +68,8 @@ class Batch:
         query_lens, context_lens: query_start's differences and context_len as Python ints, for planning without a read
             from the device.
         state_slot: [R] int64, each row's slot of recurrent state; None for models without.
+        state_after: [T] int64, the slot that a row's recurrent state goes to after each token, as in `StateRows`; None
+            where no row has drafts.
         adapter_slot: [R] int64, each row's adapter, 0 for none; None where no row has one.
         masks: one kind a row; () where all rows are causal.
         spans: [T, 2] int32, first position and end of the span each token lies in, its own and the next where in none;
@@ -88,6 +90,7 @@ class Batch:
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
     state_slot: Tensor | None = None
+    state_after: Tensor | None = None
     adapter_slot: Tensor | None = None
     masks: tuple[MaskKind, ...] = ()
     spans: Tensor | None = None

@@ -77,7 +77,7 @@ class ForwardStep:
         """Where the step's rows keep their recurrent states."""
         batch = self.batch
         assert batch.state_slot is not None
-        return StateRows(batch.state_slot, batch.query_start, batch.context_len)
+        return StateRows(batch.state_slot, batch.query_start, batch.context_len, batch.state_after)
 
     def temperature(self, temperature: Temperature) -> Tensor:
         """The queries' factors at the step's positions, [T, 1] float32."""

@@ -216,6 +216,7 @@ class BatchBuilder:
             query_lens=tuple(lens.tolist()),
             context_lens=tuple(context_lens),
             state_slot=self._tensor(rows),
+            state_after=self._states_after(spans),
             adapter_slot=self._tensor(np.array(adapters, np.int64)) if any(adapters) else None,
             masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
@@ -249,6 +250,20 @@ class BatchBuilder:
             return self._tensor(np.array(tokens, np.int64))
         places, known = map(self._tensor, self.sources(tokens))
         return self._samples[places].add_(known)
+
+    def _states_after(self, spans: Sequence[ScheduledTokens]) -> torch.Tensor | None:
+        """The slot that each token's state goes to, where spans have drafts.
+
+        States behind tokens before the last known one are in the way of nobody where that one's is to be.
+        """
+        if not any(span.draft_states for span in spans):
+            return None
+        after: list[int] = []
+        for span in spans:
+            places = span.draft_states or (span.slot,)
+            after += (places[0],) * (len(span.tokens) - len(places))
+            after += places
+        return self._tensor(np.array(after, np.int64))
 
     def _types(self, second: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
         """1 for tokens at or behind the position where their row's second text begins, if there is one."""

@@ -124,6 +124,7 @@ class RecordedExecutor:
             groups=[(group.block_table, group.slot, group.context_len) for group in batch.groups],
             logit_rows=batch.logit_rows,
             state_slot=batch.state_slot,
+            state_after=batch.state_after,
             adapter_slot=batch.adapter_slot,
             masks=mask_kinds([mask.value for mask in batch.masks]),
             spans=batch.spans,

@@ -34,7 +34,14 @@ class Case:
     state: tuple[int, ...]
     run: Callable[..., Tensor]
 
-    def step(self, ops: object, state: Tensor, spans: Sequence[tuple[int, int, int]], slots: Sequence[int]) -> Tensor:
+    def step(
+        self,
+        ops: object,
+        state: Tensor,
+        spans: Sequence[tuple[int, int, int]],
+        slots: Sequence[int],
+        after: Tensor | None = None,
+    ) -> Tensor:
         """One step: spans are (sequence, first token, last + 1)."""
         parts = [torch.cat([x[row, begin:end] for row, begin, end in spans]) for x in self.inputs]
         counts = torch.tensor([0, *(end - begin for _, begin, end in spans)])
@@ -42,6 +49,7 @@ class Case:
             torch.tensor([slots[row] for row, _, _ in spans]),
             counts.cumsum(0).int(),
             torch.tensor([end for _, _, end in spans], dtype=torch.int32),
+            after,
         )
         return self.run(ops, parts, state, rows)
 
@@ -188,6 +196,31 @@ def test_any_cut_into_steps_gives_the_same(case: Case, ops, same, threads: Calla
         assert same(rest, whole[1][5:])
         assert same(memory[[0, 3]], state)
         assert memory[[1, 2]].isnan().all()
+
+
+@pytest.mark.parametrize(("ops", "same"), [(recurrent, torch.equal), (reference, close)], ids=["native", "reference"])
+@pytest.mark.parametrize("begin", [0, 1, 5])
+def test_states_go_where_each_token_says(case: Case, ops, same, begin: int):
+    """Behind drafts: a slot each; the slot that was read keeps what it had, and the row beside goes on in its own."""
+    out, state = case.whole(ops)
+    memory, drafts, places = torch.full((9, *case.state), float("nan")), 4, (5, 4, 7, 8)
+    if begin:
+        case.step(ops, memory, [(0, 0, begin), (1, 0, begin)], (1, 3))
+    before = memory[1].clone()
+    after = torch.tensor([*(3,) * (TOKENS - begin), places[0], *places])  # two known tokens and three drafts
+    end = begin + 1 + drafts
+    found = case.step(ops, memory, [(1, begin, TOKENS), (0, begin, end)], (1, 3), after)
+    assert same(found, torch.cat((out[TOKENS + begin :], out[begin:end])))
+    assert same(memory[3], state[1])
+    assert torch.equal(memory[1], before) if begin else not memory[1].nan_to_num().any()
+    for count, place in enumerate(places, begin + 2):
+        alone = case.memory()
+        case.step(ops, alone, [(0, 0, count)], (0, 0))
+        assert same(memory[place], alone[0])
+        memory[1] = memory[place]  # and the row goes on from there
+        rest = case.step(ops, memory, [(0, count, TOKENS)], (1, 3))
+        assert same(rest, out[count:TOKENS])
+    assert memory[[0, 2, 6]].isnan().all()
 
 
 @pytest.mark.parametrize(("size", "group"), [(64, None), (96, 24), (33, 11), (256, 128)])

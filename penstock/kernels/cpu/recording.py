@@ -187,6 +187,7 @@ class Recording:
         spans: Tensor | None = None,
         token_types: Tensor | None = None,
         injected: tuple[Tensor, Tensor] | None = None,
+        state_after: Tensor | None = None,
     ) -> None:
         """Replays it for a step; arguments as in a `Batch`, those of a group as in GroupTables, masks by number."""
         step = self._step
@@ -199,7 +200,7 @@ class Recording:
         step.set_injected(0 if rows is None else len(rows), address(rows), address(values))
         for group, (table, slot, lengths) in enumerate(groups):
             step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr(), address(lengths))
-        step.set_slots(*(0 if slots is None else slots.data_ptr() for slots in (state_slot, adapter_slot)))
+        step.set_slots(address(state_slot), address(adapter_slot), address(state_after))
         if self.fast:
             step.set_kinds(prompt_tokens.data_ptr())
         self.program.run(step)

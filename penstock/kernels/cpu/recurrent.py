@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.kernels.adapters import AdapterSlots
 from penstock.kernels.cache import StateRows
 from penstock.kernels.cpu import native
-from penstock.kernels.cpu.recording import Eager, Handle, Recording, extent_of, tape_of, width_of
+from penstock.kernels.cpu.recording import Eager, Handle, Recording, address, extent_of, tape_of, width_of
 
 
 def _tape(x: Any, rows: StateRows) -> Recording:
@@ -20,7 +20,7 @@ def _tape(x: Any, rows: StateRows) -> Recording:
         tape.refs.append(rows)
         starts, lengths = rows.query_start.data_ptr(), rows.context_len.data_ptr()
         tape.step.set(tape.rows, len(rows.slot), 0, 0, starts, lengths)
-        tape.step.set_slots(rows.slot.data_ptr(), 0)
+        tape.step.set_slots(rows.slot.data_ptr(), 0, address(rows.after))
     return tape
 
 

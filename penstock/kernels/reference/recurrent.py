@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,12 +13,31 @@ from penstock.kernels.adapters import AdapterSlots
 from penstock.kernels.cache import StateRows
 
 
-def _spans(rows: StateRows) -> Iterator[tuple[int, int, int, bool]]:
-    """(first token, last + 1, slot, whether the row starts) of every row."""
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A row's tokens `begin` … `end` - 1.
+
+    Attributes:
+        slot: where its state is read.
+        fresh: whether the row starts.
+        kept: where its state goes, by the token behind which it is kept.
+    """
+
+    begin: int
+    end: int
+    slot: int
+    fresh: bool
+    kept: dict[int, int]
+
+
+def _spans(rows: StateRows) -> Iterator[_Span]:
     starts, lengths = rows.query_start.tolist(), rows.context_len.tolist()
+    after = None if rows.after is None else rows.after.tolist()
     for row, slot in enumerate(rows.slot.tolist()):
         begin, end = starts[row], starts[row + 1]
-        yield begin, end, slot, lengths[row] == end - begin
+        last = {slot: end - 1} if after is None else {after[token]: token for token in range(begin, end)}
+        kept = {token: place for place, token in last.items()}
+        yield _Span(begin, end, slot, lengths[row] == end - begin, kept)
 
 
 def split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
@@ -37,14 +57,16 @@ def short_conv(
     taps, channels = weight.shape
     inputs = x.float() if before is None else before.float() * x.float()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    for begin, end, slot, fresh in _spans(rows):
-        past = torch.zeros_like(state[slot]) if fresh else state[slot]
-        seen = torch.cat((past, inputs[begin:end]))
+    for span in _spans(rows):
+        past = torch.zeros_like(state[span.slot]) if span.fresh else state[span.slot]
+        seen = torch.cat((past, inputs[span.begin : span.end]))
         total = torch.zeros(1, channels, device=x.device) if bias is None else bias.unsqueeze(0)
         for tap in range(taps):
-            total = total + weight[tap] * seen[tap : tap + end - begin]
-        out[begin:end] = total
-        state[slot] = seen[len(seen) - taps + 1 :]
+            total = total + weight[tap] * seen[tap : tap + span.end - span.begin]
+        out[span.begin : span.end] = total
+        for token, place in span.kept.items():
+            behind = token - span.begin + 1
+            state[place] = seen[behind : behind + taps - 1]
     if activation == "silu":
         out = functional.silu(out)
     return (out if after is None else out * after.float()).to(x.dtype)
@@ -74,15 +96,16 @@ def selective_scan(
         part.float().reshape(tokens, groups, states, 1).repeat_interleave(heads // groups, dim=1) for part in (c, b)
     )
     out = torch.empty(tokens, heads, size, device=x.device)
-    for begin, end, slot, fresh in _spans(rows):
-        if fresh:
-            state[slot] = 0.0
-        hidden = state[slot].clone()
-        for t in range(begin, end):
+    for span in _spans(rows):
+        if span.fresh:
+            state[span.slot] = 0.0
+        hidden = state[span.slot].clone()
+        for t in range(span.begin, span.end):
             dts = step[t].view(each)
             hidden = hidden * (dts * decay).exp() + (dts * inputs[t]) * write[t]
             out[t] = (hidden * read[t]).sum(dim=1)
-        state[slot] = hidden
+            if t in span.kept:
+                state[span.kept[t]] = hidden
     if skip is not None:
         out += inputs.squeeze(2) * (skip.view(heads, 1) if a.dim() == 1 else skip.view(1, size))
     flat = out.view(tokens, heads * size)
@@ -113,17 +136,18 @@ def gated_delta_rule(
     decay = (a * functional.softplus(step.float() if bias is None else step.float() + bias)).exp()
     weight = beta.float().sigmoid()
     out = torch.empty(tokens, heads, width, device=q.device)
-    for begin, end, slot, fresh in _spans(rows):
-        if fresh:
-            state[slot] = 0.0
-        kept = state[slot].clone()
-        for t in range(begin, end):
+    for span in _spans(rows):
+        if span.fresh:
+            state[span.slot] = 0.0
+        kept = state[span.slot].clone()
+        for t in range(span.begin, span.end):
             kept = kept * decay[t].view(heads, 1, 1)
             known = (kept * k[t].unsqueeze(-1)).sum(dim=1)
             change = (values[t] - known) * weight[t].unsqueeze(-1)
             kept = kept + k[t].unsqueeze(-1) * change.unsqueeze(1)
             out[t] = (kept * q[t].unsqueeze(-1)).sum(dim=1)
-        state[slot] = kept
+            if t in span.kept:
+                state[span.kept[t]] = kept
     return out.view(tokens, heads * width).to(v.dtype)
 
 

@@ -17,7 +17,7 @@ from penstock.kernels.triton.numbers import inlined, narrow, wide
 
 _TOKENS, _CHANNELS = 16, 128  # of a tile of a convolution
 _ELEMENTS = 1024  # of a state that a warp holds
-_ROWS = ["query_start", "context_len", "slots"]
+_ROWS = ["query_start", "context_len", "slots", "places"]
 
 
 def refuse(_: KernelContext) -> str | None:
@@ -87,19 +87,36 @@ def _convolve(
     tl.store(out + at * channels + channel, narrow(total, out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize_on_alignment=_ROWS)
+@inlined
+def _stays(places, token, end):
+    """Whether the state behind a token stays in the slot where it goes: the row's next token has another."""
+    following = tl.minimum(token + 1, end - 1)
+    return (following == token) | (tl.load(places + following) != tl.load(places + token))
+
+
+@triton.jit(do_not_specialize=["rows", "levels"], do_not_specialize_on_alignment=_ROWS)
 def _keep_last(
-    x, before, state, query_start, context_len, slots, x_stride, before_stride, channels, TAPS: tl.constexpr,
-    BEFORE: tl.constexpr, BC: tl.constexpr,
+    x, before, state, query_start, context_len, slots, places, rows, levels, x_stride, before_stride, channels,
+    TAPS: tl.constexpr, BEFORE: tl.constexpr, PLACED: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Programs (row, channels): the row's last inputs, some of them perhaps older than the step."""
+    """Programs (row, channels): the row's last inputs, some of them perhaps older than the step.
+
+    PLACED: programs (token, channels), of which those behind which a state stays keep the last inputs up to there.
+    """
     row = tl.program_id(0)
+    if PLACED:
+        row = _row_of(row, query_start, rows, levels)
     channel = tl.program_id(1) * BC + tl.arange(0, BC)
     there = channel < channels
     begin = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - begin
     old = tl.where(tl.load(context_len + row) > count, channels, 0)  # channels that held something
     slot = state + tl.load(slots + row).to(tl.int64) * (TAPS - 1) * channels
+    target = slot
+    if PLACED:
+        target = state + tl.load(places + tl.program_id(0)).to(tl.int64) * (TAPS - 1) * channels
+        stays = _stays(places, tl.program_id(0), begin + count)
+        count = tl.where(stays, tl.program_id(0) + 1 - begin, 0)
     if count > 0:
         for entry in tl.static_range(TAPS - 1):
             own = channel < tl.where(count + entry < TAPS - 1, 0, channels)
@@ -107,7 +124,12 @@ def _keep_last(
             value = _seen(x, before, token, channel, own, x_stride, before_stride, BEFORE)
             kept = channel < tl.where(count + entry < TAPS - 1, old, 0)
             value += tl.load(slot + (count + entry) * channels + channel, mask=kept, other=0.0)
-            tl.store(slot + entry * channels + channel, value, mask=there)
+            tl.store(target + entry * channels + channel, value, mask=there)
+
+
+def _places(rows: StateRows) -> Tensor:
+    """Where states go after each token; where that is not told any tensor."""
+    return rows.slot if rows.after is None else rows.after
 
 
 def _side_by_side(part: Tensor | None, instead: Tensor) -> Tensor:
@@ -143,9 +165,10 @@ def short_conv(
         x.stride(0), first.stride(0), last.stride(0), channels, taps, bias is not None, activation == "silu",
         before is not None, after is not None, _TOKENS, _CHANNELS,
     )  # fmt: skip
-    _keep_last[count, blocks](
-        x, first, state, rows.query_start, rows.context_len, rows.slot, x.stride(0), first.stride(0), channels, taps,
-        before is not None, _CHANNELS, num_warps=1,
+    placed = rows.after is not None
+    _keep_last[tokens if placed else count, blocks](
+        x, first, state, rows.query_start, rows.context_len, rows.slot, _places(rows), count, count.bit_length(),
+        x.stride(0), first.stride(0), channels, taps, before is not None, placed, _CHANNELS, num_warps=1,
     )  # fmt: skip
     return out
 
@@ -176,10 +199,10 @@ def _step_inputs(
 
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _scan(
-    x, dt, a, b, c, skip, gate, bias, state, out, query_start, context_len, slots, x_stride, dt_stride, b_stride,
-    c_stride, gate_stride, low, high, HEADS: tl.constexpr, SIZE: tl.constexpr, STATES: tl.constexpr,
+    x, dt, a, b, c, skip, gate, bias, state, out, query_start, context_len, slots, places, x_stride, dt_stride,
+    b_stride, c_stride, gate_stride, low, high, HEADS: tl.constexpr, SIZE: tl.constexpr, STATES: tl.constexpr,
     SHARE: tl.constexpr, CHANNELS: tl.constexpr, BIASED: tl.constexpr, SKIPS: tl.constexpr, GATED: tl.constexpr,
-    BN: tl.constexpr, BP: tl.constexpr,
+    PLACED: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """Programs (row, head, elements of it): all tokens of a row; the next one's inputs are read ahead."""
     row, head = tl.program_id(0), tl.program_id(1)
@@ -187,7 +210,8 @@ def _scan(
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     inside = (n < STATES)[:, None] & (p < SIZE)[None, :]
     place = n[:, None] * SIZE + p[None, :]
-    at = state + (tl.load(slots + row).to(tl.int64) * HEADS + head) * (STATES * SIZE) + place
+    pool = state + head * (STATES * SIZE) + place
+    at = pool + tl.load(slots + row).to(tl.int64) * (HEADS * STATES * SIZE)
     held = tl.where(tl.load(context_len + row) > end - begin, STATES, 0)
     hidden = tl.load(at, mask=inside & (n < held)[:, None], other=0.0)
     rate = tl.load(a + place, mask=inside, other=0.0) if CHANNELS else tl.load(a + head)
@@ -197,8 +221,8 @@ def _scan(
         facts = x, dt, b, c, bias, x_stride, dt_stride, b_stride, c_stride, low, high
         value, step, write, read = _step_inputs(begin, head, n, p, *facts, SIZE, STATES, SHARE, CHANNELS, BIASED)
         for token in range(begin, end):
-            after = tl.minimum(token + 1, end - 1)
-            further = _step_inputs(after, head, n, p, *facts, SIZE, STATES, SHARE, CHANNELS, BIASED)
+            following = tl.minimum(token + 1, end - 1)
+            further = _step_inputs(following, head, n, p, *facts, SIZE, STATES, SHARE, CHANNELS, BIASED)
             decay = tl.exp(step[None, :] * rate) if CHANNELS else tl.exp(step * rate)
             hidden = hidden * decay + write[:, None] * (step * value)[None, :]
             mixed = tl.sum(hidden * read[:, None], axis=0)
@@ -210,8 +234,13 @@ def _scan(
                 mixed *= weighing / (1.0 + tl.exp(-weighing))
             mixed = narrow(mixed, out.dtype.element_ty)
             tl.store(out + where * (HEADS * SIZE) + head * SIZE + p, mixed, mask=p < SIZE)
+            if PLACED:
+                target = pool + tl.load(places + token).to(tl.int64) * (HEADS * STATES * SIZE)
+                lines = tl.where(_stays(places, token, end), STATES, 0)
+                tl.store(target, hidden, mask=inside & (n < lines)[:, None])
             value, step, write, read = further
-        tl.store(at, hidden, mask=inside)
+        if not PLACED:
+            tl.store(at, hidden, mask=inside)
 
 
 def selective_scan(
@@ -238,9 +267,10 @@ def selective_scan(
     bp = min(triton.next_power_of_2(size), max(8, _ELEMENTS // bn))
     _scan[len(rows.slot), heads, triton.cdiv(size, bp)](
         x, dt, a, b, c, a if skip is None else skip, weighing, a if dt_bias is None else dt_bias, state, out,
-        rows.query_start, rows.context_len, rows.slot, x.stride(0), dt.stride(0), b.stride(0), c.stride(0),
-        weighing.stride(0), dt_limit[0], dt_limit[1], heads, size, states, heads * states // b.shape[1], a.dim() == 2,
-        dt_bias is not None, skip is not None, gate is not None, bn, bp, num_warps=max(1, bn * bp // 2048),
+        rows.query_start, rows.context_len, rows.slot, _places(rows), x.stride(0), dt.stride(0), b.stride(0),
+        c.stride(0), weighing.stride(0), dt_limit[0], dt_limit[1], heads, size, states,
+        heads * states // b.shape[1], a.dim() == 2, dt_bias is not None, skip is not None, gate is not None,
+        rows.after is not None, bn, bp, num_warps=max(1, bn * bp // 2048),
     )  # fmt: skip
     return out
 
@@ -265,16 +295,17 @@ def _delta_inputs(
 
 @triton.jit(do_not_specialize_on_alignment=_ROWS)
 def _delta(
-    q, k, v, step, beta, a, bias, state, out, query_start, context_len, slots, q_stride, k_stride, v_stride,
+    q, k, v, step, beta, a, bias, state, out, query_start, context_len, slots, places, q_stride, k_stride, v_stride,
     step_stride, beta_stride, eps, HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    TILED: tl.constexpr, BIASED: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    TILED: tl.constexpr, BIASED: tl.constexpr, PLACED: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Programs (row, head, elements of its values): all tokens of a row; the next one's inputs are read ahead."""
     row, head = tl.program_id(0), tl.program_id(1)
     d, p = tl.arange(0, BD), tl.program_id(2) * BV + tl.arange(0, BV)
     begin, end = tl.load(query_start + row), tl.load(query_start + row + 1)
     inside = (d < DIM)[:, None] & (p < WIDTH)[None, :]
-    at = state + (tl.load(slots + row).to(tl.int64) * HEADS + head) * (DIM * WIDTH) + d[:, None] * WIDTH + p[None, :]
+    pool = state + head * (DIM * WIDTH) + d[:, None] * WIDTH + p[None, :]
+    at = pool + tl.load(slots + row).to(tl.int64) * (HEADS * DIM * WIDTH)
     held = tl.where(tl.load(context_len + row) > end - begin, DIM, 0)
     kept = tl.load(at, mask=inside & (d < held)[:, None], other=0.0)
     rate = tl.load(a + head)
@@ -285,16 +316,21 @@ def _delta(
             begin, head, d, p, *facts, KEYS, HEADS // KEYS, DIM, WIDTH, TILED
         )
         for token in range(begin, end):
-            after = tl.minimum(token + 1, end - 1)
-            further = _delta_inputs(after, head, d, p, *facts, KEYS, HEADS // KEYS, DIM, WIDTH, TILED)
+            following = tl.minimum(token + 1, end - 1)
+            further = _delta_inputs(following, head, d, p, *facts, KEYS, HEADS // KEYS, DIM, WIDTH, TILED)
             kept = kept * decay
             change = (value - tl.sum(kept * key[:, None], axis=0)) * weight
             kept = kept + key[:, None] * change[None, :]
             found = narrow(tl.sum(kept * query[:, None], axis=0), out.dtype.element_ty)
             where = tl.cast(token, tl.int64) * (HEADS * WIDTH) + head * WIDTH + p
             tl.store(out + where, found, mask=p < WIDTH)
+            if PLACED:
+                target = pool + tl.load(places + token).to(tl.int64) * (HEADS * DIM * WIDTH)
+                lines = tl.where(_stays(places, token, end), DIM, 0)
+                tl.store(target, kept, mask=inside & (d < lines)[:, None])
             query, key, value, decay, weight = further
-        tl.store(at, kept, mask=inside)
+        if not PLACED:
+            tl.store(at, kept, mask=inside)
 
 
 def gated_delta_rule(
@@ -322,7 +358,8 @@ def gated_delta_rule(
     bv = min(triton.next_power_of_2(width), max(8, _ELEMENTS // bd))
     _delta[len(rows.slot), heads, triton.cdiv(width, bv)](
         q, k, v, step, beta, a, a if bias is None else bias, state, out, rows.query_start, rows.context_len, rows.slot,
-        q.stride(0), k.stride(0), v.stride(0), step.stride(0), beta.stride(0), eps, heads, q.shape[1] // dim, dim,
-        width, tiled, bias is not None, bd, bv, num_warps=max(1, bd * bv // 2048),
+        _places(rows), q.stride(0), k.stride(0), v.stride(0), step.stride(0), beta.stride(0), eps, heads,
+        q.shape[1] // dim, dim, width, tiled, bias is not None, rows.after is not None, bd, bv,
+        num_warps=max(1, bd * bv // 2048),
     )  # fmt: skip
     return out

@@ -91,7 +91,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 def step(
     case: Case, ops: KernelSet, here: Callable[[Tensor], Tensor], memory: Tensor,
-    spans: Sequence[tuple[int, int, int]], slots: Sequence[int],
+    spans: Sequence[tuple[int, int, int]], slots: Sequence[int], after: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One step over (sequence, first token, last + 1); `slots` of both sequences."""
     counts = torch.tensor([0, *(end - begin for _, begin, end in spans)]).cumsum(0).int()
@@ -99,7 +99,8 @@ def step(
     named = torch.tensor([slots[sequence] for sequence, _, _ in spans])
     inputs = [here(torch.cat([x[sequence, begin:end] for sequence, begin, end in spans])) for x in case.inputs]
     constants = [None if one is None else here(one) for one in case.constants]
-    return case.run(ops, inputs, constants, memory, StateRows(here(named), here(counts), here(contexts)))
+    places = None if after is None else here(after)
+    return case.run(ops, inputs, constants, memory, StateRows(here(named), here(counts), here(contexts), places))
 
 
 def compare_recurrent(device: str, dtype: torch.dtype, make: Callable[[], Case]) -> None:
@@ -122,3 +123,28 @@ def compare_recurrent(device: str, dtype: torch.dtype, make: Callable[[], Case])
         pieces.append(step(case, both.ours, both.here, again, [*company, (1, begin, end)], (0, 3))[begin - end :])
     assert torch.equal(torch.cat(pieces), out[TOKENS:])
     assert torch.equal(again[[0, 3]], ours[[2, 1]])
+
+
+def compare_places(device: str, make: Callable[[], Case]) -> None:
+    """States behind each draft, in slots of their own: those of a row that ends there, to the bit."""
+    both = sides(device, torch.float32, *OPS)
+    torch.manual_seed(0)
+    case = make()
+    out = step(
+        case, both.ours, both.here, both.here(torch.zeros(4, *case.state)), [(0, 0, TOKENS), (1, 0, TOKENS)], (2, 1)
+    )
+    for begin in (0, 2):
+        memory = both.here(torch.full((9, *case.state), float("nan")))
+        if begin:
+            step(case, both.ours, both.here, memory, [(0, 0, begin), (1, 0, begin)], (1, 3))
+        before, places = memory[1].clone(), (5, 4, 7, 8)
+        after = torch.tensor([*(3,) * (TOKENS - begin), places[0], *places])  # two known tokens and three drafts
+        found = step(case, both.ours, both.here, memory, [(1, begin, TOKENS), (0, begin, begin + 5)], (1, 3), after)
+        assert torch.equal(found, torch.cat((out[TOKENS + begin :], out[begin : begin + 5])))
+        assert not begin or torch.equal(memory[1], before)
+        for count, place in enumerate((*places, 3), begin + 2):
+            alone = both.here(torch.full((4, *case.state), float("nan")))
+            row = int(place == 3)
+            step(case, both.ours, both.here, alone, [(row, 0, TOKENS if row else count)], (0, 0))
+            assert torch.equal(memory[place], alone[0])
+        assert memory[[0, 2, 6]].isnan().all()

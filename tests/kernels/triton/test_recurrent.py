@@ -7,12 +7,17 @@ import torch
 
 from penstock.kernels.cache import StateRows
 from tests.kernels.triton.compare import sides
-from tests.kernels.triton.compare_recurrent import CASES, OPS, compare_recurrent
+from tests.kernels.triton.compare_recurrent import CASES, OPS, compare_places, compare_recurrent
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_reference_for_any_cut(device, name):
     compare_recurrent(device, torch.float32, CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_go_where_each_token_says(device, name):
+    compare_places(device, CASES[name])
 
 
 @pytest.mark.parametrize("name", ["conv 4", "scan, gated", "delta"])
