@@ -119,6 +119,48 @@ void sample(Matrix<const float> logits, const std::vector<SamplerRow*>& rows, Ve
         if (tokens.data()[i] >= 0) rows[static_cast<std::size_t>(i)]->extend(tokens.data()[i]);
 }
 
+// The places starts[i] … starts[i + 1] - 1 of row i are drawn one after the other while the token is the expected one.
+void verify(Matrix<const float> logits, const std::vector<SamplerRow*>& rows, Vector<const std::int64_t> starts,
+            Vector<const std::int64_t> expected, Vector<const std::int64_t> positions, Vector<std::int64_t> tokens,
+            Vector<std::uint8_t> errors, std::optional<Matrix<const std::uint32_t>> masks) {
+    const std::int64_t places = length(logits.shape(0)), vocab = length(logits.shape(1)), count = length(rows.size());
+    require(length(starts.shape(0)) == count + 1 && length(positions.shape(0)) == count &&
+                length(expected.shape(0)) == places && length(tokens.shape(0)) == places &&
+                length(errors.shape(0)) == places,
+            "logits, rows, drafts and positions differ in length.");
+    const std::int64_t words = (vocab + 31) / 32;
+    if (masks)
+        require(length(masks->shape(0)) == places && length(masks->shape(1)) == words,
+                "masks must be of shape [places, ceil(vocabulary / 32)].");
+    require(starts.data()[0] == 0 && starts.data()[count] == places, "starts do not cover the places.");
+    for (std::int64_t i = 0; i < count; ++i) {
+        require(positions.data()[i] >= 0, "positions holds a negative number.");
+        require(starts.data()[i] < starts.data()[i + 1], "a row has no place.");
+    }
+    check_rows(rows, vocab);
+    std::fill_n(tokens.data(), places, -1);
+    std::fill_n(errors.data(), places, static_cast<std::uint8_t>(RowError::none));
+    nb::gil_scoped_release release;
+    const OpTable& table = ops();
+    parallel_for(count, rows_in_chunk(std::max<std::int64_t>(vocab, 1)), [&](std::int64_t begin, std::int64_t end) {
+        const Scratch scratch = thread_scratch(vocab);
+        for (std::int64_t i = begin; i < end; ++i) {
+            SamplerRow& row = *rows[static_cast<std::size_t>(i)];
+            const std::int64_t first = starts.data()[i];
+            for (std::int64_t at = first; at < starts.data()[i + 1]; ++at) {
+                const RowView view = row.view(logits.data() + at * vocab, masks ? masks->data() + at * words : nullptr,
+                                              static_cast<std::uint64_t>(positions.data()[i] + at - first));
+                const SampledRow out = table.sample_row(view, vocab, scratch);
+                tokens.data()[at] = out.token;
+                errors.data()[at] = static_cast<std::uint8_t>(out.error);
+                if (out.token < 0) break;
+                row.extend(out.token);
+                if (out.token != expected.data()[at]) break;
+            }
+        }
+    });
+}
+
 void logprobs(Matrix<const float> logits, Vector<const std::int64_t> targets, Vector<double> values,
               Vector<std::int64_t> ranks, Matrix<std::int32_t> top_ids, Matrix<double> top_values,
               Vector<std::uint8_t> errors) {
@@ -221,6 +263,9 @@ NB_MODULE(_native, m) {
     m.def("sample", &sample, "logits"_a.noconvert(), "rows"_a, "positions"_a.noconvert(), "tokens"_a.noconvert(),
           "errors"_a.noconvert(), "masks"_a.noconvert() = nb::none(),
           "Draws one token a row into `tokens` and gives it to the row; `errors` gets a code, 0 for none.");
+    m.def("verify", &verify, "logits"_a.noconvert(), "rows"_a, "starts"_a.noconvert(), "expected"_a.noconvert(),
+          "positions"_a.noconvert(), "tokens"_a.noconvert(), "errors"_a.noconvert(), "masks"_a.noconvert() = nb::none(),
+          "As sample, for several places a row, in order, while the token drawn is the expected one.");
     m.def("logprobs", &logprobs, "logits"_a.noconvert(), "targets"_a.noconvert(), "values"_a.noconvert(),
           "ranks"_a.noconvert(), "top_ids"_a.noconvert(), "top_values"_a.noconvert(), "errors"_a.noconvert(),
           "Log-softmax at the targets, their ranks, and the most probable tokens.");

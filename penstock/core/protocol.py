@@ -22,6 +22,11 @@ def last_sample(slot: int) -> int:
     return -1 - slot
 
 
+def chain_length(drafts: int, parents: tuple[int, ...]) -> int:
+    """How many of so many drafts form a chain from the first on: those that are verified. `parents` as in Proposal."""
+    return next((index for index, parent in enumerate(parents) if parent != index - 1), drafts)
+
+
 class CacheOpKind(str, Enum):
     """What a cache operation does; all run before the step's forward pass, in order."""
 
@@ -143,6 +148,12 @@ class ScheduledTokens:
     parents: tuple[int, ...] = ()
     draft_states: tuple[int, ...] = ()
 
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The drafts that are verified: of a tree, its first chain."""
+        first = len(self.tokens) - self.draft_tokens
+        return self.tokens[first : first + chain_length(self.draft_tokens, self.parents)]
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -260,6 +271,7 @@ class Runner(Protocol):
         """Starts the step: applies slots and cache operations, runs the model, and draws, under `masks` if given.
 
         `masks.of(slots)` waits for those of these slots: [len(slots), ceil(V / 32)] words, as the sampler takes them.
+        A slot is named once for each of its draws: behind its last known token and behind each of its drafts.
         """
 
     def sample(self, step: int) -> StepResult:

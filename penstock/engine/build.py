@@ -15,6 +15,7 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
 from penstock.engine.shared_prompts import pin_shared_prompts
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.runtime.drafter import Drafter
 from penstock.startup.build_runner import load, make_runner, scheduler_options
 from penstock.startup.claim import Claim
 from penstock.startup.engine_spec import EngineSpec, kernel_decisions, make_engine_spec
@@ -27,7 +28,11 @@ log = logging.getLogger(__name__)
 
 
 def build_engine(
-    options: EngineOptions, progress: Callable[[int, int], None] | None = None, *, grammars: bool = False
+    options: EngineOptions,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    grammars: bool = False,
+    drafter: Drafter | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """Builds an engine that is ready to step.
 
@@ -35,6 +40,7 @@ def build_engine(
         options: as given by the user.
         progress: called with (bytes read, bytes in all) while weights load.
         grammars: the vocabulary is loaded for them meanwhile; else the first grammar waits for it.
+        drafter: proposes tokens for requests that allow it; None for nobody.
 
     Raises:
         PenstockError: as `make_engine_spec`; also weights that are missing, left over or damaged, or another engine of
@@ -42,7 +48,7 @@ def build_engine(
     """
     claim = Claim(options)
     try:
-        return _built(claim, progress, grammars)
+        return _built(claim, progress, grammars, drafter)
     except BaseException as error:
         claim.release()
         if (said := shortage_as_plan_error(error)) is not error:
@@ -50,8 +56,10 @@ def build_engine(
         raise
 
 
-def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool) -> tuple[Engine, EngineInfo]:
-    spec = make_engine_spec(claim.options)
+def _built(
+    claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool, drafter: Drafter | None
+) -> tuple[Engine, EngineInfo]:
+    spec = make_engine_spec(claim.options, drafts=drafter.most if drafter else 0)
     concrete = spec.options
     model = spec.model
     kernels = spec.kernels
@@ -63,7 +71,7 @@ def _built(claim: Claim, progress: Callable[[int, int], None] | None, grammars: 
         structured.warm()
     spec, kv_types, notes = load(spec, progress)
     limits = scheduler_options(concrete, spec.plan, model)
-    runner, executor = make_runner(spec, kv_types, limits.max_num_seqs)
+    runner, executor = make_runner(spec, kv_types, limits.max_num_seqs, drafter)
     gates = (GrammarGate(structured), *default_gates())
     engine = Engine(Scheduler(limits, spec.groups, gates=gates), runner, structured, claim.release)
     if concrete.shared_prompts:

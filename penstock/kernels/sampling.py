@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +74,11 @@ class RowSettings:
     generated_ids: tuple[int, ...] = ()
 
 
+def first_places(drafts: Sequence[tuple[int, ...]]) -> list[int]:
+    """[R + 1]: the first place of every row with these drafts, and how many places there are."""
+    return list(accumulate((len(tokens) + 1 for tokens in drafts), initial=0))
+
+
 class SamplingRow(Protocol):
     """An implementation's record of one sequence."""
 
@@ -108,8 +114,8 @@ class SamplingKernel(Protocol):
 
     Attributes:
         on_device: it takes logits as tensors where they lie, of any float type, instead of arrays. It then also has
-            `draw` and `score`, which are `sample` and `logprobs` without the wait: what they return has `take`, which
-            waits, and draws have the `tokens` on the device.
+            `draw`, `draw_drafted` and `score`, which are `sample`, `verify` and `logprobs` without the wait: what they
+            return has `take`, which waits, and draws have the `tokens` on the device, and each row's `last`.
     """
 
     on_device: bool
@@ -138,6 +144,33 @@ class SamplingKernel(Protocol):
 
         Returns:
             tokens [L] (-1 where there is an error) and codes of ROW_ERRORS [L].
+
+        Raises:
+            ValueError: lengths do not agree, or a row appears twice.
+        """
+
+    def verify(
+        self,
+        logits: Any,
+        rows: Sequence[Any],
+        drafts: Sequence[tuple[int, ...]],
+        positions: npt.NDArray[np.int64],
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Draws one token a row after another, as long as each is the row's next draft: what `sample` would do in turn.
+
+        A row with K drafts has K + 1 places, one after the other: behind its last known token and behind each draft.
+
+        Args:
+            logits: [L, V] as in `sample`, L = Σ (K + 1).
+            rows: R different rows, in the order of their places.
+            drafts: R tuples, () for a row that has none; a draft beyond the vocabulary is never drawn.
+            positions: [R], absolute position of the first token each row draws.
+            masks: [L, ceil(V / 32)] as in `sample`; None allows all.
+
+        Returns:
+            tokens [L] (-1 where there is an error, and in the places behind a draft that was not drawn) and codes of
+            ROW_ERRORS [L], 0 in places that were not reached. The rows take the tokens as generated.
 
         Raises:
             ValueError: lengths do not agree, or a row appears twice.

@@ -12,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
 
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
@@ -149,9 +150,11 @@ class NullRunner:
             self._move(op)
         for work in plan.encoder_work:
             self._encode(work)
-        sampled = [span.slot for span in plan.scheduled if span.sample] if masks is not None else []
-        words = dict(zip(sampled, masks.of(sampled), strict=True)) if sampled else {}
-        results = tuple(self._run(span, words.get(span.slot)) for span in plan.scheduled)
+        sampled = [span for span in plan.scheduled if span.sample] if masks is not None else []
+        slots = [span.slot for span in sampled for _ in range(len(span.drafts) + 1)]
+        words = iter(masks.of(slots) if slots else ())
+        masked = {span.slot: list(islice(words, len(span.drafts) + 1)) for span in sampled}
+        results = tuple(self._run(span, masked.get(span.slot, ())) for span in plan.scheduled)
         proposals = () if self._drafter is None else tuple(self._propose(plan, results))
         finished, failed = self._finish_transfers()
         return StepResult(step, results, proposals, tuple(finished), tuple(failed))
@@ -222,7 +225,7 @@ class NullRunner:
     def close(self) -> None:
         self._rows.clear()
 
-    def _run(self, span: ScheduledTokens, mask: Sequence[int] | None) -> SlotResult:
+    def _run(self, span: ScheduledTokens, masks: Sequence[Sequence[int]]) -> SlotResult:
         row = self._rows[span.slot]
         for table, blocks in zip(row.tables, span.new_blocks, strict=False):
             table.extend(blocks)
@@ -243,7 +246,7 @@ class NullRunner:
         if row.new.pooling is not None:
             count = len(row.new.prompt_ids) if row.new.pooling.kind is PoolingKind.ALL else 1
             return SlotResult(span.slot, pooled=array("f", [prefix % 1000 / 1000] * count).tobytes())
-        accepted = self._draw(row, span, tokens, prefixes, mask)
+        accepted = self._draw(row, span, prefixes, masks)
         if self._check:
             del row.tokens[span.start + len(tokens) - span.draft_tokens + len(accepted) - 1 :]
         self._last[span.slot] = accepted[-1]
@@ -252,14 +255,18 @@ class NullRunner:
         return SlotResult(span.slot, accepted, tuple(map(self._logprob, accepted)) if wanted else (), scored)
 
     def _draw(
-        self, row: _Row, span: ScheduledTokens, tokens: list[int], prefixes: list[int], mask: Sequence[int] | None
+        self, row: _Row, span: ScheduledTokens, prefixes: list[int], masks: Sequence[Sequence[int]]
     ) -> tuple[int, ...]:
-        """Accepts drafts while each is the token drawn in its place, then takes what is drawn behind them."""
-        first = len(tokens) - span.draft_tokens
-        drafts = tokens[first:]
+        """Accepts drafts while each is the token drawn in its place, then takes what is drawn behind them.
+
+        `masks`: one for each place, or none.
+        """
+        first = len(span.tokens) - span.draft_tokens
+        drafts = span.drafts
         accepted: list[int] = []
         for index in range(len(drafts) + 1):
             generated = span.start + first + index - len(row.new.prompt_ids)
+            mask = masks[index] if masks else None
             token = next_token(prefixes[first + index - 1], row.new, generated, self._vocab_size, mask)
             accepted.append(token)
             if index == len(drafts) or drafts[index] != token:

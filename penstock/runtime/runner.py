@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.kernels.copies import Event, device_errors
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.drafter import Drafter, Drafting
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
 from penstock.runtime.kv_memory import KVMemory
@@ -40,7 +41,7 @@ class _Wanted:
 
     Attributes:
         tokens: indices of their tokens in the step; the other fields have places in this list.
-        draws: places to sample after.
+        draws: places to sample after; those behind a slot's drafts follow that behind its last known token.
         scored, pooled: spans of scored prompts; spans of slots that pool, with their places.
     """
 
@@ -91,6 +92,7 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         warm_up: Callable[[], bool] | None = None,
         media: MediaStore | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`warm_up` compiles some more kernels while no slot is in use, and returns whether there are others."""
         self.media = media
@@ -101,6 +103,7 @@ class ModelRunner:
         self._sampler = sampler
         self._builder = builder
         self._pooler = pooler or Pooler(None, None)
+        self._drafting = Drafting(drafter)
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
         self._new: dict[int, NewSequence] = {}
@@ -172,8 +175,9 @@ class ModelRunner:
                 rows[draw.slot] = SlotResult(draw.slot, error=sample.error)
                 continue
             self._builder.note_sample(draw.slot, sample.token)
-            logprobs = () if sample.logprobs is None else (sample.logprobs,)
-            rows[draw.slot] = SlotResult(draw.slot, (sample.token,), logprobs)
+            self._known[draw.slot] += len(sample.tokens) - 1
+            rows[draw.slot] = SlotResult(draw.slot, sample.tokens, sample.logprobs)
+        proposals = self._drafting.propose(rows.values())
         for pooled in step.pooled:
             rows[pooled.slot] = SlotResult(pooled.slot, pooled=pooled.wait())
         for row, parts in step.scored:
@@ -182,7 +186,7 @@ class ModelRunner:
             rows[row] = SlotResult(row, result.tokens, result.logprobs, scores, result.error)
         rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
         timings = StepTimings(step.build, step.forward, perf_counter() - started)
-        return StepResult(step.step, tuple(rows.values()), timings=timings)
+        return StepResult(step.step, tuple(rows.values()), proposals, timings=timings)
 
     def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
         """Logits of all tokens from a recorded step; None if more is wanted or no recording fits."""
@@ -214,17 +218,21 @@ class ModelRunner:
         if plan.released_slots and self._graphs is not None:
             self._graphs.note_answer()
         for row in plan.released_slots:
-            if self._new.pop(row, None) is not None:
-                self._sampler.release_row(row)
+            self._release(row)
         for new in plan.new_sequences:
-            if self._new.pop(new.slot, None) is not None:  # its release was lost with a step that failed
-                self._sampler.release_row(new.slot)
+            self._release(new.slot)  # again, where that was lost with a step that failed
             self._new[new.slot] = new
             self._known[new.slot] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
             places = None if self.media is None else self.media.places(new)
             self._builder.add_row(new, places)
             self._pooler.add_row(new)
+            self._drafting.add_row(new)
+
+    def _release(self, slot: int) -> None:
+        if self._new.pop(slot, None) is not None:
+            self._sampler.release_row(slot)
+            self._drafting.release_row(slot)
 
     def _encode(self, plan: StepPlan) -> Encoded:
         """What media give a step. Without a store none of them can be encoded."""
@@ -239,9 +247,12 @@ class ModelRunner:
         """Has the sampler's penalties count forced tokens: those in a span that were not sampled."""
         for span in plan.scheduled:
             known = self._known[span.slot]
-            if span.start + len(span.tokens) > known:
-                self._sampler.extend(span.slot, span.tokens[known - span.start :])
-                self._known[span.slot] = span.start + len(span.tokens)
+            end = span.start + len(span.tokens) - span.draft_tokens
+            if end > known:
+                forced = span.tokens[known - span.start : end - span.start]
+                self._sampler.extend(span.slot, forced)
+                self._drafting.take(span.slot, forced)
+                self._known[span.slot] = end
 
     def _wanted(self, plan: StepPlan) -> _Wanted:
         wanted, first = _Wanted(), 0
@@ -249,15 +260,19 @@ class ModelRunner:
             new = self._new[span.slot]
             count = len(span.tokens)
             place = len(wanted.tokens)
-            chosen = range(count - 1, count) if span.sample else range(0)
+            drawn = range(0)
+            if span.sample:
+                last = count - span.draft_tokens - 1
+                drawn = range(last, last + 1 + len(span.drafts) if span.draft_tokens else count)
+            chosen = drawn
             if (pooled := self._pooler.wanted(span)) is not None:
                 chosen = pooled
                 wanted.pooled.append((span, slice(place, place + len(chosen))))
             elif new.sampling.prompt_logprobs is not None and new.sequence == 0 and (targets := _targets(new, span)):
                 chosen = range(new.sampling.first_scored(span.start) - span.start, count)
                 wanted.scored.append(_Scored(span.slot, place, targets, new.sampling.prompt_logprobs))
-            if pooled is None and span.sample:
-                wanted.draws.append(place + len(chosen) - 1)
+            if pooled is None:
+                wanted.draws += (place + index - chosen.start for index in drawn)
             wanted.tokens += (first + index for index in chosen)
             first += count
         return wanted
@@ -271,11 +286,15 @@ class ModelRunner:
         if logits is None:
             return [], None
         sampled = (span for span in plan.scheduled if span.sample and self._new[span.slot].pooling is None)
-        draws = [Draw(span.slot, span.start + len(span.tokens)) for span in sampled]
+        draws = [
+            Draw(span.slot, span.start + len(span.tokens) - span.draft_tokens, span.drafts if span.draft_tokens else ())
+            for span in sampled
+        ]
         rows = [draw.slot for draw in draws]
-        samples = self._sampler.begin(logits, draws, None if masks is None else masks.of(rows))
-        if samples.tokens is not None:
-            self._builder.keep_samples(rows, samples.tokens)
+        words = None if masks is None else masks.of([draw.slot for draw in draws for _ in range(len(draw.drafts) + 1)])
+        samples = self._sampler.begin(logits, draws, words)
+        if samples.last is not None:
+            self._builder.keep_samples(rows, samples.last)
         for row in rows:
             self._known[row] += 1
         return draws, samples

@@ -1,13 +1,14 @@
 """Turns logits into tokens: one record a row, updated by one token a step, and one kernel call for the whole batch.
 
 Every draw is a pure function of the row's logits, its parameters and tokens, and (seed, sequence, position): batch
-mates, preemption and restarts do not change it.
+mates, preemption and restarts do not change it, nor do drafts, each of which is accepted while it is what is drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,28 +18,41 @@ from torch import Tensor
 
 from penstock.core.protocol import NewSequence, TokenLogprobs
 from penstock.kernels.copies import upload
-from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel
+from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel, first_places
 
 
 class Draw(NamedTuple):
-    """One token to sample.
+    """One token to sample, and what follows it as long as drafts are right.
 
     Attributes:
         slot: the request slot, known from add_row.
         position: absolute position the new token will have (0 is the first prompt token).
+        drafts: what may come there and behind, with logits of its own behind each.
     """
 
     slot: int
     position: int
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RowSample:
-    """What one draw gave: a token, or -1 and a sentence in `error`."""
+    """What one draw gave.
 
-    token: int
-    logprobs: TokenLogprobs | None = None
+    Attributes:
+        tokens: accepted drafts and the token drawn behind them; () with an error.
+        logprobs: one entry a token where the row asked, else ().
+        error: a sentence where not even the first token could be drawn.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+
+    @property
+    def token(self) -> int:
+        """The last of them; -1 with an error."""
+        return self.tokens[-1] if self.tokens else -1
 
 
 @dataclass(slots=True)
@@ -52,11 +66,13 @@ class SamplingHandle:
     """Samples that are being drawn: a kernel on the device may still be at it.
 
     Attributes:
-        tokens: [L] int64 on the device, -1 where there is an error; None where the kernel samples on the host.
+        last: [R] int64 on the device, each draw's last token, -1 where there is an error; None where the kernel samples
+            on the host.
     """
 
-    tokens: Tensor | None
+    last: Tensor | None
     _rows: list[_Row]
+    _starts: Sequence[int]
     _take: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]
     _scored: list[int]
     _table: Callable[[], LogprobTable]
@@ -71,12 +87,22 @@ class SamplingHandle:
             scores = {
                 i: _entry(table, at, sampled[i], self._rows[i].logprobs or 0)
                 for at, i in enumerate(self._scored)
-                if not errors[i]
+                if sampled[i] >= 0
             }
-        return [
-            RowSample(token, scores.get(i), ROW_ERRORS[error] if error else None)
-            for i, (token, error) in enumerate(zip(sampled, errors, strict=True))
-        ]
+        if len(self._starts) > len(sampled):  # one place a draw
+            return [
+                RowSample((token,), (scores[i],) if i in scores else ())
+                if token >= 0
+                else RowSample(error=ROW_ERRORS[error])
+                for i, (token, error) in enumerate(zip(sampled, errors, strict=True))
+            ]
+        samples: list[RowSample] = []
+        for begin, end in pairwise(self._starts):
+            drawn = tuple(token for token in sampled[begin:end] if token >= 0)
+            places = range(begin, begin + len(drawn))
+            entries = tuple(scores[i] for i in places) if begin in scores else ()
+            samples.append(RowSample(drawn, entries, None if drawn else ROW_ERRORS[errors[begin]]))
+        return samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,34 +191,47 @@ class Sampler:
     def begin(
         self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
     ) -> SamplingHandle:
-        """Begins to sample one token for each draw; the row then counts it as generated.
+        """Begins to sample one token for each draw, and more where drafts are right; the row counts them as generated.
 
         Args:
-            logits: [L, V] float32, one row a draw, the model's own (not modified).
-            draws: L draws of different rows.
+            logits: [L, V] float32, one row a draw and one a draft, the model's own (not modified).
+            draws: of different rows.
             masks: [L, ceil(V / 32)] grammar masks, bit t % 32 of word t // 32 allows token t; None allows all.
 
         Raises:
             ValueError: shapes do not agree, or a row appears twice.
         """
-        if logits.shape != (len(draws), self.vocab_size):
+        drafts = [draw.drafts for draw in draws]
+        drafted = any(drafts)
+        starts = first_places(drafts) if drafted else range(len(draws) + 1)
+        if logits.shape != (starts[-1], self.vocab_size):
             raise ValueError(
-                f"logits of shape {tuple(logits.shape)} for {len(draws)} draws over {self.vocab_size} tokens"
+                f"logits of shape {tuple(logits.shape)} for {starts[-1]} draws over {self.vocab_size} tokens"
             )
         values = self._as_taken(logits)
         rows = [self._row(draw.slot) for draw in draws]
         positions = np.array([draw.position for draw in draws], np.int64)
         kernel, kernel_rows = self._kernel, [row.kernel_row for row in rows]
+        if drafted:
+            rows = [row for row, tokens in zip(rows, drafts, strict=True) for _ in range(len(tokens) + 1)]
         scored = [i for i, row in enumerate(rows) if row.logprobs is not None]
         if kernel.on_device:
-            drawn = kernel.draw(values, kernel_rows, positions, masks)
+            drawn = (
+                kernel.draw_drafted(values, kernel_rows, drafts, positions, masks)
+                if drafted
+                else kernel.draw(values, kernel_rows, positions, masks)
+            )
             chosen = drawn.tokens.clamp(min=0)
             table = self._score(values, chosen, scored, rows) if scored else _no_table
-            return SamplingHandle(drawn.tokens, rows, drawn.take, scored, table)
-        found = kernel.sample(values, kernel_rows, positions, masks)
-        scored = [i for i in scored if not found[1][i]]
+            return SamplingHandle(drawn.last, rows, starts, drawn.take, scored, table)
+        found = (
+            kernel.verify(values, kernel_rows, drafts, positions, masks)
+            if drafted
+            else kernel.sample(values, kernel_rows, positions, masks)
+        )
+        scored = [i for i in scored if found[0][i] >= 0]
         table = self._score(values, found[0], scored, rows) if scored else _no_table
-        return SamplingHandle(None, rows, lambda: found, scored, table)
+        return SamplingHandle(None, rows, starts, lambda: found, scored, table)
 
     def sample(
         self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None

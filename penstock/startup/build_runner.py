@@ -16,6 +16,7 @@ from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
 from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
+from penstock.runtime.drafter import Drafter
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
 from penstock.runtime.graphs import (
     CudaGraphCapture,
@@ -120,13 +121,18 @@ def make_parts(
         options.block_size,
         kv_types=kv_types,
         device=options.torch_device,
-        state_slots=rows + plan.checkpoints + (options.device != "cpu"),  # one for the unused rows of captured steps
+        state_slots=rows + _spare_states(plan) + (options.device != "cpu"),  # one for unused rows of captured steps
         shared=model.whole_prompts,
     )
     builder = _builder(spec, rows)
     assert options.max_num_batched_tokens
     most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
     return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast)
+
+
+def _spare_states(plan: MemoryPlan) -> int:
+    """Slots of recurrent states behind those of the rows: for shared prefixes, and for drafts that are verified."""
+    return plan.checkpoints + plan.draft_states
 
 
 def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
@@ -146,7 +152,9 @@ def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
     )
 
 
-def make_runner(spec: EngineSpec, kv_types: Sequence[str], rows: int) -> tuple[ModelRunner, Executor]:
+def make_runner(
+    spec: EngineSpec, kv_types: Sequence[str], rows: int, drafter: Drafter | None = None
+) -> tuple[ModelRunner, Executor]:
     """The runner of a loaded model, for so many sequences a step, and what runs its steps."""
     options = spec.options
     meter = memory_meter(options.torch_device)
@@ -170,9 +178,10 @@ def make_runner(spec: EngineSpec, kv_types: Sequence[str], rows: int) -> tuple[M
         memory,
         sampler,
         builder,
-        Pooler(model.classifier, model.projection),
+        pooler=Pooler(model.classifier, model.projection),
         graphs=graphs,
         warm_up=warm_up.run_next if warm_up else None,
+        drafter=drafter,
     )
     return runner, executor
 
@@ -227,7 +236,7 @@ def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) ->
         depth=options.depth,
         max_chunk_tokens=None if whole_prompts else options.max_chunk_tokens,
         recurrent=plan.state_bytes > 0,
-        checkpoints=plan.checkpoints,
+        checkpoints=_spare_states(plan),
         whole_prompts=whole_prompts,
         share_prefix_cache=options.share_prefix_cache,
     )

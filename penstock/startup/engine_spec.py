@@ -71,8 +71,10 @@ def measure_machine(device: str = "auto") -> Machine:
     )
 
 
-def make_engine_spec(options: EngineOptions, machine: Machine | None = None) -> EngineSpec:
+def make_engine_spec(options: EngineOptions, machine: Machine | None = None, drafts: int = 0) -> EngineSpec:
     """Opens the checkpoint's headers, resolves every option, plans the memory and chooses the kernels.
+
+    `drafts`: most of a sequence in a step, for which there is to be room.
 
     Raises:
         CheckpointError: the model cannot be read.
@@ -107,12 +109,12 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None) -> 
         kernels = resolve_kernels(of_heads)
         model = declare(concrete.max_model_len)
     if model.runs and concrete.on_gpu:
-        return make_spec_on_cpu(options, machine, model.runs)
+        return make_spec_on_cpu(options, machine, model.runs, drafts)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     packer = packer_of(kernels)
     weights = resident_bytes(facts, packer, concrete, checkpoint.tensors.values())
-    limits = _limits(options, concrete, machine, gpu)
+    limits = replace(_limits(options, concrete, machine, gpu), draft_states=drafts + 1 if drafts else 0)
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
         limits = replace(limits, remedies=remedies(facts, packer, concrete, limits, memory, weights, machine))
@@ -135,11 +137,11 @@ def _of_heads(context: KernelContext, model: Model) -> KernelContext | None:
     return replace(context, heads=tuple(sorted(sizes)), shared_memory=limit) if limit and sizes else None
 
 
-def make_spec_on_cpu(options: EngineOptions, machine: Machine, runs: str) -> EngineSpec:
+def make_spec_on_cpu(options: EngineOptions, machine: Machine, runs: str, drafts: int = 0) -> EngineSpec:
     """As `make_engine_spec`, for a model that foreign code computes, which runs on CPUs only."""
     if options.device != "auto":
         raise ConfigError(f"--device {options.device} is not possible: {runs}. Take --device cpu.")
-    spec = make_engine_spec(replace(options, device="cpu"), machine)
+    spec = make_engine_spec(replace(options, device="cpu"), machine, drafts)
     return replace(spec, settings=(Decision("device", "cpu", runs), *spec.settings))
 
 

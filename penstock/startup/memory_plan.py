@@ -29,7 +29,9 @@ class MemoryLimits:
         kv_cache_memory_fixed: whether the user set it; if not, it may shrink to what is left.
         kv_blocks: exact blocks of every group (block 0 included); overrides kv_cache_memory.
         enable_prefix_caching: whether sliding groups get blocks for prefixes nobody is using.
-        state_bytes: recurrent states of one row.
+        state_bytes: one recurrent state, of all layers.
+        draft_states: states that a row has besides its own while drafts are verified: behind its last known token and
+            behind each draft. 0 where there is no drafter.
         most_sequences: where the KV cache takes all that is left, no more than so many of max_model_len need.
         activation_bytes: what the largest step was measured to take; None estimates it.
         attention_masks: attention writes masks or scores out, and the estimate has room for them.
@@ -48,11 +50,17 @@ class MemoryLimits:
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     state_bytes: int = 0
+    draft_states: int = 0
     most_sequences: int | None = None
     activation_bytes: int | None = None
     attention_masks: bool = True
     where: str = ""
     remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def states_of_row(self) -> int:
+        """Bytes of the recurrent states of one row."""
+        return self.state_bytes * (1 + self.draft_states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +102,13 @@ class MemoryPlan:
         kv_blocks: per cache group, blocks in its pool (block 0, never handed out, included).
         kv_block_bytes: per cache group, bytes of one block over all its layers.
         activation_bytes: the largest step's intermediate results and logits, an upper estimate or measured.
-        state_bytes: recurrent states of all rows, and room for copies of them.
+        state_bytes: recurrent states of all rows, behind their drafts too, and room for copies of them.
         max_model_len: longest prompt plus output, tokens.
         max_concurrent_full_length: sequences of max_model_len that fit at once.
         available_bytes: what the plan was made for.
         notes: why a wish was changed, one sentence each.
         checkpoints: recurrent states there is room for beside those of the rows, which prefixes are shared by.
+        draft_states: those that rows borrow while their drafts are verified.
         measured: the weights and the largest step were measured.
         where: what the available bytes are of, for people.
     """
@@ -116,6 +125,7 @@ class MemoryPlan:
     notes: tuple[str, ...] = ()
     state_bytes: int = 0
     checkpoints: int = 0
+    draft_states: int = 0
     measured: bool = False
     where: str = ""
 
@@ -127,6 +137,7 @@ class MemoryPlan:
         """Rows (what, how much, remark) for printing."""
         blocks = " + ".join(f"{count:,}" for count in self.kv_blocks)
         states = f"of recurrent layers, {self.checkpoints} of them for shared prefixes"
+        states += f", {self.draft_states} for drafts" if self.draft_states else ""
         fits = f"{self.max_concurrent_full_length:.1f} sequences of {self.max_model_len:,} tokens"
         return (
             ("weights", format_bytes(self.weights_bytes), f"{format_bytes(self.weights_file_bytes)} in the checkpoint"),
@@ -273,12 +284,12 @@ def _no_room(
 
 def _check_states(groups: Sequence[CacheGroup], sizes: Sequence[int], left: int, limits: MemoryLimits) -> None:
     """Raises MemoryPlanError if the recurrent states of the slots leave nothing for the rest."""
-    needed = limits.state_bytes * limits.max_num_seqs
+    needed = limits.states_of_row * limits.max_num_seqs
     if not needed or left > _least(groups, sizes, limits.block_size, limits) or left + needed <= 0:
         return
     left += needed
     wished = limits.max_model_len if limits.max_model_len_fixed else limits.block_size
-    rows = max(0, left - _least(groups, sizes, wished, limits) - 1) // limits.state_bytes
+    rows = max(0, left - _least(groups, sizes, wished, limits) - 1) // limits.states_of_row
     raise MemoryPlanError(
         f"the recurrent states of {limits.max_num_seqs} sequences need {format_bytes(needed)}, but beside weights and "
         f"activations only {format_bytes(left)} are available: {needed - left} bytes are missing; "
@@ -410,7 +421,7 @@ def plan_memory(
         needed = (
             ("weights", weights, f"{format_bytes(model.file_bytes)} in the checkpoint"),
             ("activations", activation_bytes(model, limits, dtype_bytes), "largest step"),
-            ("states", limits.state_bytes * limits.max_num_seqs, "of recurrent layers"),
+            ("states", limits.states_of_row * limits.max_num_seqs, "of recurrent layers"),
             ("KV cache", _least(groups, sizes, limits.max_model_len, limits), f"{limits.max_model_len:,} tokens"),
             ("available", limits.available_bytes, limits.where.removeprefix(", ")),
         )
@@ -434,7 +445,7 @@ def _made(
     weights: int,
 ) -> MemoryPlan:
     activations = activation_bytes(model, limits, dtype_bytes)
-    states = limits.state_bytes * limits.max_num_seqs
+    states = limits.states_of_row * limits.max_num_seqs
     left = limits.available_bytes - weights - activations - states
     sizes = _sizes(groups, dtype_bytes, block_bytes, limits)
     _check_states(groups, sizes, left, limits)
@@ -462,6 +473,7 @@ def _made(
         notes=notes,
         state_bytes=states + checkpoints * limits.state_bytes,
         checkpoints=checkpoints,
+        draft_states=limits.draft_states * limits.max_num_seqs if limits.state_bytes else 0,
         measured=limits.activation_bytes is not None,
         where=limits.where,
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.sampling import CHAIN, SamplingKernel
-from penstock.runtime.sampler import Draw, Sampler, row_settings
+from penstock.runtime.sampler import Draw, RowSample, Sampler, row_settings
 
 VOCAB = 300
 
@@ -140,8 +142,8 @@ def test_bad_logits_end_one_row_only(kernel: SamplingKernel) -> None:
     assert [sample.token for sample in samples] == [0, -1, 0]
     assert [sample.error is None for sample in samples] == [True, False, True]
     assert "finite" in (samples[1].error or "")
-    assert samples[1].logprobs is None
-    assert samples[2].logprobs is not None
+    assert samples[1].logprobs == ()
+    assert len(samples[2].logprobs) == 1
 
 
 def test_logprobs_are_of_the_unmodified_distribution(kernel: SamplingKernel) -> None:
@@ -152,10 +154,9 @@ def test_logprobs_are_of_the_unmodified_distribution(kernel: SamplingKernel) -> 
         sampler.add_row(new_row(row, SamplingParams(temperature=0.0, logprobs=count, logit_bias=((17, 100.0),))))
     samples = sampler.sample(logits, [Draw(row, 0) for row in range(3)])
     assert [sample.token for sample in samples] == [17, 17, 17]
-    assert samples[1].logprobs is None
+    assert samples[1].logprobs == ()
     for row, count in ((0, 5), (2, 0)):
-        entry = samples[row].logprobs
-        assert entry is not None
+        (entry,) = samples[row].logprobs
         assert entry.token == 17
         assert entry.logprob == pytest.approx(float(expected[row, 17]), abs=1e-11)
         assert entry.rank == 1 + int((logits[row] > logits[row, 17]).sum())
@@ -221,3 +222,74 @@ def test_masks_of_several_words(kernel: SamplingKernel) -> None:
         sampler.add_row(new_row(row, SamplingParams(temperature=0.0)))
     samples = sampler.sample(torch.zeros(2, VOCAB), [Draw(0, 0), Draw(1, 0)], mask)
     assert [sample.token for sample in samples] == [299, 0]
+
+
+def draft_for(dice: random.Random, answer: list[int]) -> tuple[int, ...]:
+    """What follows, with a wrong token here and there."""
+    length = dice.randrange(5)
+    return tuple(token if dice.random() < 0.8 else dice.randrange(VOCAB + 9) for token in answer[:length])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_change_neither_tokens_nor_log_probabilities(kernel: SamplingKernel, seed: int) -> None:
+    """Rows with right drafts, wrong ones and none, under masks, against the same rows without drafts."""
+    settings = (
+        replace(RICH, logprobs=2),
+        SamplingParams(temperature=0.7, logprobs=3),
+        SamplingParams(temperature=0.0, frequency_penalty=2),
+    )
+    steps, dice = 60, random.Random(seed)
+    words = np.random.default_rng(seed).integers(0, 2**32, (steps + 9, 10), dtype=np.uint32) if seed % 2 else None
+    plain, drafted = Sampler(VOCAB, 3, kernel), Sampler(VOCAB, 3, kernel)
+    for row, params in enumerate(settings):
+        for sampler in (plain, drafted):
+            sampler.add_row(new_row(row, params, seed=seed + row, stop_ids=(4, 5)))
+    expected: list[list[RowSample]] = [[], [], []]
+    for position in range(steps + 9):
+        masks = None if words is None else words[[position] * 3]
+        samples = plain.sample(logits_at(position).repeat(3, 1), [Draw(row, position) for row in range(3)], masks)
+        for row, sample in enumerate(samples):
+            expected[row].append(sample)
+    done, accepted = [0, 0, 0], 0
+    while min(done) < steps:
+        rows = [row for row in dice.sample(range(3), 3) if done[row] < steps]
+        draws = [Draw(row, done[row], draft_for(dice, [s.token for s in expected[row][done[row] :]])) for row in rows]
+        places = [draw.position + i for draw in draws for i in range(len(draw.drafts) + 1)]
+        logits = torch.cat([logits_at(place) for place in places])
+        for draw, sample in zip(
+            draws, drafted.sample(logits, draws, None if words is None else words[places]), strict=True
+        ):
+            at = slice(draw.position, draw.position + len(sample.tokens))
+            assert sample.tokens == tuple(one.token for one in expected[draw.slot][at])
+            assert sample.logprobs == tuple(entry for one in expected[draw.slot][at] for entry in one.logprobs)
+            assert sample.tokens[:-1] == draw.drafts[: len(sample.tokens) - 1]
+            assert len(sample.tokens) > len(draw.drafts) or sample.tokens[-1] != draw.drafts[len(sample.tokens) - 1]
+            accepted += len(sample.tokens) - 1
+            done[draw.slot] += len(sample.tokens)
+    assert accepted > 60
+
+
+def test_an_error_behind_a_draft_leaves_what_was_accepted(kernel: SamplingKernel) -> None:
+    sampler = Sampler(VOCAB, 2, kernel)
+    for row in range(2):
+        sampler.add_row(new_row(row, SamplingParams(temperature=0.0, logprobs=0)))
+    logits = torch.zeros(6, VOCAB)
+    logits[:, 7] = 1
+    logits[1], logits[4] = math.nan, math.nan
+    found, wrong = sampler.sample(logits[[0, 1, 2, 3, 4, 5]], [Draw(0, 5, (7, 7)), Draw(1, 5, (8, 7))])
+    assert found.tokens == (7,) and found.error is None and len(found.logprobs) == 1
+    assert wrong.tokens == (7,) and wrong.error is None
+    assert sampler.sample(logits[[1, 0]], [Draw(0, 6), Draw(1, 6)])[0].error is not None
+
+
+def test_places_that_do_not_fit_the_drafts_are_refused(kernel: SamplingKernel) -> None:
+    sampler = Sampler(VOCAB, 2, kernel)
+    row = kernel.row(row_settings(new_row(0, SamplingParams()), VOCAB))
+    sampler.add_row(new_row(0, SamplingParams()))
+    with pytest.raises(ValueError, match="3 draws"):
+        sampler.sample(torch.zeros(2, VOCAB), [Draw(0, 0, (1, 2))])
+    logits = np.zeros((3, VOCAB), np.float32)
+    with pytest.raises(ValueError, match="length"):
+        kernel.verify(logits, [row], [(1, 2, 3)], np.zeros(1, np.int64))
+    with pytest.raises(ValueError, match="more than once"):
+        kernel.verify(logits, [row, row], [(1,), ()], np.zeros(2, np.int64))

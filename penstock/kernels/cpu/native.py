@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.config.errors import ConfigError
-from penstock.kernels.sampling import LogprobTable, RowSettings
+from penstock.kernels.sampling import LogprobTable, RowSettings, first_places
 
 _FIELDS = tuple(field.name for field in fields(RowSettings))
 
@@ -152,6 +152,22 @@ class NativeSampling:
         tokens = np.empty(len(rows), np.int64)
         errors = np.empty(len(rows), np.uint8)
         library().sample(logits, list(rows), positions, tokens, errors, masks)
+        return tokens, errors
+
+    def verify(
+        self,
+        logits: npt.NDArray[np.float32],
+        rows: Sequence[Any],
+        drafts: Sequence[tuple[int, ...]],
+        positions: npt.NDArray[np.int64],
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """As in SamplingKernel."""
+        starts = np.array(first_places(drafts), np.int64)
+        expected = np.array([token for ahead in drafts for token in (*ahead, -1)], np.int64)
+        tokens = np.empty(len(expected), np.int64)
+        errors = np.empty(len(expected), np.uint8)
+        library().verify(logits, list(rows), starts, expected, positions, tokens, errors, masks)
         return tokens, errors
 
     def logprobs(self, logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int64], top: int) -> LogprobTable:

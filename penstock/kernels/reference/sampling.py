@@ -17,6 +17,7 @@ from penstock.kernels.sampling import (
     NOTHING_ALLOWED,
     LogprobTable,
     RowSettings,
+    first_places,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -188,6 +189,11 @@ def sample_row(
     return int(left.ids[np.argmax(scores(left.x, drawn))]), 0
 
 
+def _check_different(rows: Sequence[ReferenceRow]) -> None:
+    if len({id(row) for row in rows}) != len(rows):
+        raise ValueError("a row appears more than once in one call.")
+
+
 class ReferenceSampling:
     """The sampling op in numpy; see `kernels.sampling.SamplingKernel`."""
 
@@ -220,14 +226,39 @@ class ReferenceSampling:
         """As in SamplingKernel."""
         if not len(logits) == len(rows) == len(positions) or (masks is not None and len(masks) != len(rows)):
             raise ValueError("logits, rows, positions and masks differ in length.")
-        if len({id(row) for row in rows}) != len(rows):
-            raise ValueError("a row appears more than once in one call.")
+        _check_different(rows)
         tokens, errors = np.empty(len(rows), np.int64), np.empty(len(rows), np.uint8)
         for i, row in enumerate(rows):
             mask = None if masks is None else masks[i]
             tokens[i], errors[i] = sample_row(logits[i], row, int(positions[i]), mask)
             if tokens[i] >= 0:
                 row.extend(int(tokens[i]))
+        return tokens, errors
+
+    def verify(
+        self,
+        logits: Floats,
+        rows: Sequence[ReferenceRow],
+        drafts: Sequence[tuple[int, ...]],
+        positions: Ids,
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[Ids, npt.NDArray[np.uint8]]:
+        """As in SamplingKernel: `sample` for one place after the other."""
+        starts = first_places(drafts)
+        if not len(rows) == len(positions) == len(drafts) or len(logits) != starts[-1]:
+            raise ValueError("logits, rows, drafts and positions differ in length.")
+        if masks is not None and len(masks) != len(logits):
+            raise ValueError("logits and masks differ in length.")
+        _check_different(rows)
+        tokens, errors = np.full(len(logits), -1, np.int64), np.zeros(len(logits), np.uint8)
+        for row, ahead, start, position in zip(rows, drafts, starts, positions, strict=False):
+            for index in range(len(ahead) + 1):
+                place = slice(start + index, start + index + 1)
+                mask = None if masks is None else masks[place]
+                found = self.sample(logits[place], [row], np.array([position + index]), mask)
+                tokens[place], errors[place] = found
+                if index == len(ahead) or tokens[start + index] != ahead[index]:
+                    break
         return tokens, errors
 
     def logprobs(self, logits: Floats, targets: Ids, top: int) -> LogprobTable:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penstock.kernels.copies import AsyncCopy, upload
 from penstock.kernels.registry import KernelContext
-from penstock.kernels.sampling import MASS_SLACK, NOT_FINITE, LogprobTable, RowSettings
+from penstock.kernels.sampling import MASS_SLACK, NOT_FINITE, LogprobTable, RowSettings, first_places
 from penstock.kernels.triton import sampling_kernels as kernels
 from penstock.kernels.triton.packing import HOME
 
@@ -66,17 +66,17 @@ class DeviceRow:
         if self.held[0] is not None:
             self.held[0][token] += 2
 
-    def bans(self) -> Words | None:
-        """Words of what is allowed at this step, the grammar apart; None where all is."""
+    def bans(self, ahead: Sequence[int] = ()) -> Words | None:
+        """Words of what is allowed at this step, behind the tokens `ahead`, the grammar apart; None where all is."""
         s = self.settings
-        if not s.bad_words and self.drawn >= s.min_tokens:
+        if not s.bad_words and self.drawn + len(ahead) >= s.min_tokens:
             return self.static
         if self.before is not None and any(len(word) > 1 for word in s.bad_words):
             self.before.take()  # the bad words of a next token depend on the last tokens
-        words = [
-            word[-1] for word in s.bad_words if len(word) > 1 and self.generated[1 - len(word) :] == list(word[:-1])
-        ]
-        stops = s.stop_ids if self.drawn < s.min_tokens else ()
+        longest = max((len(word) for word in s.bad_words), default=1)
+        said = [*self.generated[-longest:], *ahead]
+        words = [word[-1] for word in s.bad_words if len(word) > 1 and said[1 - len(word) :] == list(word[:-1])]
+        stops = s.stop_ids if self.drawn + len(ahead) < s.min_tokens else ()
         if not words and not stops:
             return self.static
         allowed = _every(s.vocab_size) if self.static is None else self.static.copy()
@@ -88,11 +88,14 @@ class Drawn:
     """Tokens that were drawn and may not be on the host yet.
 
     Attributes:
-        tokens: [L] int64 on the device, -1 where there is an error.
-        copies: of them and of the codes of ROW_ERRORS [L] uint8.
+        tokens: [L] int64 on the device, -1 where there is an error, and behind a draft that was not drawn.
+        last: [R] int64 on the device, each row's last token, -1 for none; the tokens where each row has one place.
+        copies: of the tokens and of the codes of ROW_ERRORS [L] uint8.
+        rows: by place.
     """
 
     tokens: Tensor
+    last: Tensor
     copies: AsyncCopy
     rows: tuple[DeviceRow, ...]
     _counted: bool = False
@@ -170,7 +173,7 @@ def _fields(s: RowSettings, counts: Tensor | None, bias: Tensor | None) -> npt.N
     filtered = s.top_k > 0 or s.top_p < 1.0 or s.typical_p < 1.0 or s.min_p > 0.0
     seed = np.array(s.seed & (2**64 - 1), np.uint64).astype(np.int64)
     addresses = (0 if held is None else held.data_ptr() for held in (counts, bias))
-    fields[8:] = (seed, s.sequence, 0, s.top_k, *addresses, -1, filtered)
+    fields[8:] = (seed, s.sequence, 0, s.top_k, *addresses, -1, filtered, 0, 0)
     return fields
 
 
@@ -232,18 +235,59 @@ class DeviceSampling:
             raise ValueError("logits, rows, positions and masks differ in length.")
         if len({id(row) for row in rows}) != len(rows):
             raise ValueError("a row appears more than once in one call.")
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        errors = torch.empty(len(rows), dtype=torch.uint8, device=logits.device)
-        logits = logits if logits.stride(1) == 1 else logits.contiguous()
-        for begin in range(0, len(rows), _ROWS):
-            part = slice(begin, begin + _ROWS)
-            words = None if masks is None else masks[part]
-            _sample(logits[part], rows[part], positions[part], words, tokens[part], errors[part])
-        drawn = Drawn(tokens, AsyncCopy(tokens, errors), tuple(rows))
-        for row in rows:
-            row.drawn += 1
-            row.before = drawn
-        return drawn
+        tokens, errors = _drawn_at(logits, rows, positions, masks)
+        return _noted(Drawn(tokens, tokens, AsyncCopy(tokens, errors), tuple(rows)))
+
+    def verify(
+        self,
+        logits: Tensor,
+        rows: Sequence[DeviceRow],
+        drafts: Sequence[tuple[int, ...]],
+        positions: npt.NDArray[np.int64],
+        masks: Words | None = None,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """As in SamplingKernel."""
+        return self.draw_drafted(logits, rows, drafts, positions, masks).take()
+
+    def draw_drafted(
+        self,
+        logits: Tensor,
+        rows: Sequence[DeviceRow],
+        drafts: Sequence[tuple[int, ...]],
+        positions: npt.NDArray[np.int64],
+        masks: Words | None = None,
+    ) -> Drawn:
+        """As `verify`, without waiting for the tokens; rows that have drafts are to be taken before they draw again.
+
+        All places are drawn at once, each as if the drafts before it were accepted; then what is behind the first
+        other token is struck out.
+        """
+        starts = first_places(drafts)
+        if not len(rows) == len(positions) == len(drafts) or len(logits) != starts[-1]:
+            raise ValueError("logits, rows, drafts and positions differ in length.")
+        if masks is not None and len(masks) != len(logits):
+            raise ValueError("logits and masks differ in length.")
+        if len({id(row) for row in rows}) != len(rows):
+            raise ValueError("a row appears more than once in one call.")
+        device, count = logits.device, len(rows)
+        counts = [0 if row.held[0] is None else row.held[0].data_ptr() for row in rows]
+        expected = [token for tokens in drafts for token in (*tokens, -1)]
+        facts = upload(np.array([*starts, *counts, *expected], np.int64), device)
+        begins, held, following = facts.split((count + 1, count, len(expected)))
+        lengths = [len(tokens) + 1 for tokens in drafts]
+        inner = np.array([i for length in lengths for i in range(length)], np.int64)
+        addresses = [
+            following.data_ptr() + 8 * start if tokens else 0 for start, tokens in zip(starts, drafts, strict=False)
+        ]
+        ahead = _Ahead(
+            [tokens[:i] for tokens in drafts for i in range(len(tokens) + 1)],
+            np.array(addresses, np.int64).repeat(lengths),
+        )
+        by_place = tuple(row for row, length in zip(rows, lengths, strict=True) for _ in range(length))
+        tokens, errors = _drawn_at(logits, by_place, positions.repeat(lengths) + inner, masks, ahead)
+        last = torch.empty(count, dtype=torch.int64, device=device)
+        kernels.accept[count,](begins, held, following, tokens, errors, last)
+        return _noted(Drawn(tokens, last, AsyncCopy(tokens, errors), by_place))
 
     def logprobs(self, logits: Tensor, targets: npt.NDArray[np.int64], top: int) -> LogprobTable:
         """As in SamplingKernel."""
@@ -269,12 +313,62 @@ class DeviceSampling:
         return Scored(tuple(AsyncCopy(*_scored(logits[part].float(), targets[part], top)) for part in parts))
 
 
-def _masks(rows: Sequence[DeviceRow], masks: Words | None) -> tuple[Words | None, npt.NDArray[np.int64]]:
-    """The words of rows that may not draw everything, and which of them each row has, -1 for none."""
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Drafts that places are behind.
+
+    Attributes:
+        tokens: by place, those that are taken as generated before it.
+        addresses: [L] int64, by place, where all drafts of its row lie on the device; 0 for none.
+    """
+
+    tokens: Sequence[tuple[int, ...]]
+    addresses: npt.NDArray[np.int64]
+
+    def part(self, places: slice) -> _Ahead:
+        return _Ahead(self.tokens[places], self.addresses[places])
+
+
+def _noted(drawn: Drawn) -> Drawn:
+    """A draw of which its rows are told."""
+    for row in drawn.rows:
+        row.drawn += 1
+        row.before = drawn
+    return drawn
+
+
+def _drawn_at(
+    logits: Tensor,
+    rows: Sequence[DeviceRow],
+    positions: npt.NDArray[np.int64],
+    masks: Words | None,
+    ahead: _Ahead | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A token and a code for each place, some places at a time; rows and positions by place."""
+    count, device = len(rows), logits.device
+    tokens = torch.empty(count, dtype=torch.int64, device=device)
+    errors = torch.empty(count, dtype=torch.uint8, device=device)
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    for begin in range(0, count, _ROWS):
+        part = slice(begin, begin + _ROWS)
+        table, words = _table(
+            rows[part],
+            positions[part],
+            None if masks is None else masks[part],
+            None if ahead is None else ahead.part(part),
+        )
+        _sample(logits[part], table, words, tokens[part], errors[part])
+    return tokens, errors
+
+
+def _masks(
+    rows: Sequence[DeviceRow], masks: Words | None, ahead: _Ahead | None
+) -> tuple[Words | None, npt.NDArray[np.int64]]:
+    """The words of places where not everything may be drawn, and which of them each place has, -1 for none."""
     which = np.full(len(rows), -1, np.int64)
     found: list[Words] = []
     for at, row in enumerate(rows):
-        bans = row.bans()
+        bans = row.bans() if ahead is None else row.bans(ahead.tokens[at])
         if masks is not None:
             bans = masks[at] if bans is None else bans & masks[at]
         if bans is not None:
@@ -283,25 +377,32 @@ def _masks(rows: Sequence[DeviceRow], masks: Words | None) -> tuple[Words | None
     return (np.stack(found) if found else None), which
 
 
-def _sample(
-    logits: Tensor, rows: Sequence[DeviceRow], positions: npt.NDArray[np.int64], masks: Words | None, tokens: Tensor,
-    errors: Tensor,
-) -> None:  # fmt: skip
-    """Launches the chain for up to _ROWS rows."""
-    (count, vocab), device = logits.shape, logits.device
-    words, which = _masks(rows, masks)
+def _table(
+    rows: Sequence[DeviceRow], positions: npt.NDArray[np.int64], masks: Words | None, ahead: _Ahead | None
+) -> tuple[npt.NDArray[np.int64], Words | None]:
+    """The kernels' settings of places, and the masks that they name."""
+    words, which = _masks(rows, masks, ahead)
     table = np.stack([row.fields for row in rows])
     table[:, kernels.POSITION.value], table[:, kernels.MASK.value] = positions, which
+    if ahead is not None:
+        table[:, kernels.DRAFTS.value] = ahead.addresses
+        table[:, kernels.AHEAD.value] = [len(tokens) for tokens in ahead.tokens]
+    return table, words
+
+
+def _sample(logits: Tensor, table: npt.NDArray[np.int64], words: Words | None, tokens: Tensor, errors: Tensor) -> None:
+    """Launches the chain for up to _ROWS places."""
+    (count, vocab), device = logits.shape, logits.device
     ints = upload(table, device)
     floats, chunks = ints.view(torch.float64), triton.cdiv(vocab, kernels.CHUNK.value)
     space = triton.next_power_of_2(chunks)
     allowed = ints if words is None else upload(words.view(np.int32), device)
     changed = torch.empty(count, vocab, device=device)
     largest = torch.empty(count, chunks, device=device)
-    places = torch.empty_like(largest, dtype=torch.int32)  # each by itself, and so aligned: for one kernel
-    wrong, numbers = torch.empty_like(places), torch.empty_like(places)
+    firsts = torch.empty_like(largest, dtype=torch.int32)  # each by itself, and so aligned: for one kernel
+    wrong, numbers = torch.empty_like(firsts), torch.empty_like(firsts)
     kernels.prepare[count, chunks](
-        logits, ints, floats, allowed, changed, largest, places, wrong, vocab, logits.stride(0), allowed.shape[1],
+        logits, ints, floats, allowed, changed, largest, firsts, wrong, vocab, logits.stride(0), allowed.shape[1],
         chunks, words is not None,
     )  # fmt: skip
     sums = floats
@@ -314,7 +415,7 @@ def _sample(
             keys = torch.empty(count, vocab, dtype=torch.int64, device=device)
             kernels.gather[count, chunks](changed, ints, floats, largest, numbers, cuts, keys, vocab, chunks, space)
     kernels.choose[count,](
-        ints, floats, largest, places, wrong, sums, numbers, winners, keys, tokens, errors, vocab, chunks, space,
+        ints, floats, largest, firsts, wrong, sums, numbers, winners, keys, tokens, errors, vocab, chunks, space,
         _BLOCK,
     )  # fmt: skip
 

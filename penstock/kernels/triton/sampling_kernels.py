@@ -17,7 +17,7 @@ from penstock.kernels.triton.noise import noise, score
 from penstock.kernels.triton.numbers import wide
 
 CHUNK = tl.constexpr(1024)
-FIELDS = tl.constexpr(16)
+FIELDS = tl.constexpr(18)
 SCALE = tl.constexpr(0)  # 1 / temperature, or 0: take the largest
 TOP_P = tl.constexpr(1)  # the mass to reach; above 1 where there is no such filter, here and in TYPICAL_P
 TYPICAL_P = tl.constexpr(2)
@@ -34,6 +34,8 @@ COUNTS = tl.constexpr(12)  # address of [V] int32, 2 · times generated + whethe
 BIAS = tl.constexpr(13)  # address of [V] float64, or 0
 MASK = tl.constexpr(14)  # row of the masks, or -1
 FILTERED = tl.constexpr(15)  # whether any filter is on
+DRAFTS = tl.constexpr(16)  # address of the row's drafts, int64; or 0: `choose` counts the token
+AHEAD = tl.constexpr(17)  # how many of them are taken as generated before this one's place
 
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _NOT_FINITE = tl.constexpr(1)
@@ -71,6 +73,9 @@ def prepare(
     counts = tl.load(ints + row * FIELDS + COUNTS)
     if counts != 0:
         count = tl.load(counts.to(tl.pointer_type(tl.int32)) + token, mask=inside, other=0)
+        drafts = tl.load(ints + row * FIELDS + DRAFTS).to(tl.pointer_type(tl.int64))
+        for draft in range(tl.load(ints + row * FIELDS + AHEAD)):
+            count += tl.where(token == tl.load(drafts + draft), 2, 0)
         repetition = tl.load(floats + row * FIELDS + REPETITION)
         exact = value.to(tl.float64)
         exact = tl.where(exact > 0, exact / repetition, exact * repetition)
@@ -333,7 +338,7 @@ def choose(
     ints, floats, largest, places, wrong, sums, numbers, winners, keys, tokens, errors, vocab, chunks,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One token a row, or -1 and a code of ROW_ERRORS; counts the token as generated."""
+    """One token a row, or -1 and a code of ROW_ERRORS; counts the token as generated, unless there are drafts."""
     row = tl.program_id(0).to(tl.int64)
     ints, floats = ints + row * FIELDS, floats + row * FIELDS
     best = _chunk_values(largest, row, chunks, float("-inf"), CHUNKS)
@@ -354,8 +359,31 @@ def choose(
             drawn = _chunk_values(numbers, row, chunks, vocab, CHUNKS)
             token = tl.min(tl.where(scores == tl.max(scores, axis=0), drawn, vocab), axis=0).to(tl.int64)
     counts = tl.load(ints + COUNTS)
-    if (counts != 0) & (error == 0):
+    if (counts != 0) & (error == 0) & (tl.load(ints + DRAFTS) == 0):
         counted = counts.to(tl.pointer_type(tl.int32)) + token
         tl.store(counted, tl.load(counted) + 2)
     tl.store(tokens + row, tl.where(error == 0, token, -1))
     tl.store(errors + row, error.to(tl.uint8))
+
+
+@triton.jit(do_not_specialize_on_alignment=["starts", "counts", "drafts"])
+def accept(starts, counts, drafts, tokens, errors, last):
+    """Programs (row): keeps the tokens of a row's places up to the first that is not the draft, and counts them.
+
+    Where a row has no drafts, `choose` has counted. What is behind the last place that is reached is no error.
+    """
+    row = tl.program_id(0)
+    begin, end = tl.load(starts + row), tl.load(starts + row + 1)
+    held = tl.load(counts + row)
+    going, newest = begin < end, tl.full((), -1, tl.int64)
+    for place in range(begin, end):
+        token = tl.load(tokens + place)
+        tl.store(errors + place, tl.where(going, tl.load(errors + place), 0))
+        going = going & (token >= 0)
+        newest = tl.where(going, token, newest)
+        if going & (held != 0) & (end - begin > 1):
+            counted = held.to(tl.pointer_type(tl.int32)) + token
+            tl.store(counted, tl.load(counted) + 2)
+        tl.store(tokens + place, tl.where(going, token, -1))
+        going = going & (token == tl.load(drafts + place))
+    tl.store(last + row, newest)

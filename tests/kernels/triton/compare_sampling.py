@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,10 +112,53 @@ def compare_samplers(device: str) -> None:
         for row, wanted in enumerate((2, None, 0)):
             params = SamplingParams(top_p=0.9, logprobs=wanted)
             sampler.add_row(NewSequence(row, "request", 0, (1,), (), 7, (), params))
-        results.append(sampler.sample(given, [Draw(row, 5) for row in range(3)]))
-        results[-1] += sampler.prompt_logprobs(given, [3, 4, VOCAB], 1)
-    ours, expected = results
-    assert [one.token for one in ours] == [one.token for one in expected]
-    for one, other in zip((ours[0].logprobs, *ours[3:]), (expected[0].logprobs, *expected[3:]), strict=True):
+        drawn = sampler.sample(given, [Draw(row, 5) for row in range(3)])
+        tokens = [sample.tokens for sample in drawn]
+        results.append((tokens, [*drawn[0].logprobs, *sampler.prompt_logprobs(given, [3, 4, VOCAB], 1)]))
+    (ours, entries), (expected, others) = results
+    assert ours == expected
+    for one, other in zip(entries, others, strict=True):
         assert (one.rank, [token for token, _ in one.top]) == (other.rank, [token for token, _ in other.top])
         assert one.logprob == other.logprob or abs(one.logprob - other.logprob) < 1e-11
+
+
+def compare_verified(device: str, steps: int, vocab: int = VOCAB) -> None:
+    """Rows of all settings with right drafts, wrong ones and none, under masks: the reference's, place by place."""
+    both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(steps)
+    ours, reference = both.ours.sampling(), ReferenceSampling()
+    words = {"bad_words": ((3,), (4, 5), (6, 7, 8)), "min_tokens": 6, "stop_ids": (9, 10), "temperature": 0.0}
+    settings = [RowSettings(vocab, 2**63 + at, at % 3, **given) for at, given in enumerate((*SETTINGS, words))]
+    rows, others = [ours.row(one) for one in settings], [reference.row(one) for one in settings]
+    accepted = 0
+    for step in range(steps):
+        lengths = rng.integers(0, 4, len(rows))
+        logits = (rng.normal(size=(int((lengths + 1).sum()), vocab)) * 3).astype(np.float32)
+        logits[:, :12] += 6  # few tokens, which penalties and bad words are about
+        masks = rng.integers(0, 2**32, (len(logits), -(-vocab // 32)), dtype=np.uint32) if step % 2 else None
+        positions = np.arange(len(rows), dtype=np.int64) + 10 * step
+        drafts = drafts_for(reference, others, logits, lengths, positions, masks, rng)
+        expected = reference.verify(logits, others, drafts, positions, masks)
+        found = ours.verify(both.here(torch.from_numpy(logits)), rows, drafts, positions, masks)
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        accepted += int((expected[0] >= 0).sum()) - len(rows)
+    assert accepted > 5 * steps
+    assert [row.generated for row in rows] == [row.generated for row in others]
+
+
+def drafts_for(
+    kernel: ReferenceSampling, rows: list[Any], logits: np.ndarray, lengths: np.ndarray, positions: np.ndarray,
+    masks: np.ndarray | None, rng: np.random.Generator,
+) -> list[tuple[int, ...]]:  # fmt: skip
+    """So many drafts a row, most of them what will be drawn."""
+    drafts, place = [], 0
+    for row, length, position in zip(rows, lengths.tolist(), positions.tolist(), strict=True):
+        trial = kernel.row(replace(row.settings, generated_ids=tuple(row.generated)))
+        wanted: list[int] = []
+        for index in range(length):
+            at = slice(place + index, place + index + 1)
+            mask = None if masks is None else masks[at]
+            token = int(kernel.sample(logits[at], [trial], np.array([position + index]), mask)[0][0])
+            wanted.append(token if rng.random() < 0.8 else int(rng.integers(0, row.settings.vocab_size + 9)))
+        drafts.append(tuple(wanted))
+        place += length + 1
+    return drafts

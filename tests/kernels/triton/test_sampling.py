@@ -14,12 +14,17 @@ from tests.kernels.triton.compare_sampling import (
     compare_samplers,
     compare_sampling,
     compare_tokens_left_on_the_device,
+    compare_verified,
 )
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("spread", 2), ("ties", 1), ("flat", 1)])
 def test_the_same_tokens(device, kind, steps):
     compare_sampling(device, kind, steps)
+
+
+def test_drafts_are_verified_alike(device):
+    compare_verified(device, 2)
 
 
 def test_errors(device):

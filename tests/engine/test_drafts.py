@@ -1,0 +1,214 @@
+"""Answers with drafts are those without, to the bit: whatever is drafted, hit, preempted, cancelled, held to a form."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config.options import EngineOptions
+from penstock.core.protocol import NewSequence, Proposal, TokenLogprobs
+from penstock.core.request import EngineRequest, FinishReason
+from penstock.core.sampling import SamplingParams
+from penstock.engine.build import build_engine
+from penstock.engine.loop import Engine
+from penstock.kernels.cpu import native
+from tests.models import tiny
+
+Key = tuple[str, int]
+
+
+@dataclass
+class Rehearsed:
+    """A drafter that knows the answers: each draft is right as often as `right` of 8 times.
+
+    Attributes:
+        answers: by request, without what is behind its last `#`, and sequence.
+        told: tokens of each slot, which are checked against the answers.
+    """
+
+    answers: dict[Key, list[int]]
+    right: int
+    most: int = 4
+    dice: random.Random = field(default_factory=lambda: random.Random(1))
+    told: dict[int, tuple[Key, list[int]]] = field(default_factory=dict)
+    trees: bool = False
+
+    def begin(self, new: NewSequence) -> None:
+        assert new.slot not in self.told
+        self.told[new.slot] = ((new.request_id.partition("#")[0], new.sequence), list(new.generated_ids))
+
+    def take(self, slot: int, tokens: Sequence[int]) -> None:
+        key, said = self.told[slot]
+        said += tokens
+        assert said[: len(self.answers[key])] == self.answers[key][: len(said)], (key, said)
+
+    def release(self, slot: int) -> None:
+        del self.told[slot]
+
+    def propose(self, slots: Sequence[int]) -> list[Proposal]:
+        found = []
+        for slot in slots:
+            key, said = self.told[slot]
+            wanted = self.answers[key][len(said) : len(said) + self.dice.randrange(self.most + 1)]
+            drafts = tuple(t if self.dice.randrange(8) < self.right else self.dice.randrange(101) for t in wanted)
+            if drafts:
+                parents = (*range(-1, len(drafts) - 1), 0) if self.trees else ()
+                found.append(Proposal(slot, (*drafts, 7) if self.trees else drafts, parents))
+        return found
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+
+def run(engine: Engine, *requests: EngineRequest, dice: random.Random | None = None) -> dict[Key, Answer]:
+    """All answers; with dice, requests are preempted and cancelled now and then, and come at different times."""
+    answers: dict[Key, Answer] = {}
+    coming, live = list(requests), set[str]()
+    while coming or engine.has_work:
+        while coming and (dice is None or not live or dice.random() < 0.3):
+            live.add(coming[0].request_id)
+            engine.add(coming.pop(0))
+        for compiled, error in engine.constraints.ready():
+            assert error is None
+            engine.admit(compiled)
+        for output in engine.step():
+            assert output.error is None, output.error
+            answer = answers.setdefault((output.request_id, output.sequence), Answer())
+            answer.tokens += output.tokens
+            answer.logprobs += output.logprobs
+            answer.reason = output.finish_reason
+            if output.finish_reason is not None:
+                live.discard(output.request_id)
+        if dice is not None and live and dice.random() < 0.15:
+            engine.scheduler.preempt(dice.choice(sorted(live)))
+            if dice.random() < 0.3:
+                engine.scheduler.cache.clear()
+        if dice is not None and live and dice.random() < 0.02:
+            engine.cancel(dice.choice(sorted(live)))
+        engine.scheduler.check_integrity()
+    return answers
+
+
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0, "top_p": 0.9, "logprobs": 0, **PENALTIES},
+    {"temperature": 0.8, "top_k": 20, "n": 2, "logprobs": 2},
+    {"temperature": 1.2, "min_tokens": 12, "bad_words_ids": ((5,), (7, 8), (9, 10, 11)), "logprobs": 1},
+)
+
+
+def asked(count: int, *, speculate: bool, tokens: int = 24) -> list[EngineRequest]:
+    """Requests of every kind, of which some share prompts; stop tokens end some."""
+    requests = []
+    for number in range(count):
+        prompt = tuple(tiny.prompt(11 + 9 * (number % 3), number % 3))
+        params = SamplingParams(**{"max_tokens": tokens, **KINDS[number % 4]})
+        stop_ids = (3, 60, 61, 62) if number % 4 > 1 else ()
+        requests.append(EngineRequest(f"r{number}", prompt, params, stop_ids, seed=number, speculate=speculate))
+    return requests
+
+
+def again(requests: Sequence[EngineRequest], turn: int) -> list[EngineRequest]:
+    return [replace(one, request_id=f"{one.request_id}#{turn}", speculate=True) for one in requests]
+
+
+def check(answers: dict[Key, Answer], truth: dict[Key, Answer]) -> None:
+    """Every answer, or what of it there was before it was cancelled, is that without drafts."""
+    for (name, sequence), answer in answers.items():
+        expected = truth[name.partition("#")[0], sequence]
+        if answer.reason is FinishReason.CANCELLED:
+            length = len(answer.tokens)
+            assert answer.tokens == expected.tokens[:length] and answer.logprobs == expected.logprobs[:length]
+        else:
+            assert answer == expected, name
+
+
+def made(folder: Path, drafter: Rehearsed | None = None, **more: Any) -> Engine:
+    options = {"dtype": "float32", "threads": 1, "max_num_seqs": 6, "block_size": 4, "kv_blocks": 150, **more}
+    return build_engine(EngineOptions(model=str(folder), max_model_len=100, **options), drafter=drafter)[0]
+
+
+FAMILIES = ("llama", "mixtral-sliding", "gpt-oss", "deepseek-v2", "lfm2-moe", "qwen3-next", "falcon-mamba", "jamba")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_lives(family: str, tmp_path: Path) -> None:
+    """Drafts that are right, mixed and wrong; hits, preemption, cancelled requests, any chunks, little memory."""
+    tiny.save(family, tmp_path)
+    plain = made(tmp_path)
+    requests = asked(8, speculate=False)
+    truth = run(plain, *requests)
+    plain.close()
+    assert any(answer.reason is FinishReason.STOP for answer in truth.values())
+    known = {key: answer.tokens for key, answer in truth.items()}
+    for number, right in enumerate((8, 6, 1)):
+        dice = random.Random(f"{family}{right}")
+        little = {"kv_blocks": 40} if number == 1 else {}
+        engine = made(tmp_path, Rehearsed(known, right), max_chunk_tokens=(64, 7, 16)[number], **little)
+        for turn in range(2):
+            answers = run(engine, *again(requests, turn), dice=dice if turn or number else None)
+            check(answers, truth)
+        stats = engine.stats()
+        assert stats.drafted_tokens > 60 and stats.accepted_tokens > (2 * right if right > 1 else -1)
+        assert (stats.accepted_tokens == stats.drafted_tokens) or right < 8
+        assert stats.preemptions > 0 and stats.prefix_hits > 0
+        engine.close()
+
+
+def test_right_drafts_save_steps(tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    steps = []
+    asked_for = EngineRequest("r", tuple(tiny.prompt(9)), SamplingParams(temperature=0.0, max_tokens=60))
+    truth: dict[Key, Answer] = {}
+    for right in (None, 0, 8):
+        known = {key: answer.tokens for key, answer in truth.items()}
+        engine = made(tmp_path, None if right is None else Rehearsed(known, right))
+        answers = run(engine, replace(asked_for, speculate=right is not None))
+        truth = truth or answers
+        assert answers == truth
+        steps.append(engine.stats().steps)
+        engine.close()
+    assert steps[0] == 60 and steps[1] > 50 and steps[2] < 30
+
+
+def test_of_a_tree_the_first_chain_counts(tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    plain = made(tmp_path)
+    truth = run(plain, *asked(4, speculate=False))
+    engine = made(tmp_path, Rehearsed({key: answer.tokens for key, answer in truth.items()}, 7, trees=True))
+    check(run(engine, *asked(4, speculate=True)), truth)
+    assert engine.stats().accepted_tokens > 30
+    plain.close()
+    engine.close()
+
+
+def test_requests_that_allow_no_drafts_get_none(tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path, num_hidden_layers=1)
+    drafter = Rehearsed({}, 8)
+    engine = made(tmp_path, drafter)
+    run(engine, *asked(4, speculate=False))
+    assert not drafter.told and engine.stats().drafted_tokens == 0
+    engine.close()
+
+
+@pytest.mark.skipif(not native.available(), reason="the native library is not built")
+@pytest.mark.parametrize("settings", [{"kv_cache_dtype": "int8", "quantize": "q4_0"}, {"kv_cache_dtype": "fp8"}])
+def test_stored_types_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    tiny.save("qwen3-next", tmp_path, hidden_size=64, intermediate_size=64)
+    plain = made(tmp_path, **settings)
+    truth = run(plain, *asked(4, speculate=False))
+    engine = made(tmp_path, Rehearsed({key: answer.tokens for key, answer in truth.items()}, 6), **settings)
+    check(run(engine, *asked(4, speculate=True), dice=random.Random(3)), truth)
+    assert engine.stats().accepted_tokens > 20
+    plain.close()
+    engine.close()
