@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.core.kv.cache import KVCache
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight
-from penstock.core.protocol import Proposal, SlotResult, StepResult
+from penstock.core.protocol import Proposal, SlotResult, StepResult, chain_length
 from penstock.core.request import FinishReason
 from penstock.core.sequence import Sequence, SequenceState
 
@@ -77,12 +77,8 @@ class Settlement:
             sequence = slots.get(proposal.slot)
             if sequence is None or sequence.slot != proposal.slot or not sequence.request.speculate:
                 continue
-            chain = next(
-                (i for i, parent in enumerate(proposal.parents) if parent != i - 1),
-                len(proposal.tokens),
-            )
-            if not sequence.request.constrained and sequence.computed == sequence.known - 1:
-                sequence.drafts = proposal.tokens[:chain]
+            if sequence.computed == sequence.known - 1:  # else it was forced to go on in another way
+                sequence.drafts = proposal.tokens[: chain_length(len(proposal.tokens), proposal.parents)]
 
     def finish_transfers(self, result: StepResult) -> None:
         """Takes what came from a lower tier, or went there."""

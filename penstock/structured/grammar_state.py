@@ -39,6 +39,18 @@ class SlowMasks:
     count: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a grammar state was before it took drafts; see `GrammarState.restore`."""
+
+    length: int
+    think_start: int
+    think_end: int
+    forced: list[int]
+    deferred: bool
+    consumed: int
+
+
 class GrammarState:
     """Which tokens one sequence may take next. It reasons until `end_ids` came; the grammar is about what follows.
 
@@ -81,6 +93,7 @@ class GrammarState:
         self._plain = not (self._bans or sampling.min_tokens) and sampling.logprobs is None
         self._most_forced = min(_MOST_FORCED, sampling.max_tokens or _MOST_FORCED)
         self._tokens: list[int] = []
+        self._consumed = 0  # tokens the matcher has taken one by one
         # Places in `_tokens`: the first of the reasoning, and the first behind it; -1 while there is none.
         self._think_start = 0 if thinking is not None and not thinking.begin_ids else -1
         self._think_end = 0 if thinking is None else -1
@@ -231,6 +244,8 @@ class GrammarState:
                 raise BrokenMatcher
         elif not matcher.consume_token(token):
             raise RequestError(_LEFT) if _NOT_ALLOWED in matcher.get_error() else BrokenMatcher
+        else:
+            self._consumed += 1
 
     def _begin(self, token: int) -> None:
         """Decides whether reasoning begins or the model answers at once."""
@@ -295,6 +310,33 @@ class GrammarState:
         else:
             self._matcher = found
             self._look_ahead()
+
+    def snapshot(self) -> Snapshot:
+        """What `restore` goes back to."""
+        return Snapshot(
+            len(self._tokens), self._think_start, self._think_end, self._forced, self.deferred, self._consumed
+        )
+
+    def ends_with(self, token: int) -> bool:
+        """Whether the answer is over behind this token."""
+        return token in self._eos_ids and not self._sampling.ignore_eos
+
+    def follow(self, token: int) -> None:
+        """Takes a draft that the last mask allowed; a matcher that fails is `broken`."""
+        try:
+            self.replay((token,))
+        except (RequestError, BrokenMatcher):
+            self.broken = True
+
+    def restore(self, before: Snapshot) -> None:
+        """Takes back the drafts since a snapshot; a matcher that cannot go back is `broken`."""
+        taken = self._consumed - before.consumed
+        if taken and self._matcher is not None and not self._matcher.rollback(taken):
+            self.broken = True
+        del self._tokens[before.length :]
+        self._think_start, self._think_end = before.think_start, before.think_end
+        self._forced, self.deferred = before.forced, before.deferred
+        self._consumed = before.consumed
 
     def rewind(self, count: int) -> None:
         """Takes back the last tokens, as if they had not come.

@@ -35,6 +35,9 @@ _MOST_FORCING_S: Final = 0.01  # of a step; forced tokens not found by then are 
 _NONE_FORCED: Final[Forced] = MappingProxyType({})
 
 
+_NO_DRAFTS: Final[Mapping[int, tuple[int, ...]]] = MappingProxyType({})
+
+
 class Masks:
     """A step's masks, being made.
 
@@ -49,6 +52,7 @@ class Masks:
         pool: ThreadPoolExecutor | None = None,
         together: LLExecutor | None = None,
         *,
+        drafts: Mapping[int, tuple[int, ...]] = _NO_DRAFTS,
         timed: bool = False,
     ) -> None:
         """Starts the masks of some slots.
@@ -58,57 +62,104 @@ class Masks:
             constrained: by slot.
             pool: makes them in a thread; None makes them at once.
             together: makes several at a time.
+            drafts: by slot, behind each of which there is a mask too.
             timed: times each, and counts slow ones for their requests.
         """
         self.seconds = 0.0
         self._timed = timed
-        self._made = np.empty((len(constrained), words), np.uint32)
-        self._places = {slot: place for place, slot in enumerate(constrained)}
+        self._places: dict[int, int] = {}
+        count = 0
+        for slot in constrained:
+            self._places[slot] = count
+            count += 1 + len(drafts.get(slot, ()))
+        self._named = tuple(slot for slot in constrained for _ in range(1 + len(drafts.get(slot, ()))))
+        self._made = np.empty((count, words), np.uint32)
         self._done: Future[None] | None = None
+        states = [(state, self._places[slot], drafts.get(slot, ())) for slot, state in constrained.items()]
         if pool is None:
-            self._make(list(constrained.values()), None)
+            self._make_all(states, None)
         else:
-            self._done = pool.submit(self._make, list(constrained.values()), together)
+            self._done = pool.submit(self._make_all, states, together)
 
-    def _make(self, states: Sequence[GrammarState], together: LLExecutor | None) -> None:
-        began, made = perf_counter(), self._made
+    def _make_all(
+        self, states: Sequence[tuple[GrammarState, int, tuple[int, ...]]], together: LLExecutor | None
+    ) -> None:
+        """Makes the masks of states from their first place on: before their drafts, then behind each in turn."""
+        began = perf_counter()
+        self._make([(state, place) for state, place, _ in states], together)
+        drafted = [entry for entry in states if entry[2]]
+        before = [state.snapshot() for state, _, _ in drafted]
+        try:
+            self._follow(drafted, together)
+        finally:
+            for (state, _, _), snapshot in zip(drafted, before, strict=True):
+                state.restore(snapshot)
+        self.seconds = perf_counter() - began
+
+    def _follow(self, going: Sequence[tuple[GrammarState, int, tuple[int, ...]]], together: LLExecutor | None) -> None:
+        """Makes the masks behind drafts; those behind one that cannot be drawn, or ends the answer, allow all."""
+        while going:
+            behind: list[tuple[GrammarState, int, tuple[int, ...]]] = []
+            for state, place, drafts in going:
+                draft = drafts[0]
+                if not state.broken and _allows(self._made[place], draft) and not state.ends_with(draft):
+                    state.follow(draft)
+                    if not state.broken:
+                        behind.append((state, place + 1, drafts[1:]))
+                        continue
+                self._made[place + 1 : place + 1 + len(drafts)] = ALL_ALLOWED
+            self._make([(state, place) for state, place, _ in behind], together)
+            going = [entry for entry in behind if entry[2]]
+
+    def _make(self, states: Sequence[tuple[GrammarState, int]], together: LLExecutor | None) -> None:
+        made = self._made
         address, size = made.ctypes.data, made.strides[0]
         wanted: list[tuple[LLMatcher, int]] = []
+        masked: list[GrammarState] = []
         unfinished: list[tuple[GrammarState, int]] = []
-        for place, state in enumerate(states):
+        for state, place in states:
             matcher, unready = state.mask_source()
             if matcher is not None:
                 wanted.append((matcher, place))
+                masked.append(state)
             if unready:
                 unfinished.append((state, place))
         if self._timed:
-            for matcher, place in wanted:
+            for state, (matcher, place) in zip(masked, wanted, strict=True):
                 since = thread_time()
                 compute_mask(matcher, made[place])
                 if thread_time() - since > _SLOW_S:
-                    states[place].slow_masks.count += 1
+                    state.slow_masks.count += 1
         elif together is not None and len(wanted) > 1:
             together.unsafe_compute_mask_ptr(wanted, address, size, len(made))
         else:
             for matcher, place in wanted:
                 matcher.unsafe_compute_mask_ptr(address + place * size, size)
-        for matcher, place in wanted:
-            states[place].broken = matcher.is_error()
+        for state, (matcher, _) in zip(masked, wanted, strict=True):
+            state.broken = matcher.is_error()
         for state, place in unfinished:
             state.finish_mask(made[place])
-        self.seconds = perf_counter() - began
 
     def of(self, slots: Sequence[int]) -> Words:
-        """[L, ceil(V / 32)]: the masks of these request slots, waited for; all ones for unconstrained ones."""
+        """[L, ceil(V / 32)]: the masks of these request slots, waited for; all ones for unconstrained ones.
+
+        A slot that has drafts is named again, at once, for the mask behind each.
+        """
         if self._done is not None:
             self._done.result()
-        if tuple(slots) == tuple(self._places):
+        if tuple(slots) == self._named:
             return self._made
         masks = np.full((len(slots), self._made.shape[1]), ALL_ALLOWED)
+        again = 0
         for place, slot in enumerate(slots):
+            again = again + 1 if place and slots[place - 1] == slot else 0
             if slot in self._places:
-                masks[place] = self._made[self._places[slot]]
+                masks[place] = self._made[self._places[slot] + again]
         return masks
+
+
+def _allows(mask: Words, token: int) -> bool:
+    return token // 32 < len(mask) and bool(mask[token // 32] >> np.uint32(token % 32) & np.uint32(1))
 
 
 @dataclass(slots=True)
@@ -262,20 +313,21 @@ class StructuredOutputManager:
             span.slot: self._slots[span.slot] for span in plan.scheduled if span.sample and span.slot in self._slots
         }
         self._steps[plan.step] = step
-        masked = {slot: state for slot, state in step.items() if not state.unconstrained}
+        drafts = {span.slot: span.drafts for span in plan.scheduled if span.draft_tokens and span.slot in step}
+        masked = {slot: state for slot, state in step.items() if slot in drafts or not state.unconstrained}
         if not masked:
             return None
         before = self._masks.seconds if self._masks is not None else 0.0
         deferred = any(state.deferred for state in masked.values())
         if not deferred and (before < _CHEAP_S or plan.step % _RETRY_STEPS == 0):  # handing them over would cost more
-            self._masks = Masks(self._words, masked, timed=True)
+            self._masks = Masks(self._words, masked, drafts=drafts, timed=True)
             return self._masks
         if self._pool is None:
             from llguidance import LLExecutor
 
             self._pool = ThreadPoolExecutor(1, "penstock-masks")
             self._together = LLExecutor()
-        self._masks = Masks(self._words, masked, self._pool, self._together, timed=before > _SLOW_S)
+        self._masks = Masks(self._words, masked, self._pool, self._together, drafts=drafts, timed=before > _SLOW_S)
         return self._masks
 
     def _state_of(self, live: _Request, new: NewSequence) -> GrammarState:
@@ -303,7 +355,8 @@ class StructuredOutputManager:
             if state is None or not row.tokens:
                 continue
             try:
-                if following := state.accept(row.tokens, defer=perf_counter() > latest):
+                tokens = self._up_to_stop(state, row.tokens)
+                if following := state.accept(tokens, defer=perf_counter() > latest):
                     forced[row.slot] = following
             except RequestError as error:
                 changed[row.slot] = SlotResult(row.slot, error=str(error))
@@ -312,6 +365,14 @@ class StructuredOutputManager:
         if changed:
             result = replace(result, results=tuple(changed.get(row.slot, row) for row in result.results))
         return result, forced
+
+    def _up_to_stop(self, state: GrammarState, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens up to one that ends the answer: accepted drafts may go on behind it."""
+        if len(tokens) == 1:
+            return tokens
+        stop_ids = self._active[state.owner[0]].request.stop_ids
+        end = next((count for count, token in enumerate(tokens, 1) if token in stop_ids), len(tokens))
+        return tokens[:end]
 
     def _renew(self, state: GrammarState, row: SlotResult) -> SlotResult:
         """A result without its token, which is drawn again with a new matcher; an error where that one failed too."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.core.constraint import Thinking
 from penstock.core.protocol import Proposal, SlotResult, StepPlan, StepResult
 from penstock.core.request import EngineRequest, FinishReason
 from tests.core.harness import Guesser, expected_tokens, null_engine, request, run
@@ -118,3 +119,17 @@ def test_a_result_without_a_token_is_an_error_with_drafts_too(monkeypatch: pytes
     )
     assert run(engine, drafted("a", [1, 2], max_tokens=40)).finished["a", 0] is FinishReason.ERROR
     engine.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("right", [0, 5, 8])
+@pytest.mark.parametrize("budget", [3, 7])
+def test_drafts_go_with_tokens_that_are_forced(right: int, budget: int) -> None:
+    """The end of the reasoning comes where it would without drafts, also in the middle of them."""
+    thinking = Thinking((1, 0, 2), (), budget)
+    engine = null_engine(drafter=Guesser(4, right), vocab_size=3)
+    asked = [drafted(f"r{i}", [1, 2, i], max_tokens=30, temperature=1.0, seed=i, thinking=thinking) for i in range(3)]
+    collector = run(engine, *asked)
+    for one in asked:
+        assert collector.tokens[one.request_id, 0] == expected_tokens(one, 0, 3)
+    assert engine.stats().drafted_tokens > 30
+    assert right == 0 or engine.stats().accepted_tokens > 10

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from penstock.config.options import EngineOptions
+from penstock.core.constraint import Thinking
 from penstock.core.protocol import NewSequence, Proposal, TokenLogprobs
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
+from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
+from tests.engine.test_grammars import SCHEMA, held
 from tests.models import tiny
 
 Key = tuple[str, int]
@@ -210,5 +215,38 @@ def test_stored_types_change_nothing(settings: dict[str, Any], tmp_path: Path) -
     engine = made(tmp_path, Rehearsed({key: answer.tokens for key, answer in truth.items()}, 6), **settings)
     check(run(engine, *asked(4, speculate=True), dice=random.Random(3)), truth)
     assert engine.stats().accepted_tokens > 20
+    plain.close()
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def text() -> TextPipeline:
+    return TextPipeline.load("penstock-concierge")
+
+
+@pytest.mark.parametrize("right", [8, 6, 2])
+def test_answers_under_grammars(text: TextPipeline, right: int) -> None:
+    """Held to a schema, behind reasoning with a budget too: the same tokens and log-probabilities, in fewer steps."""
+    thinking = Thinking(end_ids=tuple(text.tokenizer.encode("</think>")), budget=9)
+    requests = [
+        held(text, "plain"),
+        held(text, "scored", logprobs=2, n=2),
+        held(text, "banned", logprobs=0, min_tokens=30, bad_words_ids=((text.tokenizer.encode("a")[-1],),)),
+        held(text, "thinks", thinking=thinking, logprobs=0),
+        replace(held(text, "only thinks", thinking=thinking, max_tokens=30), grammar=None),
+    ]
+    options = EngineOptions(threads=1, max_num_seqs=8, kv_blocks=200)
+    plain, _ = build_engine(options)
+    truth = run(plain, *requests)
+    jsonschema.validate(json.loads(text.tokenizer.decode(truth["plain", 0].tokens)), SCHEMA)
+    drafter = Rehearsed({key: answer.tokens for key, answer in truth.items()}, right)
+    engine, _ = build_engine(options, drafter=drafter)
+    for turn, dice in enumerate((None, random.Random(right))):
+        check(run(engine, *again(requests, turn), dice=dice), truth)
+    stats, before = engine.stats(), plain.stats()
+    assert stats.accepted_tokens > 40
+    if right == 8:  # an end that min_tokens forbids is forced, not drawn
+        assert stats.accepted_tokens >= stats.drafted_tokens - 2
+        assert stats.steps < 1.4 * before.steps  # of two turns, one with preemption
     plain.close()
     engine.close()

@@ -470,3 +470,51 @@ def test_masks_come_in_the_order_asked_for_with_all_ones_for_free_rows(compiler:
             assert (got[1] == 0xFFFFFFFF).all()
             for row, place in ((2, 0), (4, 2)):
                 assert (got[place] == mask(state[row])).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_masks_behind_drafts_are_those_of_later_steps(
+    compiler: GrammarCompiler, seed: int, thinks: bool, pooled: bool
+) -> None:
+    """Of several sequences at once; drafts change no state, whether they are right, leave the grammar or go too far."""
+    thinking = Thinking((END,), (BEGIN,), 3) if thinks else None
+    chance, words, ends = random.Random(seed), (SIZE + 31) // 32, (EOS, ALSO_EOS)
+
+    def new(slot: int, said: Sequence[int] = ()) -> GrammarState:
+        state = state_of(compiler, "json_schema", SCHEMA, thinking, logprobs=(None, 0)[slot % 2])
+        state.replay(said)
+        return state
+
+    states, said = {slot: new(slot) for slot in range(3)}, [list[int](), list[int](), list[int]()]
+    with ThreadPoolExecutor(1) as pool:
+        while states:
+            drafts: dict[int, tuple[int, ...]] = {}
+            expected: list[tuple[int, Words]] = []
+            for slot in states:
+                tokens, state = list[int](), new(slot, said[slot])
+                expected.append((slot, mask(state)))
+                for _ in range(chance.randrange(4)):
+                    tokens.append(chance.choice(sorted(allowed(state))))
+                    if tokens[-1] in ends:
+                        break
+                    state.replay(tokens[-1:])
+                    expected.append((slot, mask(state)))
+                drafts[slot] = (*tokens, *(chance.randrange(SIZE) for _ in range(chance.randrange(2))))
+            together = LLExecutor() if pooled else None
+            made = Masks(words, states, pool if pooled else None, together, drafts=drafts, timed=bool(seed % 2))
+            named = [slot for slot in sorted(states, reverse=True) for _ in range(len(drafts[slot]) + 1)]
+            found, seen = made.of(named), dict.fromkeys(states, 0)
+            for slot, one in expected:
+                assert (found[named.index(slot) + seen[slot]] == one).all()
+                seen[slot] += 1
+            for slot, state in list(states.items()):
+                token = chance.choice(sorted(allowed(state)))
+                said[slot] += (token, *state.accept([token]))
+                assert not state.broken
+                if said[slot][-1] in ends:
+                    del states[slot]
+    for tokens in said:
+        answer = tokens[tokens.index(END) + 1 :] if END in tokens else tokens
+        json.loads(text(answer))
