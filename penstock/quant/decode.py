@@ -130,10 +130,14 @@ def canonical_tensor(matrix: Canonical, dtype: torch.dtype) -> Tensor:
 
 def stored_matrix(stored: StoredTensor, shape: tuple[int, int]) -> Canonical | None:
     """A tensor's bytes as a canonical matrix of that shape, without a copy; None where its format is none of one."""
-    name = stored.info.format
     _check(stored.info, stored.data)
-    if name in FLOAT_FORMATS:
-        return Plain(name, shape, stored.data)
-    if name in _TORCH_TYPES or shape[1] % FORMATS[name].block_size:
+    return matrix_of(stored.info.format, shape, stored.data)
+
+
+def matrix_of(format: str, shape: tuple[int, int], data: Bytes) -> Canonical | None:
+    """The same of bytes of that format, which are not looked at."""
+    if format in FLOAT_FORMATS:
+        return Plain(format, shape, data)
+    if format not in FORMATS or format in _TORCH_TYPES or shape[1] % FORMATS[format].block_size:
         return None
-    return Blocks(name, shape, stored.data)
+    return Blocks(format, shape, data)

@@ -36,7 +36,6 @@ from penstock.startup.kv_probe import choose_kv_types
 from penstock.startup.memory_plan import MemoryPlan, format_bytes
 from penstock.startup.out_of_memory import oom_as_plan_error
 from penstock.startup.peak import measure
-from penstock.startup.resident import packer_of
 from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
@@ -70,18 +69,9 @@ def load(
     cache, why = packed_file(spec)
     meter = meter or memory_meter(options.torch_device)
     before = meter.read().allocated if meter else 0
-    lighter = partial(smaller_weights, spec.facts, packer_of(spec.kernels), options, spec.plan, meter)
+    lighter = partial(smaller_weights, spec.quantized_bytes, options, spec.plan, meter)
     with oom_as_plan_error(spec.plan, "the weights were loaded", lighter):
-        load_weights(
-            model,
-            spec.checkpoint,
-            dtype=model.dtype,
-            progress=progress,
-            device=options.torch_device,
-            staged=options.device != "cpu",
-            cache=cache,
-            quantize=options.quantize,
-        )
+        load_weights(model, spec.checkpoint, spec.weights, progress=progress, cache=cache)
         model.place(torch.device(options.torch_device))
     notes = [Decision("packed weights", "kept" if cache else "not kept", cache.describe if cache else why)]
     kv = choose_kv_types(model, spec.groups, options.kv_cache_dtype, options.block_size, options.torch_device)

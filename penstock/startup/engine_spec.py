@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 import torch
@@ -23,12 +24,20 @@ from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.startup.gpu_memory import DeviceMemory, described, remedies, share
 from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
-from penstock.startup.resident import decoded_formats, packer_of, resident_bytes
+from penstock.startup.resident import packer_of, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free_bytes
+from penstock.weights.weight_plan import (
+    LoadTarget,
+    WeightPlan,
+    decoded_formats,
+    plan_weights,
+    planned_bytes,
+    quantized_bytes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,7 @@ class EngineSpec:
         settings: derived options and why.
         kernels: the implementation of every op.
         limits: what the plan was made under.
+        weights: how each of the model's weights comes into memory; () for a model that reads them itself.
     """
 
     checkpoint: Checkpoint
@@ -56,6 +66,11 @@ class EngineSpec:
     settings: tuple[Decision, ...]
     kernels: KernelSet
     limits: MemoryLimits
+    weights: tuple[WeightPlan, ...]
+
+    def quantized_bytes(self, format: str) -> int:
+        """What the weights would take, had the model been quantised to a format as it loads."""
+        return _quantized_bytes(self.facts, self.kernels, self.options, self.weights, format)
 
 
 def measure_machine(device: str = "auto") -> Machine:
@@ -112,22 +127,49 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
         return make_spec_on_cpu(options, machine, model.runs, drafts)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
-    packer = packer_of(kernels)
-    weights = resident_bytes(facts, packer, concrete, checkpoint.tensors.values())
+    plans = _weight_plans(model, checkpoint, concrete)
+    weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete)
     limits = replace(_limits(options, concrete, machine, gpu), draft_states=drafts + 1 if drafts else 0)
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
-        limits = replace(limits, remedies=remedies(facts, packer, concrete, limits, memory, weights, machine))
+        smaller = partial(_quantized_bytes, facts, kernels, concrete, plans)
+        limits = replace(limits, remedies=remedies(facts, smaller, concrete, limits, memory, weights, machine))
     plan = _plan(kernels, concrete, model, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
+        plans = _weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
-    settings += decoded_formats(packer, concrete.dtype, checkpoint.tensors.values())
+    if packer_of(kernels).name == "triton":
+        decoded = decoded_formats(plans).items()
+        settings += [Decision(f"weights in {name}", f"decoded to {concrete.dtype}", why) for name, why in decoded]
     if model.runs:
         kind, _, reason = model.runs.partition(": ")
         settings.append(Decision("layers", kind, reason))
-    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits)
+    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans)
+
+
+def _weight_plans(model: Model, checkpoint: Checkpoint, options: EngineOptions) -> tuple[WeightPlan, ...]:
+    """How a model's weights come into memory; () for one that reads them itself.
+
+    Raises:
+        CheckpointError: tensors are missing, of a wrong shape or left over.
+        ConfigError: a model that reads its weights itself cannot quantise them.
+    """
+    if model.runs:
+        if options.quantize is not None:
+            raise ConfigError(f"--quantize {options.quantize} is not possible: {model.runs}. Leave the option out.")
+        return ()
+    target = LoadTarget(model.dtype, options.torch_device, options.device != "cpu", options.quantize)
+    return plan_weights(model, checkpoint, target)
+
+
+def _quantized_bytes(
+    facts: ModelFacts, kernels: KernelSet, options: EngineOptions, plans: Sequence[WeightPlan], format: str
+) -> int:
+    if plans:
+        return quantized_bytes(plans, format)
+    return resident_bytes(facts, packer_of(kernels), replace(options, quantize=format))
 
 
 def _of_heads(context: KernelContext, model: Model) -> KernelContext | None:
@@ -192,7 +234,7 @@ def plan_measured(spec: EngineSpec, kv_types: Sequence[str], measured: Measured)
     free_slot = _state_bytes(spec.model.cache_specs)  # captured steps write the states of unused slots there
     step = measured.step + measured.recordings + free_slot
     limits = replace(spec.limits, available_bytes=available, activation_bytes=step)
-    others = remedies(spec.facts, packer_of(spec.kernels), spec.options, limits, memory, measured.weights)
+    others = remedies(spec.facts, spec.quantized_bytes, spec.options, limits, memory, measured.weights)
     limits = replace(limits, remedies=others)
     return _plan_loaded(spec, kv_types, limits, measured.weights)
 

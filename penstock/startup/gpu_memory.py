@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.config.machine import Accelerator, Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import ModelFacts
+from penstock.quant.footprint import PACKING_SLACK
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, Remedy, format_bytes
-from penstock.startup.resident import PACKING_SLACK, Packer, resident_bytes
 
 if TYPE_CHECKING:
     from penstock.kernels.devices import MemoryMeter
+
+Quantized = Callable[[str], int]
+"""A format of `--quantize` → bytes of the weights, if they were quantised to it as they load."""
 
 SMALL_STEP = 2048  # tokens of a step that is still efficient
 ALMOST_ALL = 0.97  # of a GPU's memory: the largest share that is suggested
@@ -40,7 +44,7 @@ def described(options: EngineOptions, gpu: Accelerator) -> str:
 
 def remedies(
     facts: ModelFacts,
-    packer: Packer,
+    quantized: Quantized,
     options: EngineOptions,
     limits: MemoryLimits,
     memory: DeviceMemory,
@@ -50,7 +54,7 @@ def remedies(
     """Other ways to start, the least loss first.
 
     Args:
-        facts, packer, options: of the model.
+        facts, quantized, options: of the model.
         limits: under which it does not fit.
         memory: of the GPU.
         weights: bytes of the weights as they would be.
@@ -65,8 +69,7 @@ def remedies(
         found.append(Remedy(f"--gpu-memory-utilization {ALMOST_ALL}", replace(limits, available_bytes=more), weights))
     if options.quantize is None and facts.float_values:
         for name in SMALLER_FORMATS:
-            size = resident_bytes(facts, packer, replace(options, quantize=name))
-            found.append(Remedy(f"--quantize {name}", limits, size))
+            found.append(Remedy(f"--quantize {name}", limits, quantized(name)))
     if machine is not None and machine.isas and not facts.decoded and options.quantize is None:
         found.append(Remedy("--device cpu", _on_cpu(limits, machine), int(facts.file_bytes * PACKING_SLACK)))
     return tuple(found)
@@ -92,19 +95,13 @@ def smaller_share(options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter |
     return f"--gpu-memory-utilization {lower}" if lower > 0 and given_up < plan.kv_bytes else ""
 
 
-def smaller_weights(
-    facts: ModelFacts, packer: Packer, options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None
-) -> str:
+def smaller_weights(quantized: Quantized, options: EngineOptions, plan: MemoryPlan, meter: MemoryMeter | None) -> str:
     """A --quantize with which weights, a step and some caches fit into what others leave free now."""
     if meter is None or options.quantize is not None:
         return ""
     use = meter.read()
     room = use.total - use.others - plan.activation_bytes
-    fits = (
-        name
-        for name in SMALLER_FORMATS
-        if 1.1 * resident_bytes(facts, packer, replace(options, quantize=name)) < min(room, plan.weights_bytes)
-    )
+    fits = (name for name in SMALLER_FORMATS if 1.1 * quantized(name) < min(room, plan.weights_bytes))
     name = next(fits, None)
     return f"--quantize {name}" if name else ""
 

@@ -1,13 +1,10 @@
-"""Fills a model's declared weights from a checkpoint, one tensor at a time."""
+"""Fills a model's declared weights from a checkpoint, one tensor at a time, as their plans say."""
 
 from __future__ import annotations
 
 import logging
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,209 +16,73 @@ from penstock.kernels.canonical import Canonical, Plain, concatenate, take_rows
 from penstock.kernels.plain import FLOAT_FORMATS, plain_matrix
 from penstock.kernels.staging import to_device
 from penstock.layers.decoder import DecoderModel
-from penstock.layers.weight import Weight, WeightPart
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
 from penstock.quant.methods import Method, checkpoint_method
-from penstock.weights.checkpoint import Checkpoint, text_config
+from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.device_encode import device_encoder
 from penstock.weights.dummy import DummyCheckpoint, random_matrices
 from penstock.weights.pack_cache import PackedFile
+from penstock.weights.sources import Source, listed
+from penstock.weights.weight_plan import Form, WeightPlan, decide, kept_float, requested
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
-LISTED = 20  # names listed of each kind of fault
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where one part's bytes lie.
-
-    Attributes:
-        part: what they fill.
-        key: the key or alias under which they were found.
-        stored: names of the stored tensors by suffix; one, under "", where the weight is stored plainly.
-    """
-
-    part: WeightPart
-    key: str
-    stored: Mapping[str, str]
-
-    @property
-    def plain(self) -> str | None:
-        return self.stored.get("")
-
-
-@dataclass(slots=True)
-class _Faults:
-    missing: list[str] = field(default_factory=list)
-    misshapen: list[str] = field(default_factory=list)
-    left_over: list[str] = field(default_factory=list)
-
-    def check(self, path: object) -> None:
-        kinds = (  # each name once: a tied tensor is the source of two weights
-            ("missing", list(dict.fromkeys(self.missing))),
-            ("of another shape than the configuration says", list(dict.fromkeys(self.misshapen))),
-            ("unknown to this architecture", self.left_over),
-        )
-        found = [f"{len(names)} {what}: {_listed(names)}" for what, names in kinds if names]
-        if found:
-            raise CheckpointError(
-                f"the tensors in {path} do not match its configuration. {'; '.join(found)}. "
-                "Download the model again, or check that config.json belongs to these weights."
-            )
-
-
-def _listed(names: list[str]) -> str:
-    more = f", … ({len(names) - LISTED} more)" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
 
 
 def load_weights(
     model: DecoderModel,
     checkpoint: Checkpoint,
+    plans: Sequence[WeightPlan],
     *,
-    dtype: torch.dtype,
     progress: Progress | None = None,
-    device: str = "cpu",
-    staged: bool = False,
     cache: PackedFile | None = None,
-    quantize: str | None = None,
 ) -> None:
     """Reads, packs and places every weight; beyond the model, memory holds one weight at a time.
 
     Args:
         model: as built; its weights are filled.
         checkpoint: an opened checkpoint.
-        dtype: type of the weights, but those declared `keep_float32`.
+        plans: from `plan_weights` of both; a model that reads its weights itself needs none.
         progress: called with (bytes read, bytes in all) after every tensor.
-        device: where weights are placed.
-        staged: matrices of floats are copied there as they are stored, in short pieces, and converted there; the host
-            holds none of them.
         cache: where packed weights are kept from one start to the next, or None.
-        quantize: a format of `config.quantisation.QUANTIZE_FORMATS` that float matrices get, or None. Tables get one of
-            eight bits.
 
     Raises:
-        CheckpointError: tensors are missing, of a wrong shape or left over (all in one error), or cannot be decoded.
-        ConfigError: a model that reads its weights itself cannot quantise them.
+        CheckpointError: tensors cannot be decoded.
     """
-    if quantize is not None and model.runs:
-        raise ConfigError(f"--quantize {quantize} is not possible: {model.runs}. Leave the option out.")
     if model.load_from(checkpoint.path):
         return
-    method = checkpoint_method(checkpoint.config, checkpoint.tensors)
-    sources = _matched(model, checkpoint, method)
-    total = sum(_size(source, checkpoint) for _, found in sources for source in found)
-    reader = _Reader(checkpoint, method, _Meter(total, progress), quantize, torch.device(device) if staged else None)
-    for weight, found in sources:
+    total = sum(source.nbytes for plan in plans for source in plan.sources)
+    reader = _Reader(checkpoint, checkpoint_method(checkpoint.config, checkpoint.tensors), _Meter(total, progress))
+    for plan in plans:
+        weight, target = plan.weight, plan.target
         if weight.pack is None:
-            weight.fill((reader.whole(weight, found, torch.float32 if weight.keep_float32 else dtype).to(device),))
+            weight.fill((reader.whole(plan).to(target.device),))
         elif cache is None or not cache.restore(weight):
             if isinstance(checkpoint, DummyCheckpoint):
-                parts = random_matrices(weight, dtype, device, quantize and _request(quantize, weight))
+                format = requested(target.quantize, weight) if target.quantize else None
+                parts = random_matrices(weight, target.dtype, target.device, format)
             else:
-                parts = reader.matrices(weight, found, dtype)
-            _pack(weight, found, [part.to(device) if isinstance(part, Tensor) else part for part in parts])
+                parts = reader.matrices(plan)
+            _pack(plan, [part.to(target.device) if isinstance(part, Tensor) else part for part in parts])
             if cache is not None:
                 cache.keep(weight)
         else:
-            reader.skip(found)
+            reader.skip(plan)
     if cache is not None:
         cache.finish()
 
 
-def _matched(model: DecoderModel, checkpoint: Checkpoint, method: Method) -> list[tuple[Weight, list[_Source]]]:
-    """Every weight with its sources.
-
-    Raises:
-        CheckpointError: tensors are missing, of a wrong shape or left over.
-    """
-    names = _named(checkpoint, model.renames)
-    faults = _Faults()
-    sources = [(weight, list(_sources(weight, names, method, faults))) for weight in model.weights()]
-    _check_shapes(sources, checkpoint, faults)
-    used = {name for _, found in sources for source in found for name in source.stored.values()}
-    ignorable = [re.compile(pattern) for pattern in (*model.ignorable, *method.ignorable)]
-    for name, stored in names.items():
-        if stored not in used and not any(pattern.fullmatch(name) for pattern in ignorable):
-            faults.left_over.append(stored)
-    faults.check(checkpoint.path)
-    return sources
-
-
-def _pack(weight: Weight, sources: Sequence[_Source], parts: Sequence[Matrix]) -> None:
+def _pack(plan: WeightPlan, parts: Sequence[Matrix]) -> None:
     try:
-        weight.fill(parts)
+        plan.weight.fill(parts)
     except ValueError as error:
-        names = list(dict.fromkeys(name for source in sources for name in source.stored.values()))
+        names = list(dict.fromkeys(name for source in plan.sources for name in source.names))
         raise CheckpointError(
-            f"the weights of {_listed(names)} cannot be used: {str(error).rstrip('.')}. "
+            f"the weights of {listed(names)} cannot be used: {str(error).rstrip('.')}. "
             "Download the model again, or take another quantisation of it."
         ) from error
-
-
-def _named(checkpoint: Checkpoint, renames: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """The model's spelling of every stored name → the stored name."""
-    names: dict[str, str] = {}
-    patterns = [(re.compile(theirs), ours) for theirs, ours in renames]
-    for stored in checkpoint.tensors:
-        name = stored
-        for theirs, ours in patterns:
-            name = theirs.sub(ours, name, count=1)
-        names[name] = stored
-    return names
-
-
-def _sources(weight: Weight, names: Mapping[str, str], method: Method, faults: _Faults) -> Iterator[_Source]:
-    """The sources of the first layout whose first part the checkpoint has; missing parts go to `faults`."""
-    layouts = (weight.parts, *weight.alternatives)
-    chosen = next((parts for parts in layouts if _find(parts[0], names, method)), weight.parts)
-    for part in chosen:
-        found = _find(part, names, method)
-        if found:
-            yield found
-        else:
-            faults.missing.append(part.key)
-
-
-def _find(part: WeightPart, names: Mapping[str, str], method: Method) -> _Source | None:
-    for key in (part.key, *part.aliases):
-        packed = method.sources(key, names)
-        if packed is not None:
-            return _Source(part, key, packed)
-        if key in names:
-            return _Source(part, key, {"": names[key]})
-    return None
-
-
-def _size(source: _Source, checkpoint: Checkpoint) -> int:
-    """Bytes in the file."""
-    return sum(checkpoint.tensors[name].nbytes for name in source.stored.values())
-
-
-def _check_shapes(sources: list[tuple[Weight, list[_Source]]], checkpoint: Checkpoint, faults: _Faults) -> None:
-    """Shapes of plain tensors; a quantised matrix is checked while it is decoded."""
-    for _, found in sources:
-        for source in found:
-            name, wanted = source.plain, list(source.part.shape)
-            shape = wanted if name is None else list(checkpoint.tensors[name].shape)
-            if shape != wanted:
-                said = _said(shape, wanted, text_config(checkpoint.config))
-                faults.misshapen.append(f"{name} (is {shape}, must be {wanted}{said})")
-
-
-def _said(shape: Sequence[int], wanted: Sequence[int], config: Mapping[str, Any]) -> str:
-    """The fields of the configuration that ask for sizes a tensor has not."""
-    differ = {want for have, want in zip(shape, wanted, strict=False) if have != want}
-    fields = [f"{name} is {value}" for name, value in config.items() if type(value) is int and value in differ]
-    heads, size = config.get("num_attention_heads"), config.get("head_dim")
-    pairs = config.get("num_key_value_heads") or heads
-    if type(heads) is int and type(pairs) is int and type(size) is int:
-        counts = {"num_attention_heads": heads, "num_key_value_heads": pairs, "all heads": heads + 2 * pairs}
-        fields += [f"{name} × head_dim is {n} × {size}" for name, n in counts.items() if n * size in differ]
-    return f": {', '.join(fields)}" if fields else ""
 
 
 @dataclass(slots=True)
@@ -239,125 +100,108 @@ class _Meter:
 class _Reader:
     """Reads the sources of one weight at a time."""
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        method: Method,
-        meter: _Meter,
-        quantize: str | None,
-        staging: torch.device | None,
-    ) -> None:
-        self._quantize = quantize
-        self._staging = staging
+    def __init__(self, checkpoint: Checkpoint, method: Method, meter: _Meter) -> None:
         self._checkpoint = checkpoint
         self._method = method
         self._meter = meter
 
-    def skip(self, sources: Sequence[_Source]) -> None:
+    def skip(self, plan: WeightPlan) -> None:
         """Counts what needs no reading."""
-        self._meter.count(sum(_size(source, self._checkpoint) for source in sources))
+        self._meter.count(sum(source.nbytes for source in plan.sources))
 
-    def whole(self, weight: Weight, sources: Sequence[_Source], dtype: torch.dtype) -> Tensor:
+    def whole(self, plan: WeightPlan) -> Tensor:
         """The weight as one plain tensor."""
-        if len(sources) == 1 and sources[0].part.index is None:
-            return self._tensor(sources[0], dtype).contiguous()
-        whole = torch.empty(weight.shape, dtype=dtype)
-        for source in sources:
-            tensor = self._tensor(source, dtype)
+        if len(plan.sources) == 1 and plan.sources[0].part.index is None:
+            return self._tensor(plan.sources[0], plan.dtype).contiguous()
+        whole = torch.empty(plan.weight.shape, dtype=plan.dtype)
+        for source in plan.sources:
+            tensor = self._tensor(source, plan.dtype)
             part = source.part
             target = whole if part.index is None else whole[part.index]
-            target.narrow(weight.merge_axis, part.offset, tensor.shape[weight.merge_axis]).copy_(tensor)
+            axis = plan.weight.merge_axis
+            target.narrow(axis, part.offset, tensor.shape[axis]).copy_(tensor)
         return whole
 
-    def matrices(self, weight: Weight, sources: Sequence[_Source], dtype: torch.dtype) -> list[Matrix]:
-        """The weight's matrices, as they are stored where its packing takes them so; else plain, of type `dtype`."""
-        slots: dict[int, list[_Source]] = {}
-        for source in sources:
-            slots.setdefault(source.part.offset, []).append(source)
+    def matrices(self, plan: WeightPlan) -> list[Matrix]:
+        """The weight's matrices, as its plan says."""
+        slots: dict[int, list[tuple[Source, Form | None]]] = {}
+        for source, form in zip(plan.sources, plan.forms, strict=True):
+            slots.setdefault(source.part.offset, []).append((source, form))
         parts: list[Matrix] = []
         for offset in sorted(slots):
-            members = sorted(slots[offset], key=lambda source: source.part.index or 0)
-            found = self._joined([self._matrix(source, weight, dtype) for source in members], dtype, members[0].key)
-            split = weight.gate_up and len(slots) == 1
-            parts += _halves(found, weight.experts, members[0].part.interleaved) if split else [found]
+            members = sorted(slots[offset], key=lambda member: member[0].part.index or 0)
+            first = members[0][0]
+            found = _joined([self._matrix(source, form, plan) for source, form in members], plan, first.key)
+            split = plan.weight.gate_up and len(slots) == 1
+            parts += _halves(found, plan.weight.experts, first.part.interleaved) if split else [found]
         return parts
 
-    def _matrix(self, source: _Source, weight: Weight, dtype: torch.dtype) -> Matrix:
+    def _matrix(self, source: Source, form: Form | None, plan: WeightPlan) -> Matrix:
+        matrix = self._stored(source)
+        form = form or decide(plan.weight, matrix, plan.target)
+        if form.encoded and isinstance(matrix, Plain):
+            matrix = _encoded(form.encoded, source, matrix, plan.target.staging)
+        return _decoded(matrix, plan.dtype, plan.target.staging) if form.decoded else matrix
+
+    def _stored(self, source: Source) -> Canonical:
         stored = self._canonical(source) if source.part.transform is None else None
         if stored is None:
-            info = self._checkpoint.tensors[source.plain] if source.plain is not None else None
-            kept = torch.float32 if info is None else _KEPT.get(info.format, torch.float32)
-            stored = plain_matrix(self._tensor(source, kept))
-        else:
-            self._meter.count(_size(source, self._checkpoint))
-            stored = stored if source.part.rows is None else take_rows(stored, source.part.rows)
-        asked = self._quantize and _request(self._quantize, weight)
-        if asked and isinstance(stored, Plain):
-            stored = self._quantized(asked, source, stored)
-        if weight.packable is not None and weight.packable(stored) is None:
-            return stored
-        return self._decoded(stored, dtype)
+            kept = "f32" if source.plain is None else kept_float(source.plain.format)
+            return plain_matrix(self._tensor(source, FLOAT_FORMATS[kept]))
+        self._meter.count(source.nbytes)
+        return stored if source.part.rows is None else take_rows(stored, source.part.rows)
 
-    def _decoded(self, matrix: Canonical, dtype: torch.dtype) -> Tensor:
-        """The matrix as a plain tensor, where it is to be packed."""
-        if self._staging is None:
-            return canonical_tensor(matrix, dtype)
-        if isinstance(matrix, Plain) and matrix.scales is None:
-            data = to_device(matrix.data, self._staging)
-            return data.view(FLOAT_FORMATS[matrix.format]).view(matrix.shape).to(dtype)
-        return canonical_tensor(matrix, dtype).to(self._staging)
-
-    def _joined(self, members: list[Matrix], dtype: torch.dtype, name: str) -> Matrix:
-        """The matrices of all experts, one below the other."""
-        if len(members) == 1:
-            return members[0]
-        stored = [member for member in members if not isinstance(member, Tensor)]
-        if len(stored) == len(members):
-            try:
-                return concatenate(stored)
-            except ValueError as reason:
-                kind = str(dtype).removeprefix("torch.")
-                log.warning("%s and the other experts beside it are decoded to %s: they are %s", name, kind, reason)
-        return torch.cat([m if isinstance(m, Tensor) else self._decoded(m, dtype) for m in members])
-
-    def _quantized(self, format: str, source: _Source, matrix: Plain) -> Canonical:
-        there = device_encoder(format, matrix) if self._staging is not None else None
-        try:
-            if there is not None and self._staging is not None:
-                return there(self._staging)
-            return quantize_matrix(format, decode_canonical(matrix))
-        except ConfigError as error:
-            raise CheckpointError(f"{source.key} cannot be quantised to {format}: {error}") from error
-
-    def _canonical(self, source: _Source) -> Canonical | None:
-        shape = source.part.shape
-        flat = (math.prod(shape[:-1]), shape[-1])
+    def _canonical(self, source: Source) -> Canonical | None:
         if source.plain is None:
-            stored = {suffix: self._checkpoint.read(name) for suffix, name in source.stored.items()}
-            return self._method.canonical(source.key, stored, flat)
-        return stored_matrix(self._checkpoint.read(source.plain), flat)
+            stored = {suffix: self._checkpoint.read(info.name) for suffix, info in source.stored.items()}
+            return self._method.canonical(source.key, stored, source.shape)
+        return stored_matrix(self._checkpoint.read(source.plain.name), source.shape)
 
-    def _tensor(self, source: _Source, dtype: torch.dtype) -> Tensor:
+    def _tensor(self, source: Source, dtype: torch.dtype) -> Tensor:
         part = source.part
         if source.plain is not None:
-            tensor = dequantize(self._checkpoint.read(source.plain), dtype)
+            tensor = dequantize(self._checkpoint.read(source.plain.name), dtype)
         else:
             matrix = self._canonical(source)
             assert matrix is not None
             tensor = canonical_tensor(matrix, dtype).reshape(part.shape)
-        self._meter.count(_size(source, self._checkpoint))
+        self._meter.count(source.nbytes)
         tensor = tensor if part.rows is None else tensor[torch.from_numpy(part.rows)]
         return tensor if part.transform is None else part.transform(tensor)
 
 
-def _request(format: str, weight: Weight) -> str | None:
-    """The format a weight gets where `format` was asked for; None where it stays as it is."""
-    if weight.quantize_policy == "kept":
-        return None
-    return "q8_0" if weight.quantize_policy == "eight bits" and format not in ("f32", "bf16", "f16") else format
+def _encoded(format: str, source: Source, matrix: Plain, staging: torch.device | None) -> Canonical:
+    there = device_encoder(format, matrix) if staging is not None else None
+    try:
+        if there is not None and staging is not None:
+            return there(staging)
+        return quantize_matrix(format, decode_canonical(matrix))
+    except ConfigError as error:
+        raise CheckpointError(f"{source.key} cannot be quantised to {format}: {error}") from error
 
 
-_KEPT = {name: FLOAT_FORMATS[name] for name in ("f32", "f16", "bf16")}  # what torch can transform
+def _decoded(matrix: Canonical, dtype: torch.dtype, staging: torch.device | None) -> Tensor:
+    """The matrix as a plain tensor, where it is to be packed."""
+    if staging is None:
+        return canonical_tensor(matrix, dtype)
+    if isinstance(matrix, Plain) and matrix.scales is None:
+        data = to_device(matrix.data, staging)
+        return data.view(FLOAT_FORMATS[matrix.format]).view(matrix.shape).to(dtype)
+    return canonical_tensor(matrix, dtype).to(staging)
+
+
+def _joined(members: list[Matrix], plan: WeightPlan, name: str) -> Matrix:
+    """The matrices of all experts, one below the other."""
+    if len(members) == 1:
+        return members[0]
+    stored = [member for member in members if not isinstance(member, Tensor)]
+    if len(stored) == len(members):
+        try:
+            return concatenate(stored)
+        except ValueError as reason:
+            kind = str(plan.dtype).removeprefix("torch.")
+            log.warning("%s and the other experts beside it are decoded to %s: they are %s", name, kind, reason)
+    return torch.cat([m if isinstance(m, Tensor) else _decoded(m, plan.dtype, plan.target.staging) for m in members])
 
 
 def _halves(matrix: Matrix, experts: int, interleaved: bool) -> list[Matrix]:

@@ -98,7 +98,7 @@ def test_plan_adds_up(penstock: Penstock) -> None:
     sizes = found["bytes"]
     assert found["fits"]
     assert found["max_model_len"] == 1024
-    assert sizes["weights_resident"] == 2 * found["parameters"]
+    assert 2 * found["parameters"] <= sizes["weights_resident"] < 2.01 * found["parameters"]  # norms stay in float32
     assert sizes["weights_resident"] + sizes["kv_cache"] + sizes["activations"] == sizes["total"]
     assert sizes["available"] - sizes["total"] == sizes["free"]
     assert found["full_length_sequences"] >= 1

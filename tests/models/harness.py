@@ -19,6 +19,7 @@ from penstock.layers.batch import Batch, GroupTables, LayerCache
 from penstock.models.registry import Model, build_model
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 
 BLOCK_SIZE, ROWS = 4, 8  # ROWS: slots of recurrent states
@@ -29,7 +30,8 @@ def load(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Mode
     checkpoint = open_checkpoint(path)
     kernels = resolve_kernels(KernelContext("cpu", str(dtype).removeprefix("torch.")))
     model = build_model(checkpoint.config, kernels, dtype=dtype, **options)
-    load_weights(model, checkpoint, dtype=dtype)
+    plans = () if model.runs else plan_weights(model, checkpoint, LoadTarget(dtype))
+    load_weights(model, checkpoint, plans)
     return model
 
 

@@ -19,6 +19,7 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import Harness
 
@@ -42,7 +43,7 @@ def test_no_tensor_is_made_elsewhere(family: str, tmp_path: Path, monkeypatch: p
     checkpoint = open_checkpoint(tmp_path)
     kernels = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=True))
     model = build_model(checkpoint.config, kernels, dtype=torch.float32)
-    load_weights(model, checkpoint, dtype=torch.float32)
+    load_weights(model, checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
     steps = {"a": tiny.prompt(12), "b": tiny.prompt(3)}, {"a": [1], "b": [2, 3]}
     harness = Harness(model)
     wanted = [harness.step(step) for step in steps]

@@ -17,12 +17,11 @@ from penstock.config.resolve import Decision, ModelFacts
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.devices import MemoryUse
 from penstock.kernels.registry import KernelContext
-from penstock.quant.tensor import TensorInfo
 from penstock.startup import build_runner
 from penstock.startup.engine_spec import make_spec_on_cpu
 from penstock.startup.gpu_memory import DeviceMemory, remedies, share, smaller_share, smaller_step, smaller_weights
 from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
-from penstock.startup.resident import Packer, decoded_formats, packer_of, resident_bytes
+from penstock.startup.resident import Packer, packer_of, resident_bytes
 from tests.models import tiny
 from tests.startup.test_memory_plan import model, planned_groups
 from tests.startup.test_peak import tiny_spec
@@ -65,7 +64,11 @@ def planned(
         where=", 90% of a GPU",
     )
     weights = resident_bytes(facts, packer, options)
-    limits = replace(limits, remedies=remedies(facts, packer, options, limits, memory, weights, machine))
+
+    def quantized(name: str) -> int:
+        return resident_bytes(facts, packer, replace(options, quantize=name))
+
+    limits = replace(limits, remedies=remedies(facts, quantized, options, limits, memory, weights, machine))
     return plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=2, limits=limits, weights_bytes=weights)
 
 
@@ -102,31 +105,6 @@ def test_one_remedy_is_told_and_works(
     found = planned(facts, packer, replace(small, **changes), total, fixed and length is None, step)
     assert found.total_bytes <= found.available_bytes
     assert length is None or found.max_model_len >= length
-
-
-def test_what_kernels_keep_coded_stays_so(packer: Packer) -> None:
-    facts = replace(model(3 * MB), parameters=3 * MB, file_bytes=3 * MB, float_values=MB, float_bytes=2 * MB)
-    coded, lattice = TensorInfo("a", (1000, 1024), "q4_k", 576_000), TensorInfo("b", (1000, 1024), "iq2_xxs", 264_000)
-    few = resident_bytes(facts, packer, OPTIONS, [coded])
-    assert few == int(2 * MB + 1.05 * MB)
-    more = resident_bytes(facts, packer, OPTIONS, [coded, lattice])
-    assert more == pytest.approx(few + 2 * 1_024_000 - 1.05 * 264_000, abs=2)
-    assert decoded_formats(packer, "bfloat16", [coded, lattice]) == (
-        Decision("weights in iq2_xxs", "decoded to bfloat16", "no kernel reads iq2_xxs"),
-    )
-    reference = packer_of(resolve_kernels(KernelContext("interpreter", "bfloat16", prefer_reference=True)))
-    assert resident_bytes(facts, reference, OPTIONS, [coded]) == 6 * MB
-    assert decoded_formats(reference, "bfloat16", [coded, lattice]) == ()
-
-
-def test_fp8_is_decoded_where_a_card_lacks_it(packer: Packer, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = replace(model(MB), parameters=MB, file_bytes=MB, float_values=0, float_bytes=0)
-    stored = TensorInfo("a", (1000, 1000), "f8_e4m3", MB)
-    assert resident_bytes(facts, packer, OPTIONS, [stored]) == int(1.05 * MB)
-    monkeypatch.setattr("penstock.kernels.devices.lacks_fp8", lambda *_: "this GPU has no FP8")
-    assert resident_bytes(facts, packer, OPTIONS, [stored]) == 2 * MB
-    (told,) = decoded_formats(packer, "bfloat16", [stored])
-    assert (told.value, told.reason) == ("decoded to bfloat16", "this GPU has no FP8")
 
 
 class Full:
@@ -190,8 +168,7 @@ def test_a_refusal_of_memory_shows_the_plan(
     assert text.startswith("the GPU's memory ran out while ")
     assert all(f"\n  {what} " in text for what in ("weights", "KV cache", "activations", "total"))
     assert text.endswith(f"CUDA out of memory. Tried to allocate 2.00 MiB; {remedy}.")
-    packer = packer_of(spec.kernels)
-    assert smaller_weights(spec.facts, packer, spec.options, spec.plan, Full(0, 10)) == ""
+    assert smaller_weights(spec.quantized_bytes, spec.options, spec.plan, Full(0, 10)) == ""
 
 
 def test_foreign_code_stays_on_the_cpu(tmp_path: Path) -> None:

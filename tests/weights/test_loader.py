@@ -21,6 +21,7 @@ from penstock.quant.formats import mxfp4
 from penstock.weights.facts import model_facts
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
@@ -44,7 +45,7 @@ def logits(folder: Path, *, prefer_reference: bool = False) -> Tensor:
     checkpoint = open_checkpoint(folder)
     kernels = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=prefer_reference))
     model = build_model(checkpoint.config, kernels, dtype=torch.float32)
-    load_weights(model, checkpoint, dtype=torch.float32)
+    load_weights(model, checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
     return Harness(model).step({"row": tiny.prompt(20)})["row"]
 
 
@@ -182,7 +183,8 @@ def test_progress_and_types(tmp_path: Path):
     checkpoint = open_checkpoint(tmp_path)
     model = build_model(checkpoint.config, resolve_kernels(KernelContext("cpu", "bfloat16")), dtype=torch.bfloat16)
     seen: list[tuple[int, int]] = []
-    load_weights(model, checkpoint, dtype=torch.bfloat16, progress=lambda done, total: seen.append((done, total)))
+    plans = plan_weights(model, checkpoint, LoadTarget(torch.bfloat16))
+    load_weights(model, checkpoint, plans, progress=lambda done, total: seen.append((done, total)))
     done, totals = [entry[0] for entry in seen], {entry[1] for entry in seen}
     assert done == sorted(done)
     assert totals == {done[-1]}

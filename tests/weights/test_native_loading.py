@@ -17,6 +17,7 @@ from penstock.kernels.cpu import native
 from penstock.models.registry import Model
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import load
 
@@ -40,8 +41,10 @@ def test_a_packing_that_is_refused_names_the_tensor(folder: Path) -> None:
         raise ValueError("a scale is nan: it must be finite. The weights are damaged.")
 
     weight.pack = refuse
+    checkpoint = open_checkpoint(folder)
+    plans = plan_weights(model, checkpoint, LoadTarget(torch.float32))
     with pytest.raises(CheckpointError) as refused:
-        load_weights(model, open_checkpoint(folder), dtype=torch.float32)
+        load_weights(model, checkpoint, plans)
     assert str(refused.value) == (
         f"the weights of {KEY} cannot be used: a scale is nan: it must be finite. The weights are damaged. "
         "Download the model again, or take another quantisation of it."

@@ -35,6 +35,7 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
 from penstock.weights.pack_cache import PackCache, PackCacheError, PackedFile, PackWriter, file_name, fingerprint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import Harness
 
@@ -70,7 +71,8 @@ def load(folder: Path, path: Path) -> Loaded:
     checkpoint = Counting(open_checkpoint(folder))
     model = build_model(checkpoint.config, resolve_kernels(KernelContext("cpu", "float32")), dtype=torch.float32)
     cache = PackedFile(path, fingerprint(checkpoint.inner, PACKING))
-    load_weights(model, checkpoint, dtype=torch.float32, cache=cache)  # type: ignore[arg-type]
+    plans = plan_weights(model, checkpoint.inner, LoadTarget(torch.float32))
+    load_weights(model, checkpoint, plans, cache=cache)  # type: ignore[arg-type]
     matrices = tuple(n for n in checkpoint.read_names if len(checkpoint.tensors[n].shape) > 1)
     return Loaded(model, cache.describe, matrices, Harness(model).step({"row": TOKENS})["row"])
 

@@ -24,6 +24,7 @@ from penstock.quant.methods import method_of
 from penstock.weights.facts import model_facts
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import Harness, load
 from tests.quant.stored import stored
@@ -46,7 +47,7 @@ def logits(folder: Path, context: KernelContext) -> Tensor:
     """Of the prompt, by this project's model under the context's kernels."""
     checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint.config, resolve_kernels(context), dtype=torch.float32)
-    load_weights(model, checkpoint, dtype=torch.float32)
+    load_weights(model, checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
     return Harness(model).step({"row": tiny.prompt(20)})["row"]
 
 

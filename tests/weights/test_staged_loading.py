@@ -18,6 +18,7 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.registry import build_model
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.tracking import Tracker
 
@@ -30,7 +31,8 @@ def loaded(folder: Path, kernels: str, dtype: torch.dtype, staged: bool, quantiz
     name = str(dtype).removeprefix("torch.")
     context = KernelContext("interpreter", name, kv_type=name, prefer_reference=kernels == "reference")
     model = build_model(checkpoint.config, resolve_kernels(context), dtype=dtype)
-    load_weights(model, checkpoint, dtype=dtype, staged=staged, quantize=quantize)
+    target = LoadTarget(dtype, staged=staged, quantize=quantize)
+    load_weights(model, checkpoint, plan_weights(model, checkpoint, target))
     return [weight.value for weight in model.weights()]
 
 

@@ -12,6 +12,7 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import Harness
 
@@ -25,7 +26,8 @@ FAMILIES = {
 def load(folder: Path, context: KernelContext, quantize: str) -> Model:
     checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint.config, resolve_kernels(context), dtype=torch.float32)
-    load_weights(model, checkpoint, dtype=torch.float32, quantize=quantize)
+    target = LoadTarget(torch.float32, quantize=quantize)
+    load_weights(model, checkpoint, plan_weights(model, checkpoint, target))
     return model
 
 
