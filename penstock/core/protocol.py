@@ -157,7 +157,13 @@ class ScheduledTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, applied in this order: released slots, new sequences, cache operations, encoder work, tokens."""
+    """One step, applied in this order: released slots, new sequences, cache operations, encoder work, tokens.
+
+    Attributes:
+        guidance: (slot, other slot, weight) of slots that share one draw: the first draws from 1 + weight times its
+            logits less weight times the other's (Sanchez et al. 2023, 2306.17806), and both take the tokens. Both
+            compute as many tokens behind their last known one. () where every slot draws for itself.
+    """
 
     step: int
     released_slots: tuple[int, ...] = ()
@@ -165,6 +171,7 @@ class StepPlan:
     cache_ops: tuple[CacheOp, ...] = ()
     encoder_work: tuple[EncoderWork, ...] = ()
     scheduled: tuple[ScheduledTokens, ...] = ()
+    guidance: tuple[tuple[int, int, float], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
-from penstock.kernels.copies import Event, device_errors
+from penstock.kernels.copies import Event, device_errors, upload
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.drafter import Drafter, Drafting
 from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
+from penstock.runtime.guidance import share
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.media import NOTHING_ENCODED, Encoded, MediaStore
 from penstock.runtime.pooling import Pooled, Pooler
@@ -57,6 +59,7 @@ class _InFlightStep:
 
     Attributes:
         draws, samples: tokens to sample, and the handle of their samples; None where there are none.
+        followers: slots that take the tokens of a draw: (slot, index of the draw).
         pooled: results of slots that pool.
         scored: slots of scored prompts, with their log-probabilities in parts.
         end: of the step on the device, where nothing comes back from it that could be waited for.
@@ -67,12 +70,35 @@ class _InFlightStep:
     step: int
     draws: list[Draw]
     samples: SamplingHandle | None
+    followers: tuple[tuple[int, int], ...]
     pooled: list[Pooled]
     scored: list[tuple[int, list[PromptScores]]]
     end: Event | None
     failed: Mapping[int, str]
     build: float
     forward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Collaborators:
+    """What a runner works with besides, each with a null form.
+
+    Attributes:
+        pooler: of models that pool.
+        graphs: recorded decode steps.
+        warm_up: compiles some more kernels while no slot is in use, and returns whether there are others.
+        media: what encoders read.
+        drafter: proposes what may follow.
+    """
+
+    pooler: Pooler | None = None
+    graphs: DecodeGraphs | None = None
+    warm_up: Callable[[], bool] | None = None
+    media: MediaStore | None = None
+    drafter: Drafter | None = None
+
+
+ALONE = Collaborators()
 
 
 class ModelRunner:
@@ -88,22 +114,17 @@ class ModelRunner:
         memory: KVMemory,
         sampler: Sampler,
         builder: BatchBuilder,
-        pooler: Pooler | None = None,
-        graphs: DecodeGraphs | None = None,
-        warm_up: Callable[[], bool] | None = None,
-        media: MediaStore | None = None,
-        drafter: Drafter | None = None,
+        others: Collaborators = ALONE,
     ) -> None:
-        """`warm_up` compiles some more kernels while no slot is in use, and returns whether there are others."""
-        self.media = media
+        self.media = others.media
         self._executor = executor
-        self._warm_up = warm_up
-        self._graphs = graphs
+        self._warm_up = others.warm_up
+        self._graphs = others.graphs
         self._memory = memory
         self._sampler = sampler
         self._builder = builder
-        self._pooler = pooler or Pooler(None, None)
-        self._drafting = Drafting(drafter)
+        self._pooler = others.pooler or Pooler(None)
+        self._drafting = Drafting(others.drafter)
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
         self._new: dict[int, NewSequence] = {}
@@ -157,13 +178,23 @@ class ModelRunner:
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
         computed = perf_counter()
-        draws, samples = self._draw(plan, logits, masks)
+        draws, samples, followers = self._draw(plan, logits, masks)
         begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
         pooled = [one for one in begun if one is not None]
         scored = [(entry.slot, list(self._score(entry))) for entry in wanted.scored]
         end = None if draws or pooled or scored else Event(self._builder.device)
-        times = built - started, computed - built
-        return _InFlightStep(plan.step, draws, samples, pooled, scored, end, encoded.failed, times[0], times[1])
+        return _InFlightStep(
+            plan.step,
+            draws,
+            samples,
+            followers,
+            pooled,
+            scored,
+            end,
+            encoded.failed,
+            built - started,
+            computed - built,
+        )
 
     def _collect(self, step: _InFlightStep) -> StepResult:
         started = perf_counter()
@@ -174,9 +205,10 @@ class ModelRunner:
             if sample.error is not None:
                 rows[draw.slot] = SlotResult(draw.slot, error=sample.error)
                 continue
-            self._builder.note_sample(draw.slot, sample.token)
-            self._known[draw.slot] += len(sample.tokens) - 1
-            rows[draw.slot] = SlotResult(draw.slot, sample.tokens, sample.logprobs)
+            rows[draw.slot] = self._taken(SlotResult(draw.slot, sample.tokens, sample.logprobs))
+        for slot, index in step.followers:
+            result = rows[step.draws[index].slot]
+            rows[slot] = self._taken(SlotResult(slot, result.tokens, error=result.error))
         proposals = self._drafting.propose(rows.values())
         for pooled in step.pooled:
             rows[pooled.slot] = SlotResult(pooled.slot, pooled=pooled.wait())
@@ -187,6 +219,13 @@ class ModelRunner:
         rows.update((slot, SlotResult(slot, error=error)) for slot, error in step.failed.items())
         timings = StepTimings(step.build, step.forward, perf_counter() - started)
         return StepResult(step.step, tuple(rows.values()), proposals, timings=timings)
+
+    def _taken(self, result: SlotResult) -> SlotResult:
+        """A result whose tokens later plans may refer to."""
+        if result.tokens:
+            self._builder.note_sample(result.slot, result.tokens[-1])
+            self._known[result.slot] += len(result.tokens) - 1
+        return result
 
     def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
         """Logits of all tokens from a recorded step; None if more is wanted or no recording fits."""
@@ -281,23 +320,31 @@ class ModelRunner:
         hidden = self._executor.hidden()[places]
         return self._pooler.begin(span, hidden, lambda: self._executor.logits(torch.tensor([places.stop - 1])))
 
-    def _draw(self, plan: StepPlan, logits: Tensor | None, masks: Any) -> tuple[list[Draw], SamplingHandle | None]:
-        """Begins to sample, once the step's masks are made."""
+    def _draw(
+        self, plan: StepPlan, logits: Tensor | None, masks: Any
+    ) -> tuple[list[Draw], SamplingHandle | None, tuple[tuple[int, int], ...]]:
+        """Begins to sample, once the step's masks are made; the draws, and who follows them."""
         if logits is None:
-            return [], None
+            return [], None, ()
         sampled = (span for span in plan.scheduled if span.sample and self._new[span.slot].pooling is None)
         draws = [
             Draw(span.slot, span.start + len(span.tokens) - span.draft_tokens, span.drafts if span.draft_tokens else ())
             for span in sampled
         ]
+        shared = share(logits, draws, plan.guidance)
+        draws, followers = shared.draws, shared.followers
         rows = [draw.slot for draw in draws]
         words = None if masks is None else masks.of([draw.slot for draw in draws for _ in range(len(draw.drafts) + 1)])
-        samples = self._sampler.begin(logits, draws, words)
-        if samples.last is not None:
-            self._builder.keep_samples(rows, samples.last)
-        for row in rows:
+        samples = self._sampler.begin(shared.logits, draws, words)
+        last = samples.last
+        if last is not None:
+            self._builder.keep_samples(rows, last)
+        if last is not None and followers:
+            taken = upload(np.array([index for _, index in followers], np.int64), last.device)
+            self._builder.keep_samples([slot for slot, _ in followers], last.index_select(0, taken))
+        for row in (*rows, *(slot for slot, _ in followers)):
             self._known[row] += 1
-        return draws, samples
+        return draws, samples, followers
 
     def _score(self, entry: _Scored) -> Iterator[PromptScores]:
         for begin in range(0, len(entry.targets), PROMPT_LOGIT_ROWS):

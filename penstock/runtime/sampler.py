@@ -35,6 +35,21 @@ class Draw(NamedTuple):
     drafts: tuple[int, ...] = ()
 
 
+class Candidate(NamedTuple):
+    """A continuation of one of a group of sequences.
+
+    Attributes:
+        sequence: its number in the group.
+        token, logprob: what goes on, and its log-probability after that sequence.
+        total: of the sequence and the token.
+    """
+
+    sequence: int
+    token: int
+    logprob: float
+    total: float
+
+
 @dataclass(frozen=True, slots=True)
 class RowSample:
     """What one draw gave.
@@ -253,6 +268,29 @@ class Sampler:
             return taken
         table = self._kernel.logprobs(values, targets, top)
         return lambda: table
+
+    def best_of_group(self, logits: Tensor, totals: Sequence[float], count: int) -> list[Candidate]:
+        """One draw over a group of sequences: the most probable continuations of all of them together, best first.
+
+        Of equal ones the earlier sequence's comes first, then the lower token.
+
+        Args:
+            logits: [G, V], the model's own after each sequence.
+            totals: G log-probabilities of the sequences so far.
+            count: how many; beams of width B take 2 · B, were B of them to end there.
+        """
+        if logits.shape != (len(totals), self.vocab_size):
+            raise ValueError(f"logits of shape {tuple(logits.shape)} for a group of {len(totals)}")
+        values, most = self._as_taken(logits), min(count, self.vocab_size)
+        zeros = np.zeros(len(totals), np.int64)
+        table = self._begin_table(values, upload(zeros, logits.device) if self._kernel.on_device else zeros, most)()
+        found = [
+            Candidate(index, token, logprob, total + logprob)
+            for index, total in enumerate(totals)
+            if not table.errors[index]
+            for token, logprob in zip(table.top_ids[index].tolist(), table.top_logprobs[index].tolist(), strict=True)
+        ]
+        return sorted(found, key=lambda one: (-one.total, one.sequence, one.token))[:count]
 
     def begin_prompt_logprobs(self, logits: Tensor, target_ids: Sequence[int], top: int) -> PromptScores:
         """Begins to compute log-probabilities of known next tokens.

@@ -28,7 +28,7 @@ from penstock.runtime.graphs import (
 )
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.pooling import Pooler
-from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
+from penstock.runtime.runner import PROMPT_LOGIT_ROWS, Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
@@ -168,10 +168,12 @@ def make_runner(
         memory,
         sampler,
         builder,
-        pooler=Pooler(model.classifier, model.projection),
-        graphs=graphs,
-        warm_up=warm_up.run_next if warm_up else None,
-        drafter=drafter,
+        Collaborators(
+            pooler=Pooler(model.classifier, model.projection),
+            graphs=graphs,
+            warm_up=warm_up.run_next if warm_up else None,
+            drafter=drafter,
+        ),
     )
     return runner, executor
 

@@ -36,7 +36,7 @@ from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.media import Arrays, Encoders, MediaShape, MediaStore
-from penstock.runtime.runner import ModelRunner
+from penstock.runtime.runner import Collaborators, ModelRunner
 from penstock.runtime.sampler import Sampler
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, DIM, ROWS, BLOCK, LONGEST = 67, 32, 4, 2, 16, 6, 4, 96
@@ -161,7 +161,7 @@ def make_engine(model: DecoderModel, *, recorded: bool = True, chunk: int = 64, 
     both = Encoders(encoders.embeddings, encoders.keys_and_values)
     media = MediaStore(both, MediaShape(LEVELS, AXES), BLOCK, memory.caches, CPU)
     sampler = Sampler(VOCAB, ROWS, model.kernels.sampling())
-    runner = ModelRunner(executor, memory, sampler, builder, media=media)
+    runner = ModelRunner(executor, memory, sampler, builder, Collaborators(media=media))
     options = SchedulerOptions(ROWS, 64, LONGEST, BLOCK, counts, True, "fcfs", depth, chunk)
     return Setup(Engine(Scheduler(options, groups), runner), media, encoders)
 

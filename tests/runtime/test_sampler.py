@@ -293,3 +293,24 @@ def test_places_that_do_not_fit_the_drafts_are_refused(kernel: SamplingKernel) -
         kernel.verify(logits, [row], [(1, 2, 3)], np.zeros(1, np.int64))
     with pytest.raises(ValueError, match="more than once"):
         kernel.verify(logits, [row, row], [(1,), ()], np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_one_draw_over_a_group_takes_the_best_of_all(kernel: SamplingKernel, ties: bool) -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(7)) * 3
+    logits = logits.round() if ties else logits
+    logits[3] = math.nan
+    totals = [-1.5, -0.25, -4.0, 0.0]
+    found = Sampler(VOCAB, 1, kernel).best_of_group(logits, totals, 12)
+    whole = torch.log_softmax(logits[:3].double(), -1) + torch.tensor(totals[:3]).double().unsqueeze(1)
+    pairs = sorted((-float(whole[i, t]), i, t) for i in range(3) for t in range(VOCAB))[:12]
+    if ties:  # rounding may tell equal ones of different sequences apart
+        assert [one.total for one in found] == pytest.approx([-pair[0] for pair in pairs], abs=1e-11)
+    else:
+        assert [(one.sequence, one.token) for one in found] == [pair[1:] for pair in pairs]
+    assert len({one.sequence for one in found}) > 1
+    for one in found:
+        assert one.total == totals[one.sequence] + one.logprob
+        assert one.total == pytest.approx(float(whole[one.sequence, one.token]), abs=1e-11)
+    with pytest.raises(ValueError, match="group of 2"):
+        Sampler(VOCAB, 1, kernel).best_of_group(logits, totals[:2], 3)

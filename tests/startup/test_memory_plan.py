@@ -145,6 +145,16 @@ def test_recurrent_states_are_counted_and_refused_with_a_remedy_that_works() -> 
     assert ("states", format_bytes(found.state_bytes), what) in found.table()
     assert found.kv_blocks[0] == plan(facts, limits(50_000_000 - found.state_bytes)).kv_blocks[0]
     assert made(8, 1_000).checkpoints == 32
+    drafted = limits(50_000_000, max_num_seqs=8, state_bytes=500_000, draft_states=4)
+    wide = plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=4, limits=drafted)
+    assert wide.draft_states == 32  # behind the last known token of each row, and behind three drafts
+    assert wide.state_bytes == (8 + 32 + wide.checkpoints) * 500_000
+    assert wide.total_bytes <= wide.available_bytes and "32 for drafts" in str(wide.table())
+    with pytest.raises(MemoryPlanError, match="recurrent states of 80 sequences") as refused:
+        plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=4, limits=replace(drafted, max_num_seqs=80))
+    rows = int(re.search(r"--max-num-seqs (\d+)", str(refused.value))[1])  # type: ignore[index]
+    fewer = replace(drafted, max_num_seqs=rows)
+    assert plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=4, limits=fewer).draft_states == 4 * rows
     bounds = limits(50_000_000, max_num_seqs=8, state_bytes=1_000_000)
     for told in ({"enable_prefix_caching": False}, {"kv_cache_memory": found.kv_bytes + found.checkpoints * 1_000_000}):
         without = plan_memory(model=facts, groups=planned_groups(facts), dtype_bytes=4, limits=replace(bounds, **told))

@@ -114,6 +114,7 @@ def drawing() -> None:
     rows = [kernel.row(RowSettings(150_000, **given)) for given in settings]
     masks = np.zeros((3, 150_000 // 32 + 1), np.uint32)
     kernel.draw(torch.zeros(3, 150_000), rows, np.zeros(3, np.int64), masks)
+    kernel.draw_drafted(torch.zeros(6, 150_000), rows, [(1, 2), (), (3,)], np.zeros(3, np.int64))
 
 
 def adapting(dtype: torch.dtype) -> None:
@@ -133,9 +134,10 @@ def on_rows(dtype: torch.dtype) -> None:
     norms.gated_rms_norm(x, x, torch.zeros(2048), 1e-6, None, gate_first=True)
 
 
-def recurrences(dtype: torch.dtype) -> None:
-    """The sizes of Mamba-2 2.7B, Mamba 2.8B and Qwen3-Next."""
-    rows = StateRows(torch.zeros(2).long(), torch.tensor([0, 1, 5], dtype=torch.int32), torch.zeros(2).int())
+def recurrences(dtype: torch.dtype, after: torch.Tensor | None = None) -> None:
+    """The sizes of Mamba-2 2.7B, Mamba 2.8B and Qwen3-Next; `after`: where states go behind each token."""
+    starts = torch.tensor([0, 1, 5], dtype=torch.int32)
+    rows = StateRows(torch.zeros(2).long(), starts, torch.zeros(2).int(), after)
 
     def part(width: int) -> torch.Tensor:
         return torch.zeros(5, 2 * width, dtype=dtype)[:, width:]
@@ -232,6 +234,7 @@ def main(more: bool) -> None:
     adapting(torch.bfloat16)
     on_rows(torch.bfloat16)
     recurrences(torch.bfloat16)
+    recurrences(torch.bfloat16, torch.zeros(5).long())
     if more:
         other_sizes(brain, eight)
     print(json.dumps({"made": launches.made, "problems": launches.problems}))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    "_attend", "_convolve", "_delta", "_gated_rms_norm", "_join", "_join_in_order", "_latent_write", "_layer_norm",
-    "_look_up", "_mix", "_multiply", "_pointwise", "_quantize", "_rms_norm", "_rope", "_rope_tables", "_route", "_scan",
-    "choose",
+    "_attend", "_convolve", "_delta", "_gated_rms_norm", "_join", "_join_in_order", "_keep_last", "_latent_write",
+    "_layer_norm", "_look_up", "_mix", "_multiply", "_pointwise", "_quantize", "_rms_norm", "_rope", "_rope_tables",
+    "_route", "_scan", "accept", "choose",
 }  # fmt: skip
 
 
