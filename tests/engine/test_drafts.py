@@ -82,7 +82,7 @@ def run(engine: Engine, *requests: EngineRequest, dice: random.Random | None = N
         while coming and (dice is None or not live or dice.random() < 0.3):
             live.add(coming[0].request_id)
             engine.add(coming.pop(0))
-        for compiled, error in engine.constraints.ready():
+        for compiled, error in engine.structured.ready():
             assert error is None
             engine.admit(compiled)
         for output in engine.step():
