@@ -139,14 +139,22 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
         model = declare(plan.max_model_len)
         plans = _weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
-    settings += [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
+    settings += _notes(model, plan, plans, kernels)
+    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans)
+
+
+def _notes(model: Model, plan: MemoryPlan, plans: Sequence[WeightPlan], kernels: KernelSet) -> list[Decision]:
+    """What became of wishes and of the weights."""
+    notes = [Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes]
     if packer_of(kernels).name == "triton":
-        decoded = decoded_formats(plans).items()
-        settings += [Decision(f"weights in {name}", f"decoded to {concrete.dtype}", why) for name, why in decoded]
+        kind = str(model.dtype).removeprefix("torch.")
+        notes += [
+            Decision(f"weights in {name}", f"decoded to {kind}", why) for name, why in decoded_formats(plans).items()
+        ]
     if model.runs:
         kind, _, reason = model.runs.partition(": ")
-        settings.append(Decision("layers", kind, reason))
-    return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans)
+        notes.append(Decision("layers", kind, reason))
+    return notes
 
 
 def _weight_plans(model: Model, checkpoint: Checkpoint, options: EngineOptions) -> tuple[WeightPlan, ...]:
