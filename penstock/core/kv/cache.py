@@ -11,7 +11,7 @@ from penstock.core.kv.block_pool import BlockPool
 from penstock.core.kv.cache_spec import CacheGroup, CacheKind
 from penstock.core.kv.checkpoints import Checkpoints
 from penstock.core.kv.cross import CrossStore
-from penstock.core.kv.groups import manager_of
+from penstock.core.kv.groups import SlidingGroup, manager_of
 from penstock.core.kv.node import Match, Node
 from penstock.core.kv.radix_tree import RadixTree
 from penstock.core.kv.states import StateGroup, States
@@ -50,7 +50,7 @@ class KVCache:
         self._copied: list[tuple[int, int]] = []  # blocks that operations of the next plan read
         self._nothing: tuple[tuple[int, ...], ...] = ((),) * len(groups)
         self._deferred: dict[int, list[tuple[int, int]]] = {}
-        self._passing = tuple(g for g, group in enumerate(groups) if group.kind is CacheKind.SLIDING)
+        self._passing = tuple(g for g, group in enumerate(self.groups) if isinstance(group, SlidingGroup))
         self.committed_step = -1
         self.releases = 0
 
