@@ -302,7 +302,8 @@ class Scheduler:
             if entry.sequence.state is not SequenceState.FINISHED:
                 answer = results.get(entry.slot) or SlotResult(entry.slot)
                 self._settlement.settle(entry, answer, forced.get(entry.slot, ()))
-        self._settlement.take_proposals(result.proposals, in_flight)
+        if result.proposals:
+            self._settlement.take_proposals(result.proposals, in_flight)
 
     def fail_outstanding(self, error: str) -> None:
         """Ends every sequence that has a step in flight with an error: what those steps did is unknown."""

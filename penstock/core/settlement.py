@@ -70,8 +70,6 @@ class Settlement:
 
     def take_proposals(self, proposals: tuple[Proposal, ...], in_flight: list[InFlight]) -> None:
         """Keeps drafts for the next step of those that were in this one, as far as they form a chain."""
-        if not proposals:
-            return
         slots = {entry.slot: entry.sequence for entry in in_flight}
         for proposal in proposals:
             sequence = slots.get(proposal.slot)
