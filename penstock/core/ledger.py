@@ -9,6 +9,8 @@ from penstock.core.request import EngineOutput, EngineStats, FinishReason
 from penstock.core.request_queues import RequestQueues
 from penstock.core.sequence import Sequence, SequenceState
 
+NOTHING = SlotResult(-1)  # of a sequence that ends without a step
+
 
 class Ledger:
     """Requests and their sequences, from when they are queued until they end."""
@@ -82,7 +84,7 @@ class Ledger:
     def tell(
         self,
         sequence: Sequence,
-        result: SlotResult | None = None,
+        result: SlotResult = NOTHING,
         count: int = 0,
         reason: FinishReason | None = None,
         error: str | None = None,
@@ -93,15 +95,15 @@ class Ledger:
             EngineOutput(
                 request_id=sequence.request.request_id,
                 sequence=sequence.index,
-                tokens=result.tokens[:count] if result else (),
-                logprobs=result.logprobs[:count] if result else (),
-                prompt_logprobs=result.prompt_logprobs if result else (),
+                tokens=result.tokens[:count],
+                logprobs=result.logprobs[:count],
+                prompt_logprobs=result.prompt_logprobs,
                 finish_reason=reason,
                 error=error,
                 cached_tokens=None if sequence.reported else sequence.cached_tokens,
                 queue_seconds=None if sequence.reported else sequence.queue_seconds,
                 preemptions=sequence.preemptions,
-                pooled=result.pooled if result else None,
+                pooled=result.pooled,
             )
         )
         sequence.reported = sequence.cached_tokens is not None
@@ -110,7 +112,7 @@ class Ledger:
         self,
         sequence: Sequence,
         reason: FinishReason,
-        result: SlotResult | None = None,
+        result: SlotResult = NOTHING,
         count: int = 0,
         error: str | None = None,
     ) -> None:

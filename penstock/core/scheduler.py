@@ -182,7 +182,7 @@ class Scheduler:
         """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
         builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(sequence, sequence.remaining) for sequence in self.running]
-        held = sum(sequence.in_flight > 0 and sequence.request.waits_for_tokens for sequence, _ in remaining)
+        held = sum(s.in_flight > 0 and s.request.waits_for_tokens for s, length in remaining if not length)
         if held > _MOST_HELD_SHARE * len(remaining):
             return None
         decoding = [pair for pair in remaining if pair[1] == 1]  # which are never starved by prompts

@@ -152,7 +152,9 @@ class BatchBuilder:
     def columns(self, spans: Sequence[ScheduledTokens]) -> SpanColumns:
         """Enters the spans' new blocks into the tables; returns the rest of the spans as columns."""
         for span in spans:
-            self._append_blocks(span)
+            for group, blocks in enumerate(span.new_blocks):
+                if blocks:
+                    self._append_blocks(group, span.slot, blocks)
         said = [(span.slot, span.start, len(span.tokens), span.prompt_tokens, span.draft_tokens) for span in spans]
         return SpanColumns._make(np.ascontiguousarray(np.array(said, np.int64).T))
 
@@ -216,7 +218,7 @@ class BatchBuilder:
             query_lens=tuple(lens.tolist()),
             context_lens=tuple(context_lens),
             state_slot=self._tensor(rows),
-            state_after=self._states_after(spans),
+            state_after=None if len(tokens) == count else self._states_after(spans),
             adapter_slot=self._tensor(np.array(adapters, np.int64)) if any(adapters) else None,
             masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
@@ -269,12 +271,10 @@ class BatchBuilder:
         """1 for tokens at or behind the position where their row's second text begins, if there is one."""
         return self._tensor(((second > 0) & (positions >= second)).astype(np.int64))
 
-    def _append_blocks(self, span: ScheduledTokens) -> None:
-        for g, blocks in enumerate(span.new_blocks):
-            if blocks:
-                used = self._used[g][span.slot]
-                self.tables[g][span.slot, used : used + len(blocks)] = blocks
-                self._used[g][span.slot] = used + len(blocks)
+    def _append_blocks(self, group: int, slot: int, blocks: tuple[int, ...]) -> None:
+        used = self._used[group][slot]
+        self.tables[group][slot, used : used + len(blocks)] = blocks
+        self._used[group][slot] = used + len(blocks)
 
     def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array) if self._on_cpu else upload(array, self.device)

@@ -205,7 +205,7 @@ class KVCache:
 
     def cut(self, sequence: Sequence, start: int, length: int) -> int:
         """How many of the tokens may be computed now: up to where a state is to be kept, and no part of a medium."""
-        marks = _held(sequence).state_marks
+        marks = sequence.allocation.state_marks if sequence.allocation else ()
         media = sequence.request.media if start < sequence.num_prompt else ()
         if not marks and not media:
             return length
@@ -217,7 +217,8 @@ class KVCache:
 
     def extend(self, sequence: Sequence, tokens: int) -> tuple[tuple[int, ...], ...] | None:
         """Grows the tables to hold that many tokens; returns new blocks per group, or None and changes nothing."""
-        tables = _held(sequence).tables
+        assert sequence.allocation is not None
+        tables = sequence.allocation.tables
         size = self.block_size
         for table in tables:
             if tokens > len(table.blocks) * size:
@@ -262,10 +263,9 @@ class KVCache:
         assert allocation is not None
         reached_prompt_end = sequence.committed < sequence.num_prompt <= committed
         sequence.commit(committed)
-        if allocation.cursor.depth + self.block_size <= committed:
+        while allocation.cursor.depth + self.block_size <= committed:
             self._drop_tail(allocation)
-            while allocation.cursor.depth + self.block_size <= committed:
-                self._fill(sequence, allocation)
+            self._fill(sequence, allocation)
         if committed in allocation.state_marks:
             allocation.state_marks.remove(committed)
             self._keep_state(sequence, allocation.cursor)
