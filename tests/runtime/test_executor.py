@@ -31,8 +31,9 @@ WORK: tuple[dict[str, Sequence[int]], ...] = (  # prompts, a chunk and decoding 
 class Through:
     """Takes the place of a model in a harness: an executor computes."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, model: Model) -> None:
         self._executor = executor
+        self.position_axes = model.position_axes
 
     def forward(self, batch: Batch, caches: Any) -> None:
         self._executor.forward(batch)
@@ -48,7 +49,7 @@ def run(model: Model, executor: Callable[[Harness], Executor] | None = None) -> 
     if executor is not None:
         chosen = executor(harness)
         describe = chosen.describe
-        harness.model = Through(chosen)  # type: ignore[assignment]
+        harness.model = Through(chosen, model)  # type: ignore[assignment]
     with torch.inference_mode():
         return [logits for work in WORK for logits in harness.step(work).values()], describe
 
@@ -85,7 +86,7 @@ def test_tokens_whose_logits_are_not_wanted_change_nothing(family: str, recorded
     every, _ = run(model, best if recorded else None)
     harness = Harness(model, seed=1)
     if recorded:
-        harness.model = Through(best(harness))  # type: ignore[assignment]
+        harness.model = Through(best(harness), model)  # type: ignore[assignment]
     with torch.inference_mode():
         none, some, last = (
             harness.wanted(work, tokens) for work, tokens in zip(WORK, ((), (0, 26, 27), (2, 0)), strict=True)
@@ -178,7 +179,7 @@ def test_a_step_larger_than_the_arena_is_refused(folder: Path) -> None:
     harness = Harness(model)
     executor = best(harness)
     assert isinstance(executor, RecordedExecutor)
-    harness.model = Through(executor)  # type: ignore[assignment]
+    harness.model = Through(executor, model)  # type: ignore[assignment]
     with torch.inference_mode():
         with pytest.raises(ValueError, match=r"a step of 49 tokens does not fit a program made for 48\."):
             harness.step({"row": tiny.prompt(MAX_TOKENS + 1)})
@@ -234,7 +235,7 @@ def test_masks_reach_a_recording(family: str, tmp_path: Path) -> None:
     def steps(kind: type[Harness], executor: Callable[[Harness], Executor] | None) -> list[list[Tensor]]:
         harness = kind(model, seed=1)
         if executor is not None:
-            harness.model = Through(executor(harness))  # type: ignore[assignment]
+            harness.model = Through(executor(harness), model)  # type: ignore[assignment]
         with torch.inference_mode():
             return [list(harness.step(work).values()) for work in (WORK[0], {"c": tiny.prompt(30)})]
 
