@@ -10,6 +10,7 @@
 #include "binding/bindings.h"
 #include "binding/plain_op.h"
 #include "ops/adapter_table.h"
+#include "packing/packed.h"
 #include "program/program.h"
 #include "vec/dispatch.h"
 
@@ -35,18 +36,19 @@ void weighted_sum(Program& p, Value base, const std::vector<Value>& x, Part weig
            nullptr});
 }
 
-void adapter(Program& p, Value x, const AdapterTable& table, std::int64_t width, std::int64_t offset, Value out,
-             bool some_tokens) {
-    const Extent e = some_tokens ? Extent::logit_rows : Extent::tokens;
+void adapter(Program& p, Value x, const AdapterTable& table, std::int64_t width, std::int64_t offset, Value bias,
+             Value residual, Value out, const std::string& extent) {
+    const Extent e = extent_of(extent);
     p.add({"adapter", [=, &table](const Frame& f, Worker& w) {
-               ops().adapter({f.at<float>(x), &table, f.step.query_start, f.step.adapter_slot,
-                              some_tokens ? f.step.logit_index : nullptr, f.step.rows, f.count(e), width, offset,
-                              f.at<float>(out), reinterpret_cast<float*>(f.scratch())},
+               const TokenAdapters of = f.adapters(e);
+               ops().adapter({f.at<float>(x), table.inputs, &table, of.slot, of.scale, of.count, of.index, f.count(e),
+                              width, offset, f.at<float>(out), reinterpret_cast<float*>(f.scratch()), 1, 1, nullptr,
+                              f.at<float>(bias), f.at<float>(residual)},
                              w);
            },
-           {x, out},
+           {x, out, bias, residual},
            {out},
-           [&table](std::int64_t rows) { return rows * table.most_rank * static_cast<std::int64_t>(sizeof(float)); },
+           [&table](std::int64_t rows) { return adapter_scratch(table.most_rank, rows); },
            e});
 }
 
@@ -66,14 +68,17 @@ void bind_adapters(nb::module_& m, nb::class_<Program>& program) {
             new (self) Part{value, offset, stride};
         });
     nb::class_<AdapterTable>(m, "AdapterTable", "The low-rank adapters of one weight, by slot.")
-        .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t>(), "slots"_a, "inputs"_a, "outputs"_a,
-             "most_rank"_a)
+        .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>(), "slots"_a, "inputs"_a,
+             "outputs"_a, "most_rank"_a, "experts"_a)
         .def("set",
              [](AdapterTable& table, std::int64_t slot, std::uintptr_t down, std::uintptr_t up, std::int64_t rank,
-                float scale, const std::string& type) {
+                float scale, const std::string& type, std::uintptr_t columns) {
                  table.set(slot, {reinterpret_cast<const void*>(down), reinterpret_cast<const void*>(up), rank, scale,
-                                  float_type(type)});
+                                  float_type(type), reinterpret_cast<const float*>(columns)});
              });
+    nb::class_<AdapterUse>(m, "AdapterUse", "The adapters of some columns of a product.")
+        .def("__init__",
+             [](AdapterUse* self, const AdapterTable& table, std::int64_t offset) { new (self) AdapterUse{&table, offset}; });
     program.def("weighted_sum", &weighted_sum).def("adapter", &adapter);
 }
 

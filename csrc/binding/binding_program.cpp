@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "binding/bindings.h"
 #include "binding/plain_op.h"
+#include "ops/adapter_table.h"
 #include "ops/kv_layout.h"
 #include "packing/packed.h"
 #include "program/program.h"
@@ -24,6 +26,13 @@ namespace penstock {
 namespace {
 
 using Parts = std::vector<const PackedMatrix*>;
+using Uses = std::vector<AdapterUse>;
+
+std::int64_t most_rank(const Uses& uses) {
+    std::int64_t most = 0;
+    for (const AdapterUse& use : uses) most = std::max(most, use.table->most_rank);
+    return most;
+}
 
 template <class T>
 T* pointer(std::uintptr_t address) {
@@ -49,10 +58,17 @@ struct BoundInputs : StepInputs {
         groups[group] = {pointer<const std::int32_t>(table), width, pointer<const std::int64_t>(slot),
                          pointer<const std::int32_t>(lengths)};
     }
-    void set_slots(std::uintptr_t states, std::uintptr_t adapters, std::uintptr_t after) {
+    void set_states(std::uintptr_t states, std::uintptr_t after) {
         state_slot = pointer<const std::int64_t>(states);
         state_after = pointer<const std::int64_t>(after);
-        adapter_slot = pointer<const std::int64_t>(adapters);
+    }
+    void set_adapters(std::uintptr_t slots, std::uintptr_t scales, std::int64_t count) {
+        if (count < 0 || count > AdapterArgs::most)
+            throw nb::value_error(("a token has up to " + std::to_string(AdapterArgs::most) + " adapters, not " +
+                                   std::to_string(count) + ".").c_str());
+        adapter_slot = pointer<const std::int64_t>(slots);
+        adapter_scale = pointer<const float>(scales);
+        adapters = count;
     }
     void set_masks(std::uintptr_t kinds, std::uintptr_t ranges) {
         masks = pointer<const MaskKind>(kinds);
@@ -110,17 +126,44 @@ void embedding(Program& p, const PackedMatrix& table, float scale, Value out, co
            nullptr});
 }
 
+// Scratch of an op and what follows it there, each from a multiple of 64 bytes on.
+std::int64_t whole(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The products of a gated layer, changed by adapters, and then their activations: what `linear` does in one pass.
+void adapted_gates(LinearArgs args, const Uses& uses, const TokenAdapters& of, std::byte* products, Worker& w) {
+    float* const out = args.out;
+    const Activation act = args.activation;
+    std::int64_t width = 0;
+    for (int i = 0; i < args.num_parts; ++i) width += args.parts[i]->rows();
+    args.activation = Activation::none;
+    args.out = reinterpret_cast<float*>(products);
+    ops().linear(args, w);
+    auto* const low = reinterpret_cast<float*>(products + whole(args.tokens * width * 4));
+    for (const AdapterUse& use : uses)
+        ops().adapter({args.x, args.parts[0]->cols(), use.table, of.slot, of.scale, of.count, of.index, args.tokens,
+                       width, use.offset, args.out, low, 1, 1, nullptr, args.bias},
+                      w);
+    ops().gate_up({args.out, args.tokens, width / 2, act, args.alpha, args.limit, out}, w);
+}
+
 void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int activation, float alpha, float limit,
-            Value out, const std::string& extent) {
+            Value out, const std::string& extent, Uses uses) {
     const Extent e = extent_of(extent);
     const auto act = static_cast<Activation>(activation);
-    auto scratch = [parts](std::int64_t rows) {
-        return linear_scratch(parts.data(), static_cast<int>(parts.size()), rows);
+    auto own = [parts](std::int64_t rows) {
+        return whole(linear_scratch(parts.data(), static_cast<int>(parts.size()), rows));
     };
-    p.add({"linear", [=, parts = std::move(parts)](const Frame& f, Worker& w) {
-               ops().linear({parts.data(), static_cast<int>(parts.size()), f.at<float>(x), f.count(e), f.at<float>(bias),
-                             f.at<float>(residual), act, alpha, limit, f.at<float>(out), f.scratch(), f.kinds(e)},
-                            w);
+    std::int64_t width = 0;
+    for (const PackedMatrix* part : parts) width += part->rows();
+    auto scratch = [own, width, rank = most_rank(uses)](std::int64_t rows) {
+        return own(rows) + (rank ? whole(rows * width * 4) + adapter_scratch(rank, rows) : 0);
+    };
+    p.add({"linear", [=, parts = std::move(parts), uses = std::move(uses)](const Frame& f, Worker& w) {
+               const LinearArgs args{parts.data(), static_cast<int>(parts.size()), f.at<float>(x), f.count(e),
+                                     f.at<float>(bias), f.at<float>(residual), act, alpha, limit, f.at<float>(out),
+                                     f.scratch(), f.kinds(e)};
+               if (uses.empty() || !f.step.adapter_slot) return ops().linear(args, w);
+               adapted_gates(args, uses, f.adapters(e), f.scratch() + own(f.count(e)), w);
            },
            {x, bias, residual},
            {out},
@@ -130,18 +173,22 @@ void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int ac
 
 void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, const PackedMatrix& gate,
              const PackedMatrix& up, const PackedMatrix& down, Value gate_up_bias, Value down_bias, Value residual,
-             int activation, float alpha, float limit, Value out, const std::string& extent) {
+             int activation, float alpha, float limit, Value out, const std::string& extent, Uses gate_up_uses,
+             Uses down_uses) {
     const Extent e = extent_of(extent);
     const auto act = static_cast<Activation>(activation);
-    p.add({"experts", [=, &gate, &up, &down](const Frame& f, Worker& w) {
+    const std::int64_t rank = std::max(most_rank(gate_up_uses), most_rank(down_uses));
+    p.add({"experts", [=, &gate, &up, &down, of_gate_up = std::move(gate_up_uses), of_down = std::move(down_uses)](
+                          const Frame& f, Worker& w) {
                ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.count(e), top_k, &gate,
                               &up, &down, f.at<float>(gate_up_bias), f.at<float>(down_bias), f.at<float>(residual), act,
-                              alpha, limit, f.at<float>(out), f.scratch(), f.step.kinds},
+                              alpha, limit, f.at<float>(out), f.scratch(), f.step.kinds, of_gate_up, of_down,
+                              f.adapters(e)},
                              w);
            },
            {x, weights, ids, gate_up_bias, down_bias, residual},
            {out},
-           [=, &gate, &up, &down](std::int64_t rows) { return experts_scratch(gate, up, down, rows, top_k); },
+           [=, &gate, &up, &down](std::int64_t rows) { return experts_scratch(gate, up, down, rows, top_k, rank); },
            e});
 }
 
@@ -228,16 +275,25 @@ void latent_write(Program& p, Value x, Value norm, float eps, Value cos, Value s
 }
 
 void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Value sin, std::int64_t rotary_dim,
-                 bool interleaved, Value out, const std::string& extent) {
+                 bool interleaved, Value out, const std::string& extent, Uses uses) {
     const Extent e = extent_of(extent);
     const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
-    p.add({"head_linear", [=, &weight](const Frame& f, Worker& w) {
+    const std::int64_t rank = most_rank(uses), heads = weight.experts();
+    p.add({"head_linear", [=, &weight, uses = std::move(uses)](const Frame& f, Worker& w) {
                ops().head_linear({f.at<float>(x), &weight, f.count(e), rotation.at(f), f.at<float>(out), f.scratch()},
+                                 w);
+               const TokenAdapters of = f.adapters(e);
+               for (const AdapterUse& use : uses)
+                   ops().adapter({f.at<float>(x), weight.cols() + rotary_dim, use.table, of.slot, of.scale, of.count,
+                                  of.index, f.count(e), weight.rows() + rotary_dim, use.offset, f.at<float>(out),
+                                  reinterpret_cast<float*>(f.scratch()), heads},
                                  w);
            },
            {x, cos, sin},
            {out},
-           [=, &weight](std::int64_t rows) { return head_linear_scratch(weight, rotary_dim > 0, rows); },
+           [=, &weight](std::int64_t rows) {
+               return std::max(head_linear_scratch(weight, rotary_dim > 0, rows), adapter_scratch(rank, rows * heads));
+           },
            e});
 }
 
@@ -303,7 +359,8 @@ void bind_program(nb::module_& m) {
         .def("set", &BoundInputs::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
         .def("set_group", &BoundInputs::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a,
              "context_len"_a = 0)
-        .def("set_slots", &BoundInputs::set_slots, "state_slot"_a, "adapter_slot"_a, "state_after"_a = 0)
+        .def("set_states", &BoundInputs::set_states, "state_slot"_a, "state_after"_a)
+        .def("set_adapters", &BoundInputs::set_adapters, "slots"_a, "scales"_a, "count"_a)
         .def("set_masks", &BoundInputs::set_masks, "masks"_a, "spans"_a)
         .def("set_injected", &BoundInputs::set_injected, "count"_a, "rows"_a, "values"_a)
         .def("set_types", &BoundInputs::set_types, "token_types"_a)

@@ -1,5 +1,5 @@
-// Low-rank adapters of a step's rows: shrink to the rank, then expand. A dot product is one chain of sixteen lanes over
-// its inputs, an output one chain over the rank, whatever is computed beside it.
+// Low-rank adapters of a step's tokens: shrink to the rank, then expand. A dot product is one chain of sixteen lanes over
+// its inputs, an output one chain over the rank for each adapter of its token in turn, whatever is computed beside it.
 #include <algorithm>
 #include <type_traits>
 
@@ -11,7 +11,9 @@
 namespace penstock::PENSTOCK_ISA {
 namespace {
 
-constexpr std::int64_t token_block = 4, rank_block = 4, column_block = 256;
+using Entry = AdapterTable::Entry;
+
+constexpr std::int64_t row_block = 4, rank_block = 4, column_block = 256;
 
 template <FloatType type>
 inline vec::F32x16 load(const void* from, std::int64_t at, std::int64_t n) {
@@ -25,82 +27,140 @@ inline vec::F32x16 load(const void* from, std::int64_t at, std::int64_t n) {
     return type == FloatType::bf16 ? vec::load16_bf16(values) : vec::load16_f16(values);
 }
 
-// Dot products of T tokens and R lines of the down matrix.
-template <FloatType type, int T, int R>
-void shrink(const AdapterArgs& args, const AdapterTable::Entry& entry, std::int64_t token, std::int64_t line) {
-    const std::int64_t inputs = args.table->inputs;
-    vec::F32x16 sums[T][R];
-    for (int t = 0; t < T; ++t)
-        for (int r = 0; r < R; ++r) sums[t][r] = vec::splat16(0.0f);
-    for (std::int64_t k = 0; k < inputs; k += 16) {
-        const std::int64_t n = std::min<std::int64_t>(16, inputs - k);
-        vec::F32x16 x[T];
-        for (int t = 0; t < T; ++t) x[t] = vec::load_some(args.x + (token + t) * inputs + k, n);
-        for (int r = 0; r < R; ++r) {
-            const vec::F32x16 weight = load<type>(entry.down, (line + r) * inputs + k, n);
-            for (int t = 0; t < T; ++t) sums[t][r] = vec::fma(x[t], weight, sums[t][r]);
-        }
-    }
-    for (int t = 0; t < T; ++t)
-        for (int r = 0; r < R; ++r)
-            args.scratch[(token + t) * args.table->most_rank + line + r] = vec::sum(sums[t][r]) * entry.scale;
-}
-
-template <FloatType type, int T>
-void shrink_lines(const AdapterArgs& args, const AdapterTable::Entry& entry, std::int64_t token, std::int64_t line) {
-    if (line + rank_block <= entry.rank) return shrink<type, T, rank_block>(args, entry, token, line);
-    for (; line < entry.rank; ++line) shrink<type, T, 1>(args, entry, token, line);
-}
-
-// `n` outputs of one token from column `at` on.
-template <FloatType type>
-void expand(const AdapterArgs& args, const AdapterTable::Entry& entry, std::int64_t token, std::int64_t at, std::int64_t n) {
-    const float* const low = args.scratch + token * args.table->most_rank;
-    float* const out = args.out + token * args.width + args.offset + at;
-    vec::F32x16 sum = vec::splat16(0.0f);
-    for (std::int64_t r = 0; r < entry.rank; ++r)
-        sum = vec::fma(vec::splat16(low[r]), load<type>(entry.up, r * args.table->outputs + at, n), sum);
-    vec::store_some(out, vec::load_some(out, n) + sum, n);
-}
-
-// Calls function(adapter, first token, last) for the runs of tokens in [from, to) whose rows have one.
-template <class F>
-void for_runs(const AdapterArgs& args, std::int64_t from, std::int64_t to, F&& function) {
-    const std::int32_t* const starts = args.query_start;
-    for (std::int64_t first = from, last; first < to; first = last) {
-        const auto token = static_cast<std::int32_t>(args.index ? args.index[first] : first);
-        const std::int64_t row = std::upper_bound(starts, starts + args.rows + 1, token) - starts - 1;
-        last = args.index ? first + 1 : std::min<std::int64_t>(to, starts[row + 1]);
-        const AdapterTable::Entry& entry = (*args.table)[args.slot[row]];
-        if (entry.rank > 0) function(entry, first, last);
-    }
-}
-
-template <FloatType type>
-void shrink_run(const AdapterArgs& args, const AdapterTable::Entry& entry, std::int64_t first, std::int64_t last,
-                std::int64_t line) {
-    if (last - first == token_block) return shrink_lines<type, token_block>(args, entry, first, line);
-    for (; first < last; ++first) shrink_lines<type, 1>(args, entry, first, line);
-}
-
-template <FloatType type>
-void expand_run(const AdapterArgs& args, const AdapterTable::Entry& entry, std::int64_t first, std::int64_t last,
-                std::int64_t column) {
-    const std::int64_t end = std::min(column + column_block, args.table->outputs);
-    for (std::int64_t at = column; at < end; at += 16)
-        for (std::int64_t t = first; t < last; ++t) expand<type>(args, entry, t, at, std::min<std::int64_t>(16, end - at));
-}
-
 // Calls function of the adapter's type.
 template <class F>
-void by_type(FloatType type, F&& function) {
-    switch (type) {
-        case FloatType::f32:
-            return function(std::integral_constant<FloatType, FloatType::f32>{});
-        case FloatType::bf16:
-            return function(std::integral_constant<FloatType, FloatType::bf16>{});
-        case FloatType::f16:
-            return function(std::integral_constant<FloatType, FloatType::f16>{});
+auto by_type(FloatType type, F&& function) {
+    if (type == FloatType::f32) return function(std::integral_constant<FloatType, FloatType::f32>{});
+    if (type == FloatType::bf16) return function(std::integral_constant<FloatType, FloatType::bf16>{});
+    return function(std::integral_constant<FloatType, FloatType::f16>{});
+}
+
+// What a row has at one place of its token's list.
+struct Use {
+    const Entry* entry = nullptr;  // null for none
+    std::int64_t expert = 0;
+    float scale = 0.0f;
+    bool like(const Use& other) const { return entry == other.entry && expert == other.expert; }
+};
+
+// The rows of a call and what their tokens have.
+struct Rows {
+    const AdapterArgs& args;
+
+    std::int64_t count() const { return args.tokens * args.each; }
+    Use use(std::int64_t row, std::int64_t place) const {
+        const std::int64_t token = args.index ? args.index[row / args.each] : row / args.each;
+        const Entry& entry = (*args.table)[args.slot[token * args.count + place]];
+        if (entry.rank == 0) return {};
+        return {&entry, expert(row), args.scale[token * args.count + place]};
+    }
+    std::int64_t expert(std::int64_t row) const {
+        if (args.table->experts == 1) return 0;
+        return args.experts ? args.experts[row] : row % args.each;
+    }
+    const float* x(std::int64_t row) const { return args.x + row / args.shared * args.x_stride; }
+    float* low(std::int64_t row, std::int64_t place) const {
+        return args.scratch + (row * args.count + place) * args.table->most_rank;
+    }
+    // The part of the output that the table's adapters change.
+    float* out(std::int64_t row) const { return args.out + row * args.width + args.offset; }
+};
+
+// Dot products of N rows with L lines of the down matrix.
+template <FloatType type, int N, int L>
+void shrink(const Rows& rows, const Use* uses, std::int64_t row, std::int64_t place, std::int64_t line) {
+    const Entry& entry = *uses->entry;
+    const std::int64_t inputs = rows.args.table->inputs, first = uses->expert * entry.rank + line;
+    vec::F32x16 sums[N][L];
+    for (int t = 0; t < N; ++t)
+        for (int r = 0; r < L; ++r) sums[t][r] = vec::splat16(0.0f);
+    for (std::int64_t k = 0; k < inputs; k += 16) {
+        const std::int64_t n = std::min<std::int64_t>(16, inputs - k);
+        vec::F32x16 x[N];
+        for (int t = 0; t < N; ++t) x[t] = vec::load_some(rows.x(row + t) + k, n);
+        for (int r = 0; r < L; ++r) {
+            const vec::F32x16 weight = load<type>(entry.down, (first + r) * inputs + k, n);
+            for (int t = 0; t < N; ++t) sums[t][r] = vec::fma(x[t], weight, sums[t][r]);
+        }
+    }
+    for (int t = 0; t < N; ++t)
+        for (int r = 0; r < L; ++r)
+            rows.low(row + t, place)[line + r] = vec::sum(sums[t][r]) * entry.scale * uses[t].scale;
+}
+
+template <FloatType type, int N>
+void shrink_lines(const Rows& rows, const Use* uses, std::int64_t row, std::int64_t place, std::int64_t line) {
+    const std::int64_t rank = uses->entry->rank;
+    if (line + rank_block <= rank) return shrink<type, N, rank_block>(rows, uses, row, place, line);
+    for (; line < rank; ++line) shrink<type, N, 1>(rows, uses, row, place, line);
+}
+
+// Lines [line, line + rank_block) for rows [first, last); those of a whole block that have the same adapter together.
+void shrink_block(const Rows& rows, std::int64_t first, std::int64_t last, std::int64_t place, std::int64_t line) {
+    Use uses[row_block];
+    bool alike = last - first == row_block;
+    for (std::int64_t r = first; r < last; ++r) {
+        uses[r - first] = rows.use(r, place);
+        alike = alike && uses[0].like(uses[r - first]);
+    }
+    if (alike && uses[0].entry) {
+        if (line < uses[0].entry->rank)
+            by_type(uses[0].entry->type,
+                    [&](auto type) { shrink_lines<type(), row_block>(rows, uses, first, place, line); });
+        return;
+    }
+    for (std::int64_t r = first; r < last; ++r) {
+        const Use* const use = uses + (r - first);
+        if (use->entry && line < use->entry->rank)
+            by_type(use->entry->type, [&](auto type) { shrink_lines<type(), 1>(rows, use, r, place, line); });
+    }
+}
+
+// `n` sums over the rank of one row from column `at` on.
+vec::F32x16 expanded(const Rows& rows, const Use& use, const float* low, std::int64_t at, std::int64_t n) {
+    const Entry& entry = *use.entry;
+    const std::int64_t outputs = rows.args.table->outputs, first = use.expert * entry.rank;
+    return by_type(entry.type, [&](auto type) {
+        vec::F32x16 sum = vec::splat16(0.0f);
+        for (std::int64_t r = 0; r < entry.rank; ++r)
+            sum = vec::fma(vec::splat16(low[r]), load<type()>(entry.up, (first + r) * outputs + at, n), sum);
+        return sum;
+    });
+}
+
+// What the weight alone gave a row: its output without bias and residual.
+vec::F32x16 product(const Rows& rows, std::int64_t row, vec::F32x16 out, std::int64_t at, std::int64_t n) {
+    const AdapterArgs& args = rows.args;
+    const std::int64_t column = args.offset + at;
+    if (args.residual) out = out - vec::load_some(args.residual + row * args.width + column, n);
+    if (args.bias) out = out - vec::load_some(args.bias + rows.expert(row) * args.width + column, n);
+    return out;
+}
+
+void expand_block(const Rows& rows, std::int64_t row, std::int64_t column) {
+    const AdapterTable& table = *rows.args.table;
+    const std::int64_t end = std::min(column + column_block, table.outputs);
+    Use uses[AdapterArgs::most];
+    bool any = false;
+    for (std::int64_t a = 0; a < rows.args.count; ++a) any = (uses[a] = rows.use(row, a)).entry || any;
+    if (!any) return;
+    float* const out = rows.out(row);
+    for (std::int64_t at = column; at < end; at += 16) {
+        const std::int64_t n = std::min<std::int64_t>(16, end - at);
+        const vec::F32x16 given = vec::load_some(out + at, n);
+        vec::F32x16 total = given;
+        for (std::int64_t a = 0; a < rows.args.count; ++a) {
+            const Entry* const entry = uses[a].entry;
+            if (!entry) continue;
+            vec::F32x16 sum = expanded(rows, uses[a], rows.low(row, a), at, n);
+            if (entry->columns) {
+                const vec::F32x16 factor = vec::load_some(entry->columns + uses[a].expert * table.outputs + at, n);
+                const vec::F32x16 more = (factor - vec::splat16(1.0f)) * vec::splat16(uses[a].scale);
+                sum = vec::fma(more, product(rows, row, given, at, n), factor * sum);
+            }
+            total = total + sum;
+        }
+        vec::store_some(out + at, total, n);
     }
 }
 
@@ -108,33 +168,31 @@ void by_type(FloatType type, F&& function) {
 
 void adapter(const AdapterArgs& args, Worker& worker) {
     if (!args.slot) return;
+    const Rows rows{args};
     std::int64_t rank = 0;
-    for (std::int64_t row = 0; row < args.rows; ++row)
-        rank = std::max(rank, (*args.table)[args.slot[row]].rank);
-    const std::int64_t blocks = (args.tokens + token_block - 1) / token_block;
-    const std::int64_t lines = (rank + rank_block - 1) / rank_block;
+    for (std::int64_t i = 0; i < args.tokens * args.count; ++i) {
+        const std::int64_t token = args.index ? args.index[i / args.count] : i / args.count;
+        rank = std::max(rank, (*args.table)[args.slot[token * args.count + i % args.count]].rank);
+    }
+    if (rank == 0) return;
+    const std::int64_t lines = (rank + rank_block - 1) / rank_block * args.count;
     const std::int64_t columns = (args.table->outputs + column_block - 1) / column_block;
-    // An item is `parts` of a block of tokens; neighbours read the same tokens.
+    // An item is a part of a block of rows; neighbours read the same rows.
     const auto share = [&](std::int64_t parts, std::int64_t work, auto&& run) {
+        const std::int64_t blocks = (rows.count() + row_block - 1) / row_block;
         worker.share(blocks * parts, row_chunk(work), [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t item = begin; item < end; ++item) {
-                const std::int64_t first = item / parts * token_block, part = item % parts;
-                for_runs(args, first, std::min(first + token_block, args.tokens),
-                         [&](const AdapterTable::Entry& entry, std::int64_t from, std::int64_t to) {
-                             by_type(entry.type, [&](auto type) { run(type, entry, from, to, part); });
-                         });
+                const std::int64_t first = item / parts * row_block;
+                run(first, std::min(first + row_block, rows.count()), item % parts);
             }
         });
     };
-    share(lines, rank_block * args.table->inputs,
-          [&](auto type, const AdapterTable::Entry& entry, std::int64_t from, std::int64_t to, std::int64_t part) {
-              if (part * rank_block < entry.rank) shrink_run<type()>(args, entry, from, to, part * rank_block);
-          });
-    if (rank > 0)
-        share(columns, column_block * rank,
-              [&](auto type, const AdapterTable::Entry& entry, std::int64_t from, std::int64_t to, std::int64_t part) {
-                  expand_run<type()>(args, entry, from, to, part * column_block);
-              });
+    share(lines, rank_block * args.table->inputs, [&](std::int64_t first, std::int64_t last, std::int64_t part) {
+        shrink_block(rows, first, last, part % args.count, part / args.count * rank_block);
+    });
+    share(columns, column_block * rank, [&](std::int64_t first, std::int64_t last, std::int64_t part) {
+        for (std::int64_t row = first; row < last; ++row) expand_block(rows, row, part * column_block);
+    });
 }
 
 }  // namespace penstock::PENSTOCK_ISA

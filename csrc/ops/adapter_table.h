@@ -1,4 +1,4 @@
-// The low-rank adapters of one weight, by slot. Slot 0 stands for none. Changed only between runs.
+// The low-rank adapters of one weight, or of one an expert, by slot. Slot 0 stands for none. Changed only between runs.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,17 @@ enum class FloatType : int { f32, bf16, f16 };
 class AdapterTable {
 public:
     struct Entry {
-        const void* down = nullptr;  // [rank, inputs]
-        const void* up = nullptr;    // [rank, outputs]
+        const void* down = nullptr;  // [experts, rank, inputs]
+        const void* up = nullptr;    // [experts, rank, outputs]
         std::int64_t rank = 0;
         float scale = 0.0f;
         FloatType type = FloatType::f32;
+        const float* columns = nullptr;  // [experts, outputs] factors of outputs, null for none (DoRA, arXiv:2402.09353)
     };
 
-    AdapterTable(std::int64_t slots, std::int64_t inputs, std::int64_t outputs, std::int64_t most_rank)
-        : inputs(inputs), outputs(outputs), most_rank(most_rank), entries_(static_cast<std::size_t>(slots)) {}
+    AdapterTable(std::int64_t slots, std::int64_t inputs, std::int64_t outputs, std::int64_t most_rank,
+                 std::int64_t experts = 1)
+        : inputs(inputs), outputs(outputs), most_rank(most_rank), experts(experts), entries_(static_cast<std::size_t>(slots)) {}
 
     // Memory of the caller that lives until the slot is set again.
     void set(std::int64_t slot, const Entry& entry) {
@@ -39,7 +41,7 @@ public:
         return slot > 0 && slot < static_cast<std::int64_t>(entries_.size()) ? entries_[static_cast<std::size_t>(slot)] : none;
     }
 
-    const std::int64_t inputs, outputs, most_rank;
+    const std::int64_t inputs, outputs, most_rank, experts;
 
 private:
     std::vector<Entry> entries_;

@@ -12,10 +12,11 @@ struct ExpertScratch {
     std::int64_t hidden, outputs;
     std::int64_t list;           // a number a slot
     std::int64_t starts, blocks;
+    std::int64_t products, low;  // of slots with adapters: gates and ups, and what adapters shrink them to; else 0
     std::int64_t total;
 };
 
 ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
-                             std::int64_t tokens, std::int64_t top_k);
+                             std::int64_t tokens, std::int64_t top_k, std::int64_t most_rank);
 
 }  // namespace penstock

@@ -5,7 +5,13 @@
 #include "ops/activation.h"
 #include "ops/expert_scratch.h"
 #include "ops/multiply.h"
+#include "ops/row_chunk.h"
+#include "ops/adapter_table.h"
 #include "vec/wide.h"
+
+namespace penstock::PENSTOCK_BASE_ISA {
+void adapter(const AdapterArgs& args, Worker& worker);
+}
 
 namespace penstock::PENSTOCK_ISA {
 namespace {
@@ -27,12 +33,27 @@ struct Buffers {
     std::byte *gate_inputs, *up_inputs, *down_inputs;
     float* hidden;   // [slots, I]
     float* outputs;  // [slots, N]
+    float* products;  // [slots, 2 · I] before the activation, if slots have adapters
+    float* low;
     Groups groups;
     std::int32_t* starts;  // [2 · E + 1], of the slots of each expert and set
 };
 
+bool adapts(const ExpertsArgs& args) {
+    return args.adapters.slot && !(args.gate_up_adapters.empty() && args.down_adapters.empty());
+}
+
+std::int64_t most_rank(const ExpertsArgs& args) {
+    std::int64_t most = 0;
+    if (adapts(args))
+        for (const auto& uses : {args.gate_up_adapters, args.down_adapters})
+            for (const AdapterUse& use : uses) most = std::max(most, use.table->most_rank);
+    return most;
+}
+
 Buffers take_buffers(const ExpertsArgs& args) {
-    const ExpertScratch sizes = expert_scratch(*args.gate, *args.up, *args.down, args.tokens, args.top_k);
+    const ExpertScratch sizes =
+        expert_scratch(*args.gate, *args.up, *args.down, args.tokens, args.top_k, most_rank(args));
     std::byte* at = args.scratch;
     const auto take = [&](std::int64_t bytes) { return std::exchange(at, at + bytes); };
     Buffers out;
@@ -46,6 +67,8 @@ Buffers take_buffers(const ExpertsArgs& args) {
     out.starts = reinterpret_cast<std::int32_t*>(take(sizes.starts));
     out.groups.num_blocks = reinterpret_cast<std::int32_t*>(take(64));
     out.groups.blocks = reinterpret_cast<Block*>(take(sizes.blocks));
+    out.products = reinterpret_cast<float*>(take(sizes.products));
+    out.low = reinterpret_cast<float*>(take(sizes.low));
     return out;
 }
 
@@ -97,6 +120,31 @@ Columns columns_of(std::int64_t task, std::int64_t width) {
     return {first, count, static_cast<int>((count + panel_rows - 1) / panel_rows)};
 }
 
+// Adapters of products [slots, width] of rows of x, of which `shared` neighbours have one.
+void adapt(const ExpertsArgs& args, std::span<const AdapterUse> uses, const Buffers& b, const float* x,
+           std::int64_t inputs, std::int64_t shared, const float* bias, std::int64_t width, float* out, Worker& worker) {
+    const TokenAdapters& of = args.adapters;
+    for (const AdapterUse& use : uses)
+        PENSTOCK_BASE_ISA::adapter({x, inputs, use.table, of.slot, of.scale, of.count, of.index, args.tokens, width,
+                                    use.offset, out, b.low, args.top_k, shared, args.ids, bias},
+                                   worker);
+}
+
+// The activations of products that adapters have changed.
+void activate_products(const ExpertsArgs& args, const Buffers& b, Worker& worker) {
+    const std::int64_t width = args.gate->rows(), each = args.up == args.gate ? width : 2 * width;
+    worker.share(args.tokens * args.top_k, row_chunk(each), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t slot = begin; slot < end; ++slot) {
+            const float* const from = b.products + slot * each;
+            float* const to = b.hidden + slot * width;
+            if (args.up == args.gate)
+                activated_row(args.activation, from, width, args.limit, to);
+            else
+                gated_row(args.activation, from, from + width, width, args.alpha, args.limit, to);
+        }
+    });
+}
+
 // hidden[slot] = activation(gate · x + bias) · (up · x + bias), or without the second factor
 void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, const Inputs& up, const Block& block,
                  std::int64_t task) {
@@ -107,9 +155,14 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
     multiply(*args.gate, block.expert, c.first / panel_rows, c.panels, gate, {rows, 0}, block.rows, sums);
     if (args.up == args.gate) {
         add_bias(sums, block.rows, c.count, args.gate_up_bias ? args.gate_up_bias + block.expert * width + c.first : nullptr);
-        for (std::int64_t r = 0; r < block.rows; ++r)
-            activated_row(args.activation, sums + r * task_columns, c.count, args.limit,
-                          b.hidden + b.groups.slots[block.first + r] * width + c.first);
+        for (std::int64_t r = 0; r < block.rows; ++r) {
+            const std::int64_t slot = b.groups.slots[block.first + r];
+            const float* const from = sums + r * task_columns;
+            if (adapts(args))
+                std::copy_n(from, c.count, b.products + slot * width + c.first);
+            else
+                activated_row(args.activation, from, c.count, args.limit, b.hidden + slot * width + c.first);
+        }
         return;
     }
     multiply(*args.up, block.expert, c.first / panel_rows, c.panels, up, {rows, 0}, block.rows, sums + floats);
@@ -118,9 +171,16 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
         add_bias(sums, block.rows, c.count, bias);
         add_bias(sums + floats, block.rows, c.count, bias + width);
     }
-    for (std::int64_t r = 0; r < block.rows; ++r)
-        gated_row(args.activation, sums + r * task_columns, sums + floats + r * task_columns, c.count, args.alpha,
-                  args.limit, b.hidden + b.groups.slots[block.first + r] * width + c.first);
+    for (std::int64_t r = 0; r < block.rows; ++r) {
+        const std::int64_t slot = b.groups.slots[block.first + r];
+        const float *const from = sums + r * task_columns, *const second = from + floats;
+        if (!adapts(args)) {
+            gated_row(args.activation, from, second, c.count, args.alpha, args.limit, b.hidden + slot * width + c.first);
+            continue;
+        }
+        std::copy_n(from, c.count, b.products + slot * 2 * width + c.first);
+        std::copy_n(second, c.count, b.products + (slot * 2 + 1) * width + c.first);
+    }
 }
 
 void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, const Block& block, std::int64_t task) {
@@ -198,10 +258,18 @@ void experts(const ExpertsArgs& args, Worker& worker) {
     each_task(args.gate->rows(), [&](const Block& block, std::int64_t task) {
         run_gate_up(args, b, gate.of[block.set], up.of[block.set], block, task);
     });
+    const std::int64_t inner = args.gate->rows(), products = args.up == args.gate ? inner : 2 * inner;
+    if (adapts(args)) {
+        adapt(args, args.gate_up_adapters, b, args.x, args.gate->cols(), args.top_k, args.gate_up_bias, products,
+              b.products, worker);
+        activate_products(args, b, worker);
+    }
     const SetInputs hidden = inputs_of(*args.down, b.hidden, slots, sets, args.top_k, b.down_inputs, worker);
     each_task(args.down->rows(), [&](const Block& block, std::int64_t task) {
         run_down(args, b, hidden.of[block.set], block, task);
     });
+    if (adapts(args))
+        adapt(args, args.down_adapters, b, b.hidden, inner, 1, args.down_bias, args.down->rows(), b.outputs, worker);
     worker.share(args.tokens, 4, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) combine(args, b.outputs, t);
     });

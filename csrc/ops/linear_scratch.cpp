@@ -1,6 +1,7 @@
 // How much scratch the ops over packed weights need: the same for every instruction set.
 #include "ops/expert_scratch.h"
 #include "ops/inputs.h"
+#include "ops/model_ops.h"
 
 namespace penstock {
 namespace {
@@ -27,7 +28,7 @@ std::int64_t head_linear_scratch(const PackedMatrix& weight, bool rotates, std::
 }
 
 ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
-                             std::int64_t tokens, std::int64_t top_k) {
+                             std::int64_t tokens, std::int64_t top_k, std::int64_t most_rank) {
     const std::int64_t slots = tokens * top_k;
     const bool alike = gate.header().kind == up.header().kind && !gate.order() && !up.order();
     ExpertScratch out;
@@ -39,14 +40,20 @@ ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, c
     out.list = whole(slots * 4);
     out.starts = whole((2 * gate.experts() + 1) * 4);
     out.blocks = whole((2 * gate.experts() + slots / least_task_rows + 1) * block_bytes);
-    out.total = out.inputs + out.second_inputs + out.hidden_inputs + out.hidden + out.outputs + 2 * out.list +
+    out.products = most_rank ? whole(slots * 2 * gate.rows() * 4) : 0;
+    out.low = whole(adapter_scratch(most_rank, slots));
+    out.total = out.products + out.low + out.inputs + out.second_inputs + out.hidden_inputs + out.hidden + out.outputs + 2 * out.list +
                 out.starts + 64 + out.blocks;
     return out;
 }
 
+std::int64_t adapter_scratch(std::int64_t most_rank, std::int64_t rows) {
+    return rows * AdapterArgs::most * most_rank * static_cast<std::int64_t>(sizeof(float));
+}
+
 std::int64_t experts_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
-                             std::int64_t tokens, std::int64_t top_k) {
-    return expert_scratch(gate, up, down, tokens, top_k).total;
+                             std::int64_t tokens, std::int64_t top_k, std::int64_t most_rank) {
+    return expert_scratch(gate, up, down, tokens, top_k, most_rank).total;
 }
 
 }  // namespace penstock

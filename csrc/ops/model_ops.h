@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "program/team.h"
@@ -48,6 +49,22 @@ struct RowKinds {
     std::int64_t prompt;       // how many are of kind prompt
 };
 
+class AdapterTable;  // adapter_table.h
+
+// The adapters of some columns of a product's output.
+struct AdapterUse {
+    const AdapterTable* table;
+    std::int64_t offset;
+};
+
+// What a step's tokens have of adapters, as in AdapterArgs.
+struct TokenAdapters {
+    const std::int64_t* slot = nullptr;
+    const float* scale = nullptr;
+    std::int64_t count = 0;
+    const std::int64_t* index = nullptr;
+};
+
 // out = x · Wᵀ (+ bias) (+ residual), W's rows being those of all parts one after the other.
 // With an activation, parts are gates and ups of equal shapes and out = activation(gate) · up, half as wide.
 struct LinearArgs {
@@ -81,6 +98,8 @@ struct ExpertsArgs {
     float* out;          // [T, N]
     std::byte* scratch;  // experts_scratch() bytes
     const RowKinds* kinds = nullptr;
+    std::span<const AdapterUse> gate_up_adapters = {}, down_adapters = {};  // of columns of 2 · I (or I), and of N
+    TokenAdapters adapters = {};
 };
 
 struct RouteArgs {
@@ -409,18 +428,26 @@ struct GatedNormArgs {
     float* out;            // [T, N]
 };
 
-class AdapterTable;  // adapter_table.h
-
-// out[t, offset + i] += (B_s · A_s · x[t])_i · scale_s for the tokens of every row with an adapter s > 0.
+// For every row, and each adapter s of its token with weight w: out[row, offset + i] += w · scale_s · (B_s · A_s · x)_i, or,
+// where s has factors c of columns, w · (c_i - 1) · (W · x)_i + w · scale_s · c_i · (B_s · A_s · x)_i. A token has `each`
+// rows: heads, or its experts.
 struct AdapterArgs {
-    const float* x;  // [T, K]
+    static constexpr std::int64_t most = 4;  // adapters of a token
+    const float* x;         // rows of x_stride elements, the first K of which are taken
+    std::int64_t x_stride;
     const AdapterTable* table;
-    const std::int32_t* query_start;  // [R + 1]
-    const std::int64_t* slot;         // [R]; null where no row has one
-    const std::int64_t* index;        // [T], which of the step's tokens x has; null for all
-    std::int64_t rows, tokens, width, offset;
-    float* out;      // [T, width]
-    float* scratch;  // [T, most_rank]
+    const std::int64_t* slot;   // [step's tokens, count]; null where no token has one
+    const float* scale;         // [step's tokens, count]
+    std::int64_t count;
+    const std::int64_t* index;  // [tokens], which of the step's tokens there are; null for all
+    std::int64_t tokens, width, offset;
+    float* out;      // [tokens · each, width]
+    float* scratch;  // [tokens · each, count, most_rank]
+    std::int64_t each = 1;
+    std::int64_t shared = 1;  // neighbouring rows that have a row of x together
+    const std::int64_t* experts = nullptr;  // [tokens · each], of the rows; null where they are heads, in turn
+    const float* bias = nullptr;            // [experts, width], and
+    const float* residual = nullptr;        // [tokens · each, width]: what `out` has besides the product, or null
 };
 
 // Every op and what it takes; a line here is all that the tables of instruction sets and, of PLAIN ones, the binding ask

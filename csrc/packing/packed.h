@@ -188,7 +188,9 @@ void unpack_row(const PackedMatrix& matrix, std::int64_t row, float* out);
 std::int64_t linear_scratch(const PackedMatrix* const* parts, int num_parts, std::int64_t tokens);
 std::int64_t head_linear_scratch(const PackedMatrix& weight, bool rotates, std::int64_t tokens);
 std::int64_t experts_scratch(const PackedMatrix& gate, const PackedMatrix& up, const PackedMatrix& down,
-                             std::int64_t tokens, std::int64_t top_k);
+                             std::int64_t tokens, std::int64_t top_k, std::int64_t most_rank = 0);
+// What adapters of up to that rank take for rows beside the op that they change.
+std::int64_t adapter_scratch(std::int64_t most_rank, std::int64_t rows);
 
 // The ops themselves are in every instruction set's table (ops.h):
 //     void linear(const LinearArgs&, Worker&);      parts of equal K; with an activation either gates then ups, an even

@@ -22,7 +22,9 @@ struct StepInputs {
     const std::int32_t* context_len = nullptr;
     const std::int64_t* state_slot = nullptr;    // [rows], where a row's recurrent state lies
     const std::int64_t* state_after = nullptr;   // [tokens], where it goes after each; null: it stays there
-    const std::int64_t* adapter_slot = nullptr;  // [rows], 0 for none; null where no row has one
+    const std::int64_t* adapter_slot = nullptr;  // [tokens, adapters], 0 for none; null where no token has one
+    const float* adapter_scale = nullptr;        // [tokens, adapters]
+    std::int64_t adapters = 0;
     const MaskKind* masks = nullptr;       // [rows], null if all are causal
     const std::int32_t* spans = nullptr;  // [tokens, 2], as in AttentionRows
     const std::int64_t* logit_index = nullptr;  // [logit_rows], tokens whose logits are wanted
@@ -119,6 +121,10 @@ public:
     }
     std::int64_t count(Extent extent) const { return extent == Extent::tokens ? step.tokens : step.logit_rows; }
     const RowKinds* kinds(Extent extent) const { return extent == Extent::tokens ? step.kinds : step.logit_kinds; }
+    TokenAdapters adapters(Extent extent) const {
+        return {step.adapter_slot, step.adapter_scale, step.adapters,
+                extent == Extent::tokens ? nullptr : step.logit_index};
+    }
     AttentionPlan& plan(int index) const { return *program_.plans_[static_cast<std::size_t>(index)]; }
     std::byte* scratch() const { return program_.scratch_; }
 

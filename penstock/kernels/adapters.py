@@ -1,4 +1,4 @@
-"""The low-rank adapters of one projection, in slots that rows of a step name."""
+"""The low-rank adapters of one projection, in slots that tokens of a step name."""
 
 from __future__ import annotations
 
@@ -11,51 +11,78 @@ from torch import Tensor
 from penstock.config.errors import ConfigError
 
 ADAPTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_ADAPTERS = 4  # of one token
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter: outputs change by scale · up ᵀ · (down · x).
+    """One adapter: outputs change by scale · up ᵀ · (down · x), then are multiplied by `columns`.
 
     Attributes:
-        down: [rank, K].
-        up: [rank, M].
+        down: [rank, K]; of experts (or heads) [E, rank, K].
+        up: [rank, M]; of experts [E, rank, M].
         scale: alpha / rank, usually.
+        columns: [M] float32, of experts [E, M]: factors of what weight and adapter give together, `column_factors`;
+            None for none.
     """
 
     down: Tensor
     up: Tensor
     scale: float
+    columns: Tensor | None = None
+
+
+def column_factors(weight: Tensor, down: Tensor, up: Tensor, scale: float, magnitude: Tensor) -> Tensor:
+    """What outputs are multiplied by (DoRA, Liu et al. 2024, arXiv:2402.09353): m / ‖W + scale · B · A‖ of each, [M].
+
+    weight [M, K], down A [rank, K] and up B [M, rank] as in checkpoints, magnitude m [M].
+    """
+    merged = weight.float() + scale * (up.float() @ down.float())
+    factors: Tensor = magnitude.float() / merged.norm(dim=1)
+    return factors
 
 
 class AdapterSlots:
-    """Adapters of a projection [M, K] by slot; slot 0 is none. Changed between steps only.
+    """Adapters of a projection [M, K], or of one an expert, by slot; slot 0 is none. Changed between steps only.
 
     Attributes:
         entries: what lies in each slot.
+        experts: projections side by side, experts or heads, each with matrices of its own; 1 for a plain one.
         table: what a native implementation knows of them, told of every change; None for the reference.
     """
 
-    def __init__(self, slots: int, inputs: int, outputs: int, max_rank: int = 256, table: Any = None) -> None:
+    def __init__(
+        self, slots: int, inputs: int, outputs: int, max_rank: int = 256, experts: int = 1, table: Any = None
+    ) -> None:
         self.entries: list[LowRank | None] = [None] * slots
         self.inputs = inputs
         self.outputs = outputs
         self.max_rank = max_rank
+        self.experts = experts
         self.table = table
 
-    def fill(self, slot: int, down: Tensor, up: Tensor, scale: float) -> None:
-        """Puts an adapter into a slot: `down` [rank, K] and `up` [M, rank], as checkpoints have them.
+    def fill(self, slot: int, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None) -> None:
+        """Puts an adapter into a slot: `down` [rank, K] and `up` [M, rank], as checkpoints have them; `columns` [M].
+
+        Of experts all have a first axis [E].
 
         Raises:
             ConfigError: slot, shapes, rank or type are not served.
         """
         if not 1 <= slot < len(self.entries):
             raise ConfigError(f"adapter slot {slot} is not one of 1 to {len(self.entries) - 1}; start with more slots.")
-        rank = down.shape[0]
-        if down.shape != (rank, self.inputs) or up.shape != (self.outputs, rank):
+        first = () if self.experts == 1 else (self.experts,)
+        rank = down.shape[-2] if down.dim() > 1 else 0
+        if down.shape != (*first, rank, self.inputs) or up.shape != (*first, self.outputs, rank):
+            each = f" for each of {self.experts} experts" if first else ""
             raise ConfigError(
                 f"an adapter has tensors of {tuple(down.shape)} and {tuple(up.shape)}, but the projection needs (rank, "
-                f"{self.inputs}) and ({self.outputs}, rank); take an adapter that was made for this model."
+                f"{self.inputs}) and ({self.outputs}, rank){each}; take an adapter that was made for this model."
+            )
+        if columns is not None and columns.shape != (*first, self.outputs):
+            raise ConfigError(
+                f"an adapter has factors of {tuple(columns.shape)} for {self.outputs} outputs; "
+                "take an adapter that was made for this model."
             )
         if rank > self.max_rank:
             raise ConfigError(f"an adapter has rank {rank}; at most {self.max_rank} is served, start with more.")
@@ -63,7 +90,8 @@ class AdapterSlots:
             raise ConfigError(
                 f"an adapter has tensors of {down.dtype} and {up.dtype}; allowed is one of float32, bfloat16, float16."
             )
-        self._set(slot, LowRank(down.contiguous(), up.t().contiguous(), scale))
+        factors = None if columns is None else columns.float().contiguous()
+        self._set(slot, LowRank(down.contiguous(), up.transpose(-2, -1).contiguous(), scale, factors))
 
     def clear(self, slot: int) -> None:
         """Empties a slot."""
@@ -72,8 +100,51 @@ class AdapterSlots:
     def _set(self, slot: int, entry: LowRank | None) -> None:
         if self.table is not None:
             if entry is None:
-                self.table.set(slot, 0, 0, 0, 0.0, "float32")
+                self.table.set(slot, 0, 0, 0, 0.0, "float32", 0)
             else:
                 kind = str(entry.down.dtype).removeprefix("torch.")
-                self.table.set(slot, entry.down.data_ptr(), entry.up.data_ptr(), entry.down.shape[0], entry.scale, kind)
+                rank = entry.down.shape[-2]
+                columns = 0 if entry.columns is None else entry.columns.data_ptr()
+                self.table.set(slot, entry.down.data_ptr(), entry.up.data_ptr(), rank, entry.scale, kind, columns)
         self.entries[slot] = entry
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdapters:
+    """Which adapters the tokens of a step have.
+
+    Attributes:
+        slot: [T, A] int64, A at most MOST_ADAPTERS; 0, or a slot that is empty, stands for none.
+        scale: [T, A] float32, of each.
+        rows: [L] int64, the tokens that activations of the last layer hold, as `Batch.logit_rows`; an activation of
+            another length holds all tokens.
+    """
+
+    slot: Tensor
+    scale: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAdapters:
+    """Adapters of the columns of a merged projection from `offset` on."""
+
+    slots: AdapterSlots
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """The adapters of one product, and who has which."""
+
+    parts: tuple[PlacedAdapters, ...]
+    tokens: TokenAdapters
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAdapters:
+    """The adapters of experts: of their gates and ups, [E, 2 · I, N], and of their outputs, [E, N, I]."""
+
+    gate_up: tuple[PlacedAdapters, ...]
+    down: tuple[PlacedAdapters, ...]
+    tokens: TokenAdapters

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from penstock.kernels import cpu, onednn, reference, triton
-from penstock.kernels.adapters import AdapterSlots
+from penstock.kernels.adapters import Adapted, AdapterSlots, ExpertAdapters
 from penstock.kernels.cache import KvTensors, StateRows
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Choice, KernelContext, choose
@@ -143,12 +143,19 @@ class HeadLinear(Protocol):
     """One matrix a head: brings queries into the space of latents and attended latents out of it."""
 
     def __call__(
-        self, x: Tensor, weight: Any, cos: Tensor | None = None, sin: Tensor | None = None, interleaved: bool = False
+        self,
+        x: Tensor,
+        weight: Any,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+        interleaved: bool = False,
+        adapters: Adapted | None = None,
     ) -> Tensor:
         """x [T, H · (K + P)], weight [H, M, K] from `pack_heads` → [T, H · (M + P)].
 
         The first K elements of a head are multiplied by its matrix; the other P, as many as cos and sin [T, 1, P]
-        have, follow rotated (`interleaved` as in LatentCacheWrite). P is 0 without tables.
+        have, follow rotated (`interleaved` as in LatentCacheWrite). P is 0 without tables. `adapters` have one of each
+        for every head, and an offset of 0.
         """
 
 
@@ -198,12 +205,13 @@ class GatedLinear(Protocol):
         bias: Tensor | None = None,
         alpha: float = 1.702,
         limit: float = 7.0,
+        adapters: Adapted | None = None,
     ) -> Tensor:
         """x [T, K], weight [2 · N, K] from `pack_linear`, gates first, bias [2 · N] → [T, N].
 
         "silu", "gelu" (exact), "gelu_tanh", "relu" and "relu2" (its square) give activation(gate) · up. "swigluoai"
         gives g · sigmoid(alpha · g) · (u + 1) with g = min(gate, limit), u = clamp(up, ±limit) (GPT-OSS model card,
-        arXiv:2508.10925).
+        arXiv:2508.10925). `adapters` change the products before the activation.
         """
 
 
@@ -349,13 +357,15 @@ class GroupedExperts(Protocol):
         limit: float = 7.0,
         residual: Tensor | None = None,
         gated: bool = True,
+        adapters: ExpertAdapters | None = None,
     ) -> Tensor:
         """x [T, N], weights and ids [T, k] from `route_experts`, gate_up [E, 2 · I, N], down [E, N, I] → [T, N].
 
         If not `gated`, gate_up is [E, I, N] (its bias [E, I]) and an expert gives down · activation(gate_up · x).
 
         gate_up and down come from `pack_experts`. Biases are [E, 2 · I] and [E, N]; activation, alpha and limit are
-        as in GatedLinear; residual [T, N] is added.
+        as in GatedLinear; residual [T, N] is added. Of `adapters`, those of gates and ups change the products before
+        the activation, those of down before they are weighted; all have one for each expert, or one for all.
         """
 
 
@@ -582,33 +592,27 @@ class GatedRmsNorm(Protocol):
 class MakeAdapters(Protocol):
     """The adapters of one projection; filled and emptied between steps."""
 
-    def __call__(self, slots: int, inputs: int, outputs: int, max_rank: int = 256) -> AdapterSlots:
+    def __call__(self, slots: int, inputs: int, outputs: int, max_rank: int = 256, experts: int = 1) -> AdapterSlots:
         """Slots 0 … slots - 1, all empty; slot 0 stands for none and stays so."""
 
 
 class Adapter(Protocol):
-    """Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), a different one a row (Punica, arXiv:2310.18547)."""
+    """Low-rank adapters (LoRA, Hu et al. 2021, arXiv:2106.09685), others for each token (Punica, arXiv:2310.18547)."""
 
     def __call__(
-        self,
-        x: Tensor,
-        out: Tensor,
-        adapters: AdapterSlots,
-        slot: Tensor,
-        query_start: Tensor,
-        offset: int = 0,
-        rows: Tensor | None = None,
+        self, x: Tensor, out: Tensor, adapters: Adapted, bias: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """out[:, offset : offset + M] += scale · up · (down · x), in place; returns `out`.
+        """out[:, offset : offset + M] += w · scale · up · (down · x) for each adapter, in place; returns `out`.
+
+        w is the token's own factor. Where an adapter has factors c of columns (DoRA, arXiv:2402.09353), a column gains
+        w · ((c - 1) · W · x + c · scale · up · (down · x)). Tokens without adapters stay as they are, to the bit.
 
         Args:
-            x: [T, K], the projection's input.
+            x: [T, K], the projection's input, or of those tokens that `adapters.tokens.rows` tells.
             out: [T, N], its output.
-            adapters: of the projection, or of the part of a merged one that starts at `offset`.
-            slot: [R] int64, each row's adapter; rows with 0, or with an empty slot, stay as they are.
-            query_start: [R + 1] int32, first token of each row.
-            offset: first column.
-            rows: [T] int64, which of the step's tokens x holds; None if all.
+            adapters: of the projection.
+            bias: [N] and
+            residual: [T, N]: what `out` has besides W · x; looked at for factors of columns alone.
         """
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference import dense, experts
+from penstock.kernels.adapters import Adapted
+from penstock.kernels.reference import dense, experts, low_rank
 from penstock.kernels.registry import Implementation, KernelContext
 
 
@@ -45,9 +46,13 @@ def gated_linear(
     bias: Tensor | None = None,
     alpha: float = 1.702,
     limit: float = 7.0,
+    adapters: Adapted | None = None,
 ) -> Tensor:
     """As kernels.api.GatedLinear."""
-    return dense.gate_up(linear(x, weight, bias), activation, alpha, limit)
+    products = linear(x, weight, bias)
+    if adapters is not None:
+        products = low_rank.adapter(x, products, adapters, bias)
+    return dense.gate_up(products, activation, alpha, limit)
 
 
 def pack_experts(parts: Sequence[Tensor], count: int, segment: int = 0) -> tuple[Tensor, ...]:

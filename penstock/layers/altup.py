@@ -28,7 +28,7 @@ class AltUpInput(Layer):
 
     def __call__(self, hidden: Tensor, step: ForwardStep) -> Tensor:
         """hidden [T, hidden_size] → the active stream; the step has the others."""
-        streams = [hidden, *(self._match(project(hidden), hidden, LEAST_SQUARE) for project in self.projections)]
+        streams = [hidden, *(self._match(project(hidden, step), hidden, LEAST_SQUARE) for project in self.projections)]
         active = streams.pop(self.active)
         step.streams = tuple(streams)
         return active
@@ -50,7 +50,7 @@ class AltUpOutput(Layer):
         streams.insert(self.active, hidden)
         total = streams[0]
         for project, stream in zip(self.projections, streams[1:], strict=True):
-            total = self._add(total, self._match(project(stream), streams[0], LEAST_SQUARE))
+            total = self._add(total, self._match(project(stream, step), streams[0], LEAST_SQUARE))
         return total
 
 
@@ -67,9 +67,9 @@ class AltUpCoefficients(Layer):
         for linear in (router, mix):
             linear.weight.quantize_policy = "kept"
 
-    def __call__(self, active: Tensor) -> Tensor:
+    def __call__(self, active: Tensor, step: ForwardStep) -> Tensor:
         """active [T, hidden_size] → [T, coefficients]."""
-        routed = self._squash(self.router(self.norm(active)[0]), 1.0)
+        routed = self._squash(self.router(self.norm(active)[0], step), 1.0)
         return self._linear(routed, self.mix.weight.value, self._shift)
 
 
@@ -91,9 +91,9 @@ class Laurel(Layer):
         self.right = right
         self.norm = norm
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, step: ForwardStep) -> Tensor:
         """x [T, hidden_size] → the same shape."""
-        return self.norm(self.right(self.left(x)))[0]
+        return self.norm(self.right(self.left(x, step), step))[0]
 
 
 class LaurelBlock(Layer):
@@ -127,7 +127,7 @@ class LaurelBlock(Layer):
         normed = self.before_attention(hidden)[0]
         attended = self.after_attention(self.attention(normed, step))[0]
         normed, hidden = step.wanted(normed), step.wanted(hidden)
-        attended = add(attended, self.laurel(normed))
+        attended = add(attended, self.laurel(normed, step))
         normed, hidden = self.before_feed_forward(attended, self._kernels.multiply(add(hidden, normed), self._half))
         return add(hidden, self.after_feed_forward(self.feed_forward(normed, step))[0])
 
@@ -167,11 +167,11 @@ class AltUpBlock(Layer):
         active = self.active
         streams = list(step.streams)
         streams.insert(active, hidden)
-        shares = kernels.split(self.predict(hidden), (count,) * count)
+        shares = kernels.split(self.predict(hidden, step), (count,) * count)
         mixed = [kernels.weighted_sum(stream, streams, share) for stream, share in zip(streams, shares, strict=True)]
         computed = self.block(mixed[active], step)
         predicted = [step.wanted(stream) for stream in mixed]
-        shares = kernels.split(self.correct(computed), (2,) * count)
+        shares = kernels.split(self.correct(computed, step), (2,) * count)
         both = (computed, predicted[active])
         streams = [kernels.weighted_sum(stream, both, share) for stream, share in zip(predicted, shares, strict=True)]
         first = streams[active] if self.scale is None else kernels.multiply(streams[active], self.scale.value)

@@ -69,7 +69,7 @@ class Attention(Layer):
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         cache: LayerCache = step.caches[self.index]
         cos, sin = step.rotation(self.rotary)
-        qkv = self.qkv(hidden)
+        qkv = self.qkv(hidden, step)
         if self.clip is not None:
             qkv = self._activate(qkv, "clip", self.clip)
         scales = self._unit if self.qk_norm is None else self.qk_norm.value
@@ -93,8 +93,8 @@ class Attention(Layer):
         )
         attended = step.wanted(attended)
         if self.gate is not None:
-            attended = self._weigh(attended, self.gate(step.wanted(hidden)))
-        return self.output(attended, None if residual is None else step.wanted(residual))
+            attended = self._weigh(attended, self.gate(step.wanted(hidden), step))
+        return self.output(attended, step, None if residual is None else step.wanted(residual))
 
 
 def _gate(kernels: KernelSet, prefix: str, options: AttentionOptions) -> Linear:

@@ -70,7 +70,8 @@ class Batch:
         state_slot: [R] int64, each row's slot of recurrent state; None for models without.
         state_after: [T] int64, the slot that a row's recurrent state goes to after each token, as in `StateRows`; None
             where no row has drafts.
-        adapter_slot: [R] int64, each row's adapter, 0 for none; None where no row has one.
+        adapter_slot: [T, A] int64, each token's adapters, 0 for none; None where no token has one.
+        adapter_scale: [T, A] float32, how much each of them counts; None with adapter_slot.
         masks: one kind a row; () where all rows are causal.
         spans: [T, 2] int32, first position and end of the span each token lies in, its own and the next where in none;
             None where no row is of kind SPANS.
@@ -92,6 +93,7 @@ class Batch:
     state_slot: Tensor | None = None
     state_after: Tensor | None = None
     adapter_slot: Tensor | None = None
+    adapter_scale: Tensor | None = None
     masks: tuple[MaskKind, ...] = ()
     spans: Tensor | None = None
     token_types: Tensor | None = None

@@ -68,13 +68,13 @@ class DeltaNet(Layer):
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         ops, rows = self._kernels, step.state_rows
         tail, memory = step.caches[self.index].state
-        mixed, gate, weight, steps = ops.split(self.input(hidden), self._parts)
+        mixed, gate, weight, steps = ops.split(self.input(hidden, step), self._parts)
         q, k, v = ops.split(self.conv(mixed, tail, rows), self._mixed)
         out = ops.gated_delta_rule(
             q, k, v, steps, weight, self.rates.value, memory, rows, self.step_bias.value, tiled=self._tiled
         )
         out = step.wanted(self.norm(out, gate))
-        return self.output(out, None if residual is None else step.wanted(residual))
+        return self.output(out, step, None if residual is None else step.wanted(residual))
 
 
 def _by_head(prefix: str, options: DeltaOptions) -> tuple[StoredRows, ...]:

@@ -58,7 +58,7 @@ class Embedding(Layer):
         """The step's tokens → [T, hidden]."""
         hidden = self._embedding(batch.token_ids, self.weight.value, self.scale)
         if self.projection is not None:
-            hidden = self.projection(hidden)
+            hidden = self.projection(hidden, None)
         if self.positions is not None:
             hidden = self._add(hidden, self._embedding(batch.positions[0], self.positions.value))
         if self.types is not None:

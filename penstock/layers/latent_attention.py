@@ -7,15 +7,16 @@ value's, so that attention works on latents alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.kernels.adapters import Adapted, PlacedAdapters
 from penstock.kernels.api import KernelSet
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, ProjectionAdapters
 from penstock.layers.norm import RmsNorm
 from penstock.layers.rotary import Rotary, Temperature
 from penstock.layers.step import ForwardStep
@@ -66,7 +67,8 @@ class LatentAttention(Layer):
         self._per_head = kernels.head_linear
         self._scale_rows = kernels.scale_rows
         self.index = index
-        self.options = options
+        self.options, self.prefix = options, prefix
+        self.adapters: tuple[PlacedAdapters, PlacedAdapters] | None = None
         self.scale = size**-0.5 if options.scale is None else options.scale
         self.spec = CacheSpec(CacheKind.LATENT, 1, options.latent + options.rotated, options.latent)
         linear = partial(Linear, kernels)
@@ -92,15 +94,35 @@ class LatentAttention(Layer):
         cache, interleaved = step.caches[self.index], self.options.interleaved
         cos, sin = step.rotation(self.options.rotary)
         norm, slot = self.latent_norm, step.batch.groups[cache.group].slot
-        self._write(self.entry(hidden), norm.weight.value, norm.eps, cos, sin, slot, cache.kv, interleaved)
+        self._write(self.entry(hidden, step), norm.weight.value, norm.eps, cos, sin, slot, cache.kv, interleaved)
         if self.query_down is not None:
-            hidden, _ = self.query_norm(self.query_down(hidden))
-        query = self._per_head(self.query(hidden), self.key_up.value, cos, sin, interleaved)
+            hidden, _ = self.query_norm(self.query_down(hidden, step))
+        keys, values = self._adapted(step)
+        query = self._per_head(self.query(hidden, step), self.key_up.value, cos, sin, interleaved, keys)
         if self.options.temperature is not None:
             query = self._scale_rows(query, step.temperature(self.options.temperature))
         attended = step.wanted(self._attend(query, cache.kv, step.plan(cache, None), self.scale))
         residual = None if residual is None else step.wanted(residual)
-        return self.output(self._per_head(attended, self.value_up.value), residual)
+        return self.output(self._per_head(attended, self.value_up.value, adapters=values), step, residual)
+
+    def _adapted(self, step: ForwardStep) -> tuple[Adapted | None, Adapted | None]:
+        """The adapters of a step's tokens of keys and of values."""
+        tokens = step.adapters if self.adapters else None
+        if tokens is None or self.adapters is None:
+            return None, None
+        return Adapted((self.adapters[0],), tokens), Adapted((self.adapters[1],), tokens)
+
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, ProjectionAdapters]]:
+        """Slots for adapters of the heads' matrices, under names of their own: `k_b_proj` [H, C, unrotated] and
+
+        `v_b_proj` [H, value_dim, C]. An adapter of the merged matrix, B · A, is (Aᵀ, B_hᵀ) of a head's keys.
+        """
+        options, heads = self.options, self.options.num_heads
+        keys = kernels.make_adapters(slots, options.unrotated, options.latent, max_rank, heads)
+        values = kernels.make_adapters(slots, options.latent, options.value_dim, max_rank, heads)
+        self.adapters = PlacedAdapters(keys), PlacedAdapters(values)
+        yield f"{self.prefix}.k_b_proj", ProjectionAdapters(keys)
+        yield f"{self.prefix}.v_b_proj", ProjectionAdapters(values)
 
     def _part(
         self, kernels: KernelSet, prefix: str, name: str, shape: tuple[int, int], take: Callable[[Tensor], Tensor]

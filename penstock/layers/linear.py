@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.kernels.adapters import Adapted, AdapterSlots, PlacedAdapters
 from penstock.kernels.api import KernelSet
+from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
 
 
@@ -59,6 +62,29 @@ def merged(
     return Weight((rows, *columns), usual, shard_axis=0, alternatives=(placed(fused)[0],) if fused else ())
 
 
+@dataclass(frozen=True, slots=True)
+class ProjectionAdapters:
+    """The adapters of one projection as checkpoints name it.
+
+    Attributes:
+        slots: where they lie.
+        order, factor: of its rows, as in StoredRows; with experts, of each expert's.
+    """
+
+    slots: AdapterSlots
+    order: npt.NDArray[np.int64] | None = None
+    factor: npt.NDArray[np.float32] | float | None = None
+
+    def fill(self, slot: int, down: Tensor, up: Tensor, scale: float, columns: Tensor | None = None) -> None:
+        """As AdapterSlots.fill, with rows as the checkpoint has them."""
+        if self.order is not None:
+            up = up[..., torch.from_numpy(self.order), :]
+            columns = None if columns is None else columns[..., torch.from_numpy(self.order)]
+        if self.factor is not None:
+            up = (up.float() * torch.as_tensor(self.factor, dtype=torch.float32).reshape(-1, 1)).to(up.dtype)
+        self.slots.fill(slot, down, up, scale, columns)
+
+
 def _transposed(matrix: Tensor) -> Tensor:
     return matrix.T
 
@@ -81,6 +107,7 @@ class Linear(Layer):
         segment: int = 0,
     ) -> None:
         self._linear = kernels.linear
+        self._parts = tuple(StoredRows(*part) for part in parts)
         self.weight = merged(parts, "weight", inputs, fused=fused)
         self.weight.segment, self.weight.packable = segment, kernels.packable
         self.weight.pack = partial(kernels.pack_linear, segment=segment) if segment else kernels.pack_linear
@@ -89,10 +116,34 @@ class Linear(Layer):
             transposed = WeightPart(f"{whole.prefix}.transposed", (inputs, whole.stored), transform=_transposed)
             self.weight.alternatives += ((transposed,),)
         self.bias = merged(parts, "bias", fused=fused) if bias else None
+        self._adapter = kernels.adapter
+        self.adapters: tuple[PlacedAdapters, ...] = ()
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [T, inputs], residual [T, outputs] → [T, outputs]."""
-        return self._linear(x, self.weight.value, self.bias_value, residual)
+    def __call__(self, x: Tensor, step: ForwardStep | None, residual: Tensor | None = None) -> Tensor:
+        """x [T, inputs], residual [T, outputs] → [T, outputs], changed by the adapters of the step's tokens.
+
+        Without a step, as where there are no tokens of one, no adapters apply.
+        """
+        bias = self.bias_value
+        out = self._linear(x, self.weight.value, bias, residual)
+        adapters = self.adapted(step)
+        return out if adapters is None else self._adapter(x, out, adapters, bias, residual)
+
+    def adapted(self, step: ForwardStep | None) -> Adapted | None:
+        """The adapters of a step's tokens here; None where there are none."""
+        tokens = step.adapters if self.adapters and step is not None else None
+        return None if tokens is None else Adapted(self.adapters, tokens)
+
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, ProjectionAdapters]]:
+        """Slots for the adapters of each merged projection, under its checkpoint name."""
+        inputs = self.weight.shape[1]
+        offset = 0
+        for part in self._parts:
+            rows = part.stored if part.order is None else len(part.order)
+            made = kernels.make_adapters(slots, inputs, rows, max_rank)
+            self.adapters = (*self.adapters, PlacedAdapters(made, offset))
+            yield part.prefix, ProjectionAdapters(made, part.order, part.factor)
+            offset += rows
 
     @property
     def bias_value(self) -> Any:

@@ -77,19 +77,19 @@ class MambaMixer(Layer):
         options = self.options
         rows = step.state_rows
         tail, memory = step.caches[self.index].state
-        x, gate = ops.split(self.input(hidden), (options.channels,) * 2)
+        x, gate = ops.split(self.input(hidden, step), (options.channels,) * 2)
         x = self.conv(x, tail, rows)
-        low = self.low(x)
-        b, c = ops.split(self.weights_of_states(x), (options.states,) * 2)
+        low = self.low(x, step)
+        b, c = ops.split(self.weights_of_states(x, step), (options.states,) * 2)
         if self.norms:
             scales = [scale.value if isinstance(scale, Weight) else scale for scale in self.norms]
             low = ops.gated_rms_norm(low, None, scales[0], options.eps)
             b = ops.gated_rms_norm(b, None, scales[1], options.eps)
             c = ops.gated_rms_norm(c, None, scales[2], options.eps)
         mixed = ops.selective_scan(
-            x, self.steps(low), self.rates.value, b, c, memory, rows, self.step_bias.value, self.skip.value, gate
+            x, self.steps(low, step), self.rates.value, b, c, memory, rows, self.step_bias.value, self.skip.value, gate
         )
-        return self.output(step.wanted(mixed), None if residual is None else step.wanted(residual))
+        return self.output(step.wanted(mixed), step, None if residual is None else step.wanted(residual))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Mamba2Mixer(Layer):
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
         ops, rows = self._kernels, step.state_rows
         tail, memory = step.caches[self.index].state
-        gate, mixed, steps = ops.split(self.input(hidden), self._parts)
+        gate, mixed, steps = ops.split(self.input(hidden, step), self._parts)
         x, b, c = ops.split(self.conv(mixed, tail, rows), self._mixed)
         mixed = ops.selective_scan(
             x,
@@ -192,4 +192,4 @@ class Mamba2Mixer(Layer):
             self.options.step_limits,
         )
         mixed = mixed if self.norm is None else self.norm(mixed, gate)
-        return self.output(step.wanted(mixed), None if residual is None else step.wanted(residual))
+        return self.output(step.wanted(mixed), step, None if residual is None else step.wanted(residual))

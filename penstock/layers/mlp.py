@@ -68,11 +68,17 @@ class GatedMlp(Layer):
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
         kernels = self._kernels
         if self.deviations is None:
-            gated = kernels.gated_linear(hidden, self.gate_up.weight.value, self.activation, self.gate_up.bias_value)
-            return self.down(gated, residual)
-        gate, up = kernels.split(self.gate_up(hidden), (self.size, self.size))
+            gated = kernels.gated_linear(
+                hidden,
+                self.gate_up.weight.value,
+                self.activation,
+                self.gate_up.bias_value,
+                adapters=self.gate_up.adapted(step),
+            )
+            return self.down(gated, step, residual)
+        gate, up = kernels.split(self.gate_up(hidden, step), (self.size, self.size))
         gate = kernels.activate(kernels.statistical_topk(gate, self.deviations), self.activation)
-        return self.down(kernels.multiply(gate, up), residual)
+        return self.down(kernels.multiply(gate, up), step, residual)
 
 
 class NormedFeedForward(Layer):
@@ -124,4 +130,4 @@ class PlainMlp(Layer):
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size] → output (+ residual), [T, hidden_size]."""
-        return self.down(self._activate(self.up(hidden), self.activation), residual)
+        return self.down(self._activate(self.up(hidden, step), self.activation), step, residual)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.adapters import ExpertAdapters, PlacedAdapters
 from penstock.kernels.api import Activation, KernelSet, Routing
 from penstock.layers.decoder import FeedForward
-from penstock.layers.linear import Linear
+from penstock.layers.linear import Linear, ProjectionAdapters
 from penstock.layers.norm import Norm
 from penstock.layers.step import ForwardStep
 from penstock.layers.weight import Layer, Weight, WeightPart
@@ -103,6 +105,8 @@ class SparseMoe(Layer):
         self.gate_up, self.gate_up_bias = experts.gate_up, experts.gate_up_bias
         self.down, self.down_bias = experts.down, experts.down_bias
         self.gate_up.gate_up = options.gated
+        self.name = experts.down.parts[0].key.split(".experts")[0] + ".experts"
+        self.adapters: tuple[tuple[PlacedAdapters, ...], tuple[PlacedAdapters, ...]] | None = None
         self.down.segment = 1
         for weight in (self.gate_up, self.down):
             weight.pack = partial(kernels.pack_experts, count=options.num_experts, segment=weight.segment)
@@ -128,7 +132,7 @@ class SparseMoe(Layer):
             hidden = self._kernels.scale_rows(hidden, weights)
             weights, ids = self._kernels.route_experts(scores, 1, "topk_softmax", True)
         out = self._kernels.grouped_experts(
-            hidden if self.latent is None else self.latent[0](hidden),
+            hidden if self.latent is None else self.latent[0](hidden, step),
             weights,
             ids,
             self.gate_up.value,
@@ -140,8 +144,30 @@ class SparseMoe(Layer):
             options.limit,
             residual if self.latent is None else None,
             options.gated,
+            self._adapted(step),
         )
-        return out if self.latent is None else self.latent[1](out, residual)
+        return out if self.latent is None else self.latent[1](out, step, residual)
+
+    def _adapted(self, step: ForwardStep) -> ExpertAdapters | None:
+        tokens = step.adapters if self.adapters else None
+        if tokens is None or self.adapters is None:
+            return None
+        return ExpertAdapters(self.adapters[0], self.adapters[1], tokens)
+
+    def make_adapters(self, kernels: KernelSet, slots: int, max_rank: int) -> Iterator[tuple[str, ProjectionAdapters]]:
+        """Slots for all experts' gates, ups and outputs, under names of the stacked projections."""
+        prefix, count = self.name, self.options.num_experts
+        rows, inputs = self.gate_up.shape[-2:]
+        outputs, inner = self.down.shape[-2:]
+        names = ("gate_proj", "up_proj") if self.options.gated else ("up_proj",)
+        placed: tuple[PlacedAdapters, ...] = ()
+        for index, name in enumerate(names):
+            made = kernels.make_adapters(slots, inputs, rows // len(names), max_rank, count)
+            placed = (*placed, PlacedAdapters(made, index * (rows // len(names))))
+            yield f"{prefix}.{name}", ProjectionAdapters(made)
+        down = kernels.make_adapters(slots, inner, outputs, max_rank, count)
+        self.adapters = placed, (PlacedAdapters(down),)
+        yield f"{prefix}.down_proj", ProjectionAdapters(down)
 
 
 class SharedExperts(Layer):

@@ -64,7 +64,7 @@ class Projected(Layer):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x, residual [T, size] → (projected, normalised sum)."""
         normed = x if self.norm is None else self.norm(x, residual)[0]
-        return self.projection(normed), normed
+        return self.projection(normed, None), normed
 
 
 class LayerNorm(Layer):

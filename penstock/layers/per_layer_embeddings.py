@@ -44,7 +44,7 @@ class PerLayerEmbeddings(Layer):
         kernels = self._kernels
         rows = kernels.embedding(step.batch.token_ids, self.table.value, self.scale)
         scales = self.norm.value.view(-1)
-        projected = kernels.gated_rms_norm(self.projection(hidden), None, scales, self.eps, self.size)
+        projected = kernels.gated_rms_norm(self.projection(hidden, step), None, scales, self.eps, self.size)
         step.per_layer_embeddings = kernels.add(projected, rows)
         return hidden
 
@@ -79,8 +79,8 @@ class PerLayerInput(Layer):
         assert step.per_layer_embeddings is not None
         kernels = self._kernels
         own = kernels.split(step.wanted(step.per_layer_embeddings), (self.size,) * self.layers)[self.index]
-        gate = kernels.activate(self.gate(hidden), self.activation)
-        return self.norm(self.projection(kernels.multiply(gate, own)))[0]
+        gate = kernels.activate(self.gate(hidden, step), self.activation)
+        return self.norm(self.projection(kernels.multiply(gate, own), step))[0]
 
 
 class PerLayerInputBlock(Layer):

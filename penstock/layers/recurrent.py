@@ -110,6 +110,6 @@ class ShortConvMixer(Layer):
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         """hidden [T, hidden_size], normalised → the layer's output (+ residual), of all tokens or of `step.wanted`."""
-        before, after, x = self._split(self.input(hidden), (self._size,) * 3)
+        before, after, x = self._split(self.input(hidden, step), (self._size,) * 3)
         mixed = self.conv(x, step.caches[self.index].state[0], step.state_rows, before, after)
-        return self.output(step.wanted(mixed), None if residual is None else step.wanted(residual))
+        return self.output(step.wanted(mixed), step, None if residual is None else step.wanted(residual))

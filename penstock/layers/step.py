@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.kernels.adapters import TokenAdapters
 from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import StateRows
 from penstock.layers.batch import Batch, LayerCache, MaskKind
@@ -59,6 +60,14 @@ class ForwardStep:
                 chunked,
             )
         return plan
+
+    @property
+    def adapters(self) -> TokenAdapters | None:
+        """Which adapters the step's tokens have; None where no token has one."""
+        batch = self.batch
+        if batch.adapter_slot is None or batch.adapter_scale is None:
+            return None
+        return TokenAdapters(batch.adapter_slot, batch.adapter_scale, batch.logit_rows)
 
     def inject(self, hidden: Tensor, level: int) -> Tensor:
         """`hidden` with the step's media of this level in it; as it is in a step without."""

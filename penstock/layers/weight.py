@@ -114,6 +114,20 @@ class Layer:
             elif isinstance(item, (list, tuple)):
                 stack.extend(reversed(item))
 
+    def walk(self) -> Iterator[Layer]:
+        """This layer and every layer below it, each once."""
+        seen: set[int] = set()
+        stack: list[object] = [self]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, Layer):
+                if id(item) not in seen:
+                    seen.add(id(item))
+                    yield item
+                    stack.extend(reversed(list(vars(item).values())))
+            elif isinstance(item, (list, tuple)):
+                stack.extend(reversed(item))
+
     def place(self, device: torch.device) -> None:
         """Moves the tensors among the attributes that are no weights, constants, to where weights were loaded."""
         stack: list[object] = [self]

@@ -108,7 +108,7 @@ class BatchBuilder:
         self.tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self._used = [[0] * max_rows for _ in range(num_groups)]
         self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has returned
-        self._adapters = [0] * max_rows
+        self._adapters = np.zeros(max_rows, np.int64)
         self._last = [0] * max_rows
         self._samples: torch.Tensor | None = None  # as `_last`, where samples stay on the device; then a 0
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
@@ -205,7 +205,7 @@ class BatchBuilder:
             )
             for group, table in enumerate(self.tables)
         )
-        adapters = [self._adapters[span.slot] for span in spans]
+        adapters = self._adapters[token_rows][:, None] if self._adapters[rows].any() else None
         return Batch(
             token_ids=self._token_ids(tokens),
             positions=self._tensor(self.places(token_rows, positions)),
@@ -219,7 +219,8 @@ class BatchBuilder:
             context_lens=tuple(context_lens),
             state_slot=self._tensor(rows),
             state_after=None if len(tokens) == count else self._states_after(spans),
-            adapter_slot=self._tensor(np.array(adapters, np.int64)) if any(adapters) else None,
+            adapter_slot=None if adapters is None else self._tensor(adapters),
+            adapter_scale=None if adapters is None else torch.ones(adapters.shape, device=self.device),
             masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
             injected=injected,

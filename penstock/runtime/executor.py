@@ -126,6 +126,7 @@ class RecordedExecutor:
             state_slot=batch.state_slot,
             state_after=batch.state_after,
             adapter_slot=batch.adapter_slot,
+            adapter_scale=batch.adapter_scale,
             masks=mask_kinds([mask.value for mask in batch.masks]),
             spans=batch.spans,
             token_types=batch.token_types,
@@ -178,6 +179,7 @@ def _symbolic(tape: recording.Recording, groups: int) -> Batch:
         context_lens=(),
         state_slot=tape.unreadable,
         adapter_slot=tape.unreadable,
+        adapter_scale=tape.unreadable,
         token_types=tape.token_types,
         injected=Injection(tape.unreadable, tape.unreadable),
     )

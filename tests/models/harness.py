@@ -43,7 +43,7 @@ class Harness:
     """
 
     def __init__(self, model: Model, *, num_blocks: int = 200, seed: int = 0) -> None:
-        self.model = model
+        self.model, self.axes = model, model.position_axes
         self.groups = group_layers(model.cache_specs)
         free = list(range(1, num_blocks))
         random.Random(seed).shuffle(free)
@@ -115,7 +115,7 @@ class Harness:
             groups.append(GroupTables(table, slot))
         return Batch(
             token_ids=torch.tensor([token for tokens in work.values() for token in tokens], dtype=torch.int64),
-            positions=positions.expand(self.model.position_axes, -1),
+            positions=positions.expand(self.axes, -1),
             query_start=torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32),
             context_len=torch.tensor(context_lens, dtype=torch.int32),
             groups=tuple(groups),

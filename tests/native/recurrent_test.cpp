@@ -111,7 +111,7 @@ void gated_norm(std::int64_t size, std::int64_t group) {
     for (const bool first : {false, true}) {
         Floats out(at(tokens * size));
         run(ops().gated_norm, {{x.data(), 2 * size}, {x.data() + size, 2 * size}, weight.data(), tokens, size, group, 1e-5f,
-                               first, out.data()});
+                               first, 0, out.data()});
         const double g = x[at(size)], gate = g / (1 + std::exp(-g)), squares = [&] {
             double sum = 0;
             for (std::int64_t i = 0; i < group; ++i) {
@@ -130,10 +130,12 @@ void adapters(std::int64_t inputs, std::int64_t outputs, std::int64_t rank) {
     const Floats x = normals(tokens * inputs), down = normals(rank * inputs), up = normals(rank * outputs);
     AdapterTable table(3, inputs, outputs, rank);
     table.set(2, {down.data(), up.data(), rank, 0.25f, FloatType::f32});
-    const Ints starts = {0, 2, 3, 11};
-    const std::vector<std::int64_t> slots = {2, 0, 2};
+    std::vector<std::int64_t> slots(at(tokens), 2);
+    slots[2] = 0;
+    const Floats scales(at(tokens), 1.0f);
     Floats out(at(tokens * outputs), 1.0f), scratch(at(tokens * rank));
-    run(ops().adapter, {x.data(), &table, starts.data(), slots.data(), nullptr, 3, tokens, outputs, 0, out.data(), scratch.data()});
+    run(ops().adapter, {x.data(), inputs, &table, slots.data(), scales.data(), 1, nullptr, tokens, outputs, 0, out.data(),
+                        scratch.data()});
     for (std::int64_t t = 0; t < tokens; ++t)
         for (std::int64_t o = 0; o < outputs; ++o) {
             double want = 1.0, size = 1.0;
@@ -148,7 +150,7 @@ void adapters(std::int64_t inputs, std::int64_t outputs, std::int64_t rank) {
     const std::vector<std::int64_t> some = {10, 2, 0};
     Floats rows, part(at(3 * outputs), 1.0f);
     for (const std::int64_t t : some) rows.insert(rows.end(), x.begin() + t * inputs, x.begin() + (t + 1) * inputs);
-    run(ops().adapter, {rows.data(), &table, starts.data(), slots.data(), some.data(), 3, 3, outputs, 0, part.data(),
+    run(ops().adapter, {rows.data(), inputs, &table, slots.data(), scales.data(), 1, some.data(), 3, outputs, 0, part.data(),
                         scratch.data()});
     for (std::int64_t i = 0; i < 3; ++i)
         for (std::int64_t o = 0; o < outputs; ++o)

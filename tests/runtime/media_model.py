@@ -60,8 +60,8 @@ class CrossAttention(Layer):
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         cache = step.caches[self.index]
-        attended = self._attend(self.query(hidden), cache.kv, step.plan(cache, None), DIM**-0.5)
-        return self.output(step.wanted(attended), None if residual is None else step.wanted(residual))
+        attended = self._attend(self.query(hidden, step), cache.kv, step.plan(cache, None), DIM**-0.5)
+        return self.output(step.wanted(attended), step, None if residual is None else step.wanted(residual))
 
 
 def build(mixers: Sequence[str] = ("self", "cross", "self"), *, reference: bool = False) -> DecoderModel:

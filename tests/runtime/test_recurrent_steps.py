@@ -62,13 +62,13 @@ class Mixer(Layer):
         self.taps, self.bias = drawn(11, 4, self.conv_width) * 3, drawn(12, self.conv_width)
         self.a, self.dt_bias = -drawn(13, HEADS).exp(), drawn(14, HEADS)
         self.scale = torch.ones(INNER)
-        self.adapters = kernels.make_adapters(3, INNER, HIDDEN, 8)
+        (adapters,) = dict(self.output.make_adapters(kernels, 3, 8)).values()
         for slot in (1, 2):
-            self.adapters.fill(slot, drawn(20 + slot, 4 * slot, INNER), drawn(30 + slot, HIDDEN, 4 * slot), 2.0)
+            adapters.fill(slot, drawn(20 + slot, 4 * slot, INNER), drawn(30 + slot, HIDDEN, 4 * slot), 2.0)
 
     def __call__(self, hidden: Tensor, step: ForwardStep, residual: Tensor | None = None) -> Tensor:
         ops, (tail, memory), rows = self.kernels, step.caches[self.index].state, step.state_rows
-        gate, mixed, *rest = ops.split(self.input(hidden), self.widths)
+        gate, mixed, *rest = ops.split(self.input(hidden, step), self.widths)
         mixed = ops.short_conv(mixed, self.taps, self.bias, tail, rows, "silu")
         if self.rule == "scan":
             x, b, c = ops.split(mixed, (INNER, STATES, STATES))
@@ -78,11 +78,7 @@ class Mixer(Layer):
             mixed = ops.gated_delta_rule(q, k, v, *rest, self.a, memory, rows, self.dt_bias)
         mixed = ops.gated_rms_norm(mixed, gate, self.scale, 1e-6, SIZE, self.rule == "scan")
         mixed, residual = step.wanted(mixed), None if residual is None else step.wanted(residual)
-        out, batch = self.output(mixed, residual), step.batch
-        if batch.adapter_slot is None:
-            return out
-        wanted = batch.logit_rows if step.last else None
-        return ops.adapter(mixed, out, self.adapters, batch.adapter_slot, batch.query_start, 0, wanted)
+        return self.output(mixed, step, residual)
 
 
 def build(mixers: tuple[str, ...], reference: bool = False) -> DecoderModel:

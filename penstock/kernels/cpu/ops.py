@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels.adapters import Adapted, ExpertAdapters
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.cpu import native, packing
+from penstock.kernels.cpu.low_rank import adapter_uses
 from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, address, extent_of, tape_of, width_of
 
 PACKING = "penstock-packed-3"  # changes whenever packed bytes do; PackedHeader's version in packing/packed.h
@@ -123,9 +125,18 @@ def layer_norm(x: Any, weight: Tensor, bias: Tensor | None, eps: float) -> Any:
 
 
 def _linear(
-    x: Any, weight: Packed, width: int, bias: Tensor | None, residual: Any, activation: str, alpha: float, limit: float
+    x: Any,
+    weight: Packed,
+    width: int,
+    bias: Tensor | None,
+    residual: Any,
+    activation: str,
+    alpha: float,
+    limit: float,
+    adapters: Adapted | None = None,
 ) -> Any:
     tape = tape_of(x)
+    uses = [] if adapters is None else adapter_uses(tape, adapters.parts, adapters.tokens, x)
     out = tape.new(width, extent_of(x))
     tape.refs.append(weight)
     tape.program.linear(
@@ -138,6 +149,7 @@ def _linear(
         limit,
         tape.index(out),
         extent_of(x),
+        uses,
     )
     return tape.done(out)
 
@@ -153,8 +165,9 @@ def gated_linear(
     bias: Tensor | None = None,
     alpha: float = 1.702,
     limit: float = 7.0,
+    adapters: Adapted | None = None,
 ) -> Any:
-    return _linear(x, weight, weight.rows // 2, bias, None, activation, alpha, limit)
+    return _linear(x, weight, weight.rows // 2, bias, None, activation, alpha, limit, adapters)
 
 
 def activate(x: Any, activation: str, limit: float = 0.0) -> Any:
@@ -286,13 +299,21 @@ def latent_cache_write(
     tape.done()
 
 
-def head_linear(x: Any, weight: Packed, cos: Any = None, sin: Any = None, interleaved: bool = False) -> Any:
+def head_linear(
+    x: Any,
+    weight: Packed,
+    cos: Any = None,
+    sin: Any = None,
+    interleaved: bool = False,
+    adapters: Adapted | None = None,
+) -> Any:
     tape = tape_of(x)
+    uses = [] if adapters is None else adapter_uses(tape, adapters.parts, adapters.tokens, x)
     (matrix,) = weight.parts
     out = tape.new(width_of(x) + matrix.experts * (matrix.rows - matrix.cols), extent_of(x))
     tape.refs.append(weight)
     tables = _tables(tape, cos, sin, interleaved)
-    tape.program.head_linear(tape.index(x), matrix, *tables, tape.index(out), extent_of(x))
+    tape.program.head_linear(tape.index(x), matrix, *tables, tape.index(out), extent_of(x), uses)
     return tape.done(out)
 
 
@@ -342,8 +363,12 @@ def grouped_experts(
     limit: float = 7.0,
     residual: Any = None,
     gated: bool = True,
+    adapters: ExpertAdapters | None = None,
 ) -> Any:
     tape = tape_of(x)
+    uses: list[list[Any]] = [[], []]
+    if adapters is not None:
+        uses = [adapter_uses(tape, parts, adapters.tokens, x) for parts in (adapters.gate_up, adapters.down)]
     out = tape.new(width_of(x), extent_of(x))
     tape.refs.append((gate_up, down))
     gates = gate_up.parts if gated else 2 * gate_up.parts
@@ -362,6 +387,8 @@ def grouped_experts(
         limit,
         tape.index(out),
         extent_of(x),
+        uses[0],
+        uses[1],
     )
     return tape.done(out)
 

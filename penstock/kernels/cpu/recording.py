@@ -183,6 +183,7 @@ class Recording:
         logit_rows: Tensor,
         state_slot: Tensor | None = None,
         adapter_slot: Tensor | None = None,
+        adapter_scale: Tensor | None = None,
         masks: Tensor | None = None,
         spans: Tensor | None = None,
         token_types: Tensor | None = None,
@@ -200,7 +201,9 @@ class Recording:
         step.set_injected(0 if rows is None else len(rows), address(rows), address(values))
         for group, (table, slot, lengths) in enumerate(groups):
             step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr(), address(lengths))
-        step.set_slots(address(state_slot), address(adapter_slot), address(state_after))
+        step.set_states(address(state_slot), address(state_after))
+        count = 0 if adapter_slot is None else adapter_slot.shape[1]
+        step.set_adapters(address(adapter_slot), address(adapter_scale), count)
         if self.fast:
             step.set_kinds(prompt_tokens.data_ptr())
         self.program.run(step)

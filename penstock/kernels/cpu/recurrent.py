@@ -1,4 +1,4 @@
-"""Recurrent ops and adapters, as in `kernels.api`, over the native library: on tensors at once, on handles recorded."""
+"""Recurrent ops, as in `kernels.api`, over the native library: on tensors at once, on handles recorded."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels.adapters import AdapterSlots
 from penstock.kernels.cache import StateRows
-from penstock.kernels.cpu import native
 from penstock.kernels.cpu.recording import Eager, Handle, Recording, address, extent_of, tape_of, width_of
 
 
@@ -20,7 +18,7 @@ def _tape(x: Any, rows: StateRows) -> Recording:
         tape.refs.append(rows)
         starts, lengths = rows.query_start.data_ptr(), rows.context_len.data_ptr()
         tape.step.set(tape.rows, len(rows.slot), 0, 0, starts, lengths)
-        tape.step.set_slots(rows.slot.data_ptr(), 0, address(rows.after))
+        tape.step.set_states(rows.slot.data_ptr(), address(rows.after))
     return tape
 
 
@@ -146,23 +144,4 @@ def gated_rms_norm(
         tape.index(out),
         extent_of(x),
     )
-    return tape.done(out)
-
-
-def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256) -> AdapterSlots:
-    table = native.library().AdapterTable(slots, inputs, outputs, max_rank)
-    return AdapterSlots(slots, inputs, outputs, max_rank, table)
-
-
-def adapter(
-    x: Any, out: Any, adapters: AdapterSlots, slot: Any, query_start: Any, offset: int = 0, rows: Any = None
-) -> Any:
-    tape = tape_of(x)
-    if isinstance(tape, Eager):
-        if rows is not None:
-            tape.step.set_logits(len(rows), rows.data_ptr())
-        tape.step.set(tape.rows, len(slot), 0, 0, query_start.data_ptr(), 0)
-        tape.step.set_slots(0, slot.data_ptr())
-    tape.refs.append(adapters)
-    tape.program.adapter(tape.index(x), adapters.table, width_of(out), offset, tape.index(out), rows is not None)
     return tape.done(out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from penstock.kernels.reference import attention, dense, experts, latent, recurrent
+from penstock.kernels.reference import attention, dense, experts, latent, low_rank, recurrent
 from penstock.kernels.reference.sampling import ReferenceSampling
 from penstock.kernels.registry import Implementation, KernelContext, functions_of
 
@@ -33,7 +33,7 @@ _REFUSALS: Mapping[str, Callable[[KernelContext], str | None]] = MappingProxyTyp
 
 def implementations(declared: Sequence[str]) -> tuple[Implementation, ...]:
     """The reference of every op; attention's scratch memory is new with each call."""
-    functions = functions_of((attention, dense, experts, latent, recurrent), declared) | {
+    functions = functions_of((attention, dense, experts, latent, low_rank, recurrent), declared) | {
         "paged_attention": attention.PagedAttention(),
         "sampling": ReferenceSampling,
     }

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.kernels.adapters import Adapted
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.canonical import Canonical
+from penstock.kernels.reference import low_rank
 
 
 def embedding(numbers: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
@@ -78,8 +80,12 @@ def gated_linear(
     bias: Tensor | None = None,
     alpha: float = 1.702,
     limit: float = 7.0,
+    adapters: Adapted | None = None,
 ) -> Tensor:
-    return gate_up(linear(x, weight, bias), activation, alpha, limit)
+    products = linear(x, weight, bias)
+    if adapters is not None:
+        products = low_rank.adapter(x, products, adapters, bias)
+    return gate_up(products, activation, alpha, limit)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference import dense
+from penstock.kernels.adapters import ExpertAdapters
+from penstock.kernels.reference import dense, low_rank
 
 
 def route_experts(
@@ -84,6 +86,7 @@ def grouped_experts(
     limit: float = 7.0,
     residual: Tensor | None = None,
     gated: bool = True,
+    adapters: ExpertAdapters | None = None,
     *,
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = dense.linear,
 ) -> Tensor:
@@ -96,6 +99,10 @@ def grouped_experts(
     order = flat.argsort(stable=True)
     inputs = x.index_select(0, order // top_k)
     outputs = torch.empty_like(inputs)
+    has = None
+    if adapters is not None:
+        every = low_rank.rows_of(adapters.tokens, x).some(order // top_k)
+        has = replace(every, expert=flat[order])
     begin = 0
     for expert, count in enumerate(torch.bincount(flat, minlength=len(gate_up)).tolist()):
         if count == 0:
@@ -104,9 +111,13 @@ def grouped_experts(
         begin += count
         bias = None if gate_up_bias is None else gate_up_bias[expert]
         hidden = linear(inputs[rows], gate_up[expert], bias)
+        if adapters is not None and has is not None:
+            low_rank.change_parts(inputs[rows], hidden, adapters.gate_up, has.some(rows), bias)
         hidden = dense.gate_up(hidden, activation, alpha, limit) if gated else dense.activate(hidden, activation, limit)
         bias = None if down_bias is None else down_bias[expert]
         outputs[rows] = linear(hidden, down[expert], bias)
+        if adapters is not None and has is not None:
+            low_rank.change_parts(hidden, outputs[rows], adapters.down, has.some(rows), bias)
     by_slot = torch.empty_like(outputs)
     by_slot[order] = outputs
     weighted = by_slot.view(tokens, top_k, -1).float() * weights.unsqueeze(-1)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.kernels.adapters import Adapted
 from penstock.kernels.cache import KvTensors
-from penstock.kernels.reference import dense
+from penstock.kernels.reference import dense, low_rank
 
 
 def latent_cache_write(
@@ -28,11 +29,21 @@ def latent_cache_write(
 
 
 def head_linear(
-    x: Tensor, weight: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, interleaved: bool = False
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    adapters: Adapted | None = None,
 ) -> Tensor:
-    heads, _, inputs = weight.shape
+    heads, outputs, inputs = weight.shape
     rows = x.view(x.shape[0], heads, x.shape[1] // heads)
     out = torch.einsum("thk,hmk->thm", rows[..., :inputs], weight)
+    if adapters is not None:
+        out = out.contiguous()
+        given = rows[..., :inputs].reshape(-1, inputs)
+        each = low_rank.rows_of(adapters.tokens, x).repeated(heads)
+        low_rank.change_parts(given, out.view(-1, outputs), adapters.parts, each)
     if cos is not None and sin is not None:
         rotated = _rotate(rows[..., inputs:], cos, sin, interleaved).to(x.dtype)
         out = torch.cat((out, rotated), dim=-1)

@@ -1,4 +1,4 @@
-"""Reference of the recurrent ops, one token after the other, and of adapters."""
+"""Reference of the recurrent ops, one token after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.adapters import AdapterSlots
 from penstock.kernels.cache import StateRows
 
 
@@ -167,28 +166,3 @@ def gated_rms_norm(
     groups = value.reshape(value.shape[0], -1, group_size or value.shape[1])
     normal = functional.rms_norm(groups, groups.shape[2:], None, eps).view(value.shape) * weight
     return (normal if factor is None else normal * factor).to(x.dtype)
-
-
-def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256) -> AdapterSlots:
-    return AdapterSlots(slots, inputs, outputs, max_rank)
-
-
-def adapter(
-    x: Tensor,
-    out: Tensor,
-    adapters: AdapterSlots,
-    slot: Tensor,
-    query_start: Tensor,
-    offset: int = 0,
-    rows: Tensor | None = None,
-) -> Tensor:
-    named = slot.repeat_interleave(query_start.diff())
-    named = named if rows is None else named[rows]
-    part = out[:, offset : offset + adapters.outputs]
-    for index in set(named.tolist()):
-        entry = adapters.entries[index] if index < len(adapters.entries) else None
-        if entry is not None:
-            tokens = (named == index).nonzero().squeeze(1)
-            low = functional.linear(x[tokens].float(), entry.down.float()) * entry.scale
-            part[tokens] += (low @ entry.up.float()).to(out.dtype)
-    return out

@@ -9,16 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.adapters import ExpertAdapters
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import KernelContext
+from penstock.kernels.triton import adapters as low_rank
 from penstock.kernels.triton import packing
 from penstock.kernels.triton.activations import activate, gate
 from penstock.kernels.triton.numbers import narrow, wide
 from penstock.kernels.triton.packing import Packed
-from penstock.kernels.triton.products import GroupedRows, multiply, row_tile
+from penstock.kernels.triton.products import GroupedRows, multiply
+from penstock.kernels.triton.sorting import sorted_rows
 
 ROUTINGS = ("softmax_topk", "topk_softmax", "sigmoid_topk", "sparsemixer")
-_IDS = 1024  # expert ids read at once
 _COLUMNS = 1024
 
 
@@ -131,59 +133,6 @@ def route_experts(
     return weights, ids
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _count(ids, counts, pairs, BLOCK: tl.constexpr):
-    expert = tl.program_id(0)
-    place = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.int32)
-    for begin in range(0, pairs, BLOCK):
-        total += (tl.load(ids + begin + place, mask=begin + place < pairs, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(total, axis=0))
-
-
-@triton.jit(do_not_specialize=["pairs", "tiles"])
-def _sort(
-    ids, counts, rows, tile_experts, pairs, tiles, experts, SIZE: tl.constexpr, EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Puts the rows of an expert, in order, into tiles behind those of the experts before it."""
-    expert, number = tl.program_id(0), tl.arange(0, EXPERTS)
-    whole = (tl.load(counts + number, mask=number < experts, other=0) + SIZE - 1) // SIZE
-    first = tl.sum(tl.where(number < expert, whole, 0), axis=0)
-    own = tl.sum(tl.where(number == expert, whole, 0), axis=0)
-    place = tl.arange(0, BLOCK)
-    done = 0
-    for begin in range(0, pairs, BLOCK):
-        hit = tl.load(ids + begin + place, mask=begin + place < pairs, other=-1) == expert
-        rank = done + tl.cumsum(hit.to(tl.int32), axis=0) - 1
-        tl.store(rows + first * SIZE + rank, (begin + place).to(tl.int32), mask=hit)
-        done += tl.sum(hit.to(tl.int32), axis=0)
-    for begin in range(0, SIZE, BLOCK):
-        free = done + begin + place
-        tl.store(rows + first * SIZE + free, tl.zeros((BLOCK,), tl.int32) + pairs, mask=free < own * SIZE)
-    for begin in range(0, own, BLOCK):
-        mark = tl.zeros((BLOCK,), tl.int32) + expert
-        tl.store(tile_experts + first + begin + place, mark, mask=begin + place < own)
-    if expert == experts - 1:
-        for begin in range(first + own, tiles, BLOCK):
-            tl.store(tile_experts + begin + place, tl.zeros((BLOCK,), tl.int32) - 1, mask=begin + place < tiles)
-
-
-def sorted_rows(ids: Tensor, experts: int) -> GroupedRows:
-    """Rows token · top_k + slot of ids [T, top_k], by expert."""
-    pairs = ids.numel()
-    size = row_tile(2 * pairs // experts)
-    tiles = min(pairs, pairs // size + experts)
-    counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
-    rows = torch.empty(tiles * size, dtype=torch.int32, device=ids.device)
-    tile_experts = torch.empty(tiles, dtype=torch.int32, device=ids.device)
-    _count[(experts,)](ids, counts, pairs, _IDS)
-    _sort[(experts,)](
-        ids, counts, rows, tile_experts, pairs, tiles, experts, size, triton.next_power_of_2(experts), _IDS
-    )
-    return GroupedRows(rows, tile_experts, size, pairs, ids.shape[1])
-
-
 @triton.jit
 def _mix(
     x, weights, ids, residual, out, size, TOP_K: tl.constexpr, SLOTS: tl.constexpr, ADDS: tl.constexpr,
@@ -224,6 +173,11 @@ def _product(x: Tensor, weight: Packed, bias: Tensor | None, rows: GroupedRows) 
     return out
 
 
+def _each(bias: Tensor | None, rows: low_rank.RowAdapters) -> Tensor | None:
+    """The bias of each row's expert."""
+    return None if bias is None or rows.expert is None else bias[rows.expert].float()
+
+
 def grouped_experts(
     x: Tensor,
     weights: Tensor,
@@ -237,6 +191,7 @@ def grouped_experts(
     limit: float = 7.0,
     residual: Tensor | None = None,
     gated: bool = True,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """As kernels.api.GroupedExperts."""
     tokens, top_k = ids.shape
@@ -245,8 +200,14 @@ def grouped_experts(
         return out
     rows = sorted_rows(ids.contiguous(), down.experts)
     hidden = _product(x if x.stride(1) == 1 else x.contiguous(), gate_up, gate_up_bias, rows)
+    has = None
+    if adapters is not None:
+        has = low_rank.rows_of(adapters.tokens, x).repeated(top_k, ids.reshape(-1))
+        low_rank.change(x, hidden, adapters.gate_up, has, _each(gate_up_bias, has), top_k)
     hidden = gate(hidden, activation, alpha, limit) if gated else activate(hidden, activation, limit)
     each = _product(hidden, down, down_bias, GroupedRows(rows.rows, rows.experts, rows.size, rows.count, 1))
+    if adapters is not None and has is not None:
+        low_rank.change(hidden, each, adapters.down, has, _each(down_bias, has))
     added = each if residual is None else residual.contiguous()
     _mix[(tokens, triton.cdiv(down.rows, _COLUMNS))](
         each, weights.contiguous(), ids.contiguous(), added, out, down.rows, top_k, triton.next_power_of_2(top_k),

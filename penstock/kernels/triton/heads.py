@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.adapters import Adapted
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import KernelContext
+from penstock.kernels.triton import adapters as low_rank
 from penstock.kernels.triton import packing
 from penstock.kernels.triton.latent import rotated
 from penstock.kernels.triton.numbers import narrow
@@ -52,7 +54,12 @@ def _turn(
 
 
 def head_linear(
-    x: Tensor, weight: Packed, cos: Tensor | None = None, sin: Tensor | None = None, interleaved: bool = False
+    x: Tensor,
+    weight: Packed,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    adapters: Adapted | None = None,
 ) -> Tensor:
     heads, tokens = weight.experts, len(x)
     (part,) = weight.parts
@@ -68,6 +75,10 @@ def head_linear(
         _deal[(heads, tiles)](places, owners, tokens, heads, size)
         grouped = GroupedRows(places, owners, size, tokens * heads, 1)
         multiply(rows[:, :inputs], part, out[:, :outputs], grouped=grouped, experts=heads)
+        if adapters is not None:
+            each = torch.arange(heads, device=x.device).repeat(tokens)
+            has = low_rank.rows_of(adapters.tokens, x).repeated(heads, each)
+            low_rank.change(rows[:, :inputs], out[:, :outputs], adapters.parts, has)
         if turning:
             _turn[(tokens, heads)](
                 rows[:, inputs:], out[:, outputs:], cos, sin, rows.stride(0), out.stride(0), heads, turning,

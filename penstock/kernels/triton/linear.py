@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.kernels.adapters import Adapted
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import Implementation, KernelContext
 from penstock.kernels.triton import FIXED_ORDER, packing, scaled
 from penstock.kernels.triton.activations import check, gate
+from penstock.kernels.triton.adapters import adapter
 from penstock.kernels.triton.packing import Eights, Packed, packable
 from penstock.kernels.triton.products import Gating, multiply
 from penstock.kernels.triton.tables import embedding
@@ -77,6 +79,7 @@ def gated_linear(
     bias: Tensor | None = None,
     alpha: float = 1.702,
     limit: float = 7.0,
+    adapters: Adapted | None = None,
     *,
     fixed: bool = False,
     by_torch: bool = False,
@@ -85,8 +88,15 @@ def gated_linear(
     part = weight.parts[0]
     apart = scaled.serves(x, part) if by_torch else isinstance(part, Tensor) and not fixed
     if len(weight.parts) > 1 or apart or (by_torch and isinstance(part, Tensor)):
-        return gate(linear(x, weight, bias, fixed=fixed, by_torch=by_torch), activation, alpha, limit)
+        products = linear(x, weight, bias, fixed=fixed, by_torch=by_torch)
+        if adapters is not None:
+            products = adapter(x, products, adapters, bias)
+        return gate(products, activation, alpha, limit)
     check(activation)
+    if adapters is not None:  # in float32, as the products are where the activation is taken in the same pass
+        products = torch.empty(len(x), weight.rows, dtype=torch.float32, device=x.device)
+        multiply(x if x.stride(1) == 1 else x.contiguous(), part, products, bias)
+        return gate(adapter(x, products, adapters, bias), activation, alpha, limit).to(x.dtype)
     out = torch.empty(len(x), weight.rows // 2, dtype=x.dtype, device=x.device)
     multiply(x if x.stride(1) == 1 else x.contiguous(), part, out, bias, gating=Gating(activation, alpha, limit))
     return out

@@ -103,7 +103,7 @@ def compare_experts(
 
 def compare_sorting(device: str, tokens: int, experts: int) -> None:
     both = sides(device, torch.float32, *OPS)
-    from penstock.kernels.triton.experts import sorted_rows  # Triton is loaded by now, for the device
+    from penstock.kernels.triton.sorting import sorted_rows  # Triton is loaded by now, for the device
 
     torch.manual_seed(tokens)
     ids = torch.randint(0, experts, (tokens, 4))

@@ -19,13 +19,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from penstock.kernels.adapters import Adapted, PlacedAdapters, TokenAdapters
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cache import StateRows
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.sampling import RowSettings
 from penstock.kernels.triton import adapters, experts, linear, norms, packing, recurrent, sampling, streams
 from tests.kernels.triton import matrices
-from tests.kernels.triton.compare_adapters import START, fill
+from tests.kernels.triton.compare_adapters import fill
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 232448  # bytes a program may have there
@@ -119,9 +120,9 @@ def drawing() -> None:
 
 def adapting(dtype: torch.dtype) -> None:
     slots = fill(adapters.make_adapters(5, 1100, 70), dtype)
-    adapters.adapter(
-        torch.zeros(9, 1100, dtype=dtype), torch.zeros(9, 70, dtype=dtype), slots, torch.zeros(6).long(), START
-    )
+    has = TokenAdapters(torch.zeros(9, 1).long(), torch.ones(9, 1), torch.arange(0))
+    adapted = Adapted((PlacedAdapters(slots),), has)
+    adapters.adapter(torch.zeros(9, 1100, dtype=dtype), torch.zeros(9, 70, dtype=dtype), adapted)
 
 
 def on_rows(dtype: torch.dtype) -> None:

@@ -1,0 +1,86 @@
+"""Reference of low-rank adapters: of a projection, of gates before their activation, of experts and of heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters, TokenAdapters
+
+
+def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256, experts: int = 1) -> AdapterSlots:
+    return AdapterSlots(slots, inputs, outputs, max_rank, experts)
+
+
+@dataclass(frozen=True, slots=True)
+class RowAdapters:
+    """Which adapters the rows of a product have.
+
+    Attributes:
+        slot, scale: [R, A], as in TokenAdapters.
+        expert: [R] int64, whose matrices count; None where there is one for all.
+    """
+
+    slot: Tensor
+    scale: Tensor
+    expert: Tensor | None = None
+
+    def repeated(self, times: int) -> RowAdapters:
+        """The same for so many rows a token; their experts are told apart."""
+        each = torch.arange(times, device=self.slot.device).repeat(len(self.slot))
+        return RowAdapters(self.slot.repeat_interleave(times, 0), self.scale.repeat_interleave(times, 0), each)
+
+    def some(self, rows: Tensor | slice) -> RowAdapters:
+        """Those of some rows."""
+        expert = None if self.expert is None else self.expert[rows]
+        return RowAdapters(self.slot[rows], self.scale[rows], expert)
+
+
+def rows_of(tokens: TokenAdapters, x: Tensor) -> RowAdapters:
+    """Which adapters the tokens have that x holds."""
+    every = RowAdapters(tokens.slot, tokens.scale)
+    return every if len(x) == len(tokens.slot) else every.some(tokens.rows)
+
+
+def change(x: Tensor, out: Tensor, slots: AdapterSlots, rows: RowAdapters, known: Tensor | None = None) -> None:
+    """x [R, K], out [R, M] in place; `known` [R, M] or [M] is what out has besides the product."""
+    given = out.float() - (0.0 if known is None else known)  # before the first adapter changes it
+    expert = torch.zeros_like(rows.slot[:, 0]) if rows.expert is None or slots.experts == 1 else rows.expert
+    for place in range(rows.slot.shape[1]):
+        named = rows.slot[:, place]
+        for index, number in set(zip(named.tolist(), expert.tolist(), strict=True)):
+            entry = slots.entries[index] if index < len(slots.entries) else None
+            if entry is None:
+                continue
+            chosen = ((named == index) & (expert == number)).nonzero().squeeze(1)
+            own = entry if slots.experts == 1 else _of_expert(entry, number)
+            low = functional.linear(x[chosen].float(), own.down.float()) * own.scale
+            more = low @ own.up.float()
+            if own.columns is not None:
+                more = own.columns * more + (own.columns - 1.0) * given[chosen]
+            out[chosen] += (more * rows.scale[chosen, place].unsqueeze(1)).to(out.dtype)
+
+
+def _of_expert(entry: LowRank, number: int) -> LowRank:
+    columns = None if entry.columns is None else entry.columns[number]
+    return replace(entry, down=entry.down[number], up=entry.up[number], columns=columns)
+
+
+def change_parts(
+    x: Tensor, out: Tensor, parts: tuple[PlacedAdapters, ...], rows: RowAdapters, known: Tensor | None = None
+) -> None:
+    """As `change`, for each part of a merged product."""
+    for part in parts:
+        columns = slice(part.offset, part.offset + part.slots.outputs)
+        change(x, out[:, columns], part.slots, rows, None if known is None else known[..., columns])
+
+
+def adapter(
+    x: Tensor, out: Tensor, adapters: Adapted, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    known = residual if bias is None else bias if residual is None else bias + residual
+    change_parts(x, out, adapters.parts, rows_of(adapters.tokens, x), known)
+    return out
