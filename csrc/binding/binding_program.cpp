@@ -329,11 +329,12 @@ void attention(Program& p, Value query, int plan, std::size_t group, std::int64_
            nullptr});
 }
 
+constexpr const char* kv_type_names[] = {"float32", "bfloat16", "float16", "fp8", "int8", "int4"};
+
 KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
                      std::int64_t value_dim, bool latent) {
-    static constexpr const char* names[] = {"float32", "bfloat16", "float16", "fp8", "int8", "int4"};
     for (int i = 0; i < 6; ++i)
-        if (type == names[i]) return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim, latent);
+        if (type == kv_type_names[i]) return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim, latent);
     throw nb::value_error(("KV type \"" + type + "\" is not one of float32, bfloat16, float16, fp8, int8, int4.").c_str());
 }
 
@@ -350,7 +351,10 @@ void bind_program(nb::module_& m) {
         .def_ro("value_dim", &KvLayout::value_dim)
         .def_ro("latent", &KvLayout::latent)
         .def_ro("key_block_bytes", &KvLayout::key_block_bytes)
-        .def_ro("value_block_bytes", &KvLayout::value_block_bytes);
+        .def_ro("value_block_bytes", &KvLayout::value_block_bytes)
+        .def_prop_ro("type", [](const KvLayout& l) { return kv_type_names[static_cast<int>(l.type)]; })
+        .def_prop_ro("key_tile_bytes", [](const KvLayout& l) { return key_tile_bytes(l); })
+        .def_prop_ro("key_code_bytes", [](const KvLayout& l) { return key_code_bytes(l); });
     nb::class_<KvBuffers>(m, "KvBuffers").def("__init__", [](KvBuffers* self, const KvLayout& layout, Value keys, Value values) {
         new (self) KvBuffers{layout, keys, values};
     });

@@ -465,6 +465,27 @@ class PagedAttention(Protocol):
         """
 
 
+class KeyScores(Protocol):
+    """What a row's last queries make of its keys (SnapKV, arXiv:2404.14469), beside attention."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        cache: KvTensors,
+        plan: Any,
+        queries: int,
+        scale: float,
+        sinks: Tensor | None = None,
+        soft_cap: float | None = None,
+        slopes: Tensor | None = None,
+    ) -> Tensor:
+        """[R, K, largest context] float32: for each key of a row, the softmax weights that its last `queries` of the
+
+        step give it, summed over them and over the query heads that read its KV head; zeros behind a row's context.
+        The arguments are attention's; what a query does not see has no weight. Not recorded.
+        """
+
+
 class Split(Protocol):
     """Parts of a merged projection, without a copy."""
 
@@ -656,6 +677,7 @@ class KernelSet:
     cache_block_bytes: CacheBlockBytes
     plan_attention: PlanAttention
     paged_attention: PagedAttention
+    key_scores: KeyScores
     split: Split
     short_conv: ShortConv
     selective_scan: SelectiveScan

@@ -31,7 +31,7 @@ class Attention(Layer):
         kv_heads = options.num_kv_heads
         dim = options.head_dim
         self._write = kernels.rope_and_cache_write
-        self._attend = kernels.paged_attention
+        self._attend, self._score = kernels.paged_attention, kernels.key_scores
         self._activate = kernels.activate
         self.clip = options.projections.clip
         self.head_norm = options.norms.head_norm
@@ -91,6 +91,17 @@ class Attention(Layer):
             self.soft_cap,
             self._slopes,
         )
+        if step.scored:
+            step.scores[self.index] = self._score(
+                query,
+                cache.kv,
+                step.plan(cache, self.window, self._chunked),
+                step.scored,
+                self.scale,
+                None if self.sinks is None else self.sinks.value,
+                self.soft_cap,
+                self._slopes,
+            )
         attended = step.wanted(attended)
         if self.gate is not None:
             attended = self._weigh(attended, self.gate(step.wanted(hidden), step))

@@ -309,7 +309,7 @@ class DecoderModel(Layer):
         part.check(len(self.blocks))
         if (given is None) != (part.first == 0):
             raise ValueError(f"layers from {part.first} on take {'the tokens' if given else 'what those before give'}")
-        step, taps = ForwardStep(batch, caches, self.kernels), dict[str, Tensor]()
+        step, taps = ForwardStep(batch, caches, self.kernels, scored=part.scored), dict[str, Tensor]()
 
         def tap(name: str, hidden: Tensor) -> None:
             if name in part.taps:
@@ -325,12 +325,12 @@ class DecoderModel(Layer):
                 hidden = step.inject(hidden, index + 1)
             tap(layer_output(index), hidden)
         if part.end is not None:
-            return PartOutput(LayerStates(hidden, step.streams, step.per_layer_embeddings), taps)
+            return PartOutput(LayerStates(hidden, step.streams, step.per_layer_embeddings), taps, step.scores)
         for layer in self.closing:
             hidden = layer(hidden, step)
         hidden = hidden if self.norm is None else self.norm(hidden)[0]
         tap(FINAL, hidden)
-        return PartOutput(LayerStates(hidden), taps)
+        return PartOutput(LayerStates(hidden), taps, step.scores)
 
     def _begin(self, step: ForwardStep, given: LayerStates | None) -> Tensor:
         """What the first layer of a part takes: what is given, or the embedding's."""

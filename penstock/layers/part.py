@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -31,11 +31,13 @@ class ModelPart:
         first, end: as said.
         taps: where hidden states are kept: `layer_input(n)`, `layer_output(n)` and FINAL, each [T, hidden_size], or,
             from the last layer's output on, [L, hidden_size] of the batch's `logit_rows`.
+        scored: as in ForwardStep; steps that tell of keys are not recorded.
     """
 
     first: int = 0
     end: int | None = None
     taps: tuple[str, ...] = ()
+    scored: int = 0
 
     def check(self, layers: int) -> None:
         """Refuses what a model of so many layers does not have.
@@ -93,7 +95,9 @@ class PartOutput:
     Attributes:
         states: what the next layer would be given; of a part that goes to the end, the final hidden states.
         taps: hidden states by tap.
+        scores: of keys, by number of the layer's memory, as in kernels.api.KeyScores.
     """
 
     states: LayerStates
     taps: Mapping[str, Tensor]
+    scores: Mapping[int, Tensor] = field(default_factory=dict)

@@ -26,6 +26,8 @@ class ForwardStep:
         last: the step is in the model's last layer.
         per_layer_embeddings: [T, layers · size], a vector for each layer; None for models without.
         streams: other versions of the hidden states, [T, hidden] each (layers.altup).
+        scored: of how many last queries of a row attention tells how they weigh its keys; 0 for none.
+        scores: what it told, by number of the layer's memory, as in kernels.api.KeyScores.
     """
 
     batch: Batch
@@ -34,6 +36,8 @@ class ForwardStep:
     last: bool = False
     per_layer_embeddings: Tensor | None = None
     streams: tuple[Tensor, ...] = ()
+    scored: int = 0
+    scores: dict[int, Tensor] = field(default_factory=dict)
     _plans: dict[int, Any] = field(default_factory=dict)
     _temperatures: dict[Temperature, Tensor] = field(default_factory=dict)
     _rotations: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)

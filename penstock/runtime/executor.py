@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -36,6 +36,9 @@ class Executor(Protocol):
     def tap(self, name: str) -> Tensor:
         """The step's hidden states at one of the part's taps; valid until the next step."""
 
+    def scores(self) -> Mapping[int, Tensor]:
+        """How the step's last queries weigh keys, where the part tells of that."""
+
     def hidden(self) -> Tensor:
         """The step's final hidden states of its `logit_rows`, [L, hidden_size]; valid until the next step."""
 
@@ -65,6 +68,10 @@ class EagerExecutor:
     def tap(self, name: str) -> Tensor:
         assert self._output is not None
         return self._output.taps[name]
+
+    def scores(self) -> Mapping[int, Tensor]:
+        assert self._output is not None
+        return self._output.scores
 
     def hidden(self) -> Tensor:
         assert self._output is not None and self._part.end is None
@@ -138,6 +145,9 @@ class RecordedExecutor:
 
     def tap(self, name: str) -> Tensor:
         return self._read(self._output.taps[name])
+
+    def scores(self) -> Mapping[int, Tensor]:
+        return {}  # who asks for them is not recorded
 
     def _read(self, value: Any) -> Tensor:
         return self._body.read(value, self._tokens if value.extent == recording.TOKENS else self._rows)

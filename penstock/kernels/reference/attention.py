@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.cache import KvTensors
+from penstock.kernels.key_scores import Scoring, SeenRows, summed_weights
 
 SHARED_QUERIES = 8  # rows with at most this many queries are batched with rows of as many
 SCRATCH_ELEMENTS = 2**19  # key elements gathered by one task: 2 MiB in float32
@@ -57,12 +58,14 @@ class ReferenceAttentionPlan:
         order: [T] int64, the token at each place of the plan order; None if they are the same.
         restore: [T] int64, the inverse; None with `order`.
         blind: [n] int64, tokens that see nothing; None if there are none.
+        rows: of the step.
     """
 
     tasks: tuple[Task, ...]
     order: Tensor | None
     restore: Tensor | None
     blind: Tensor | None
+    rows: SeenRows
 
 
 class _Piece(NamedTuple):
@@ -105,12 +108,14 @@ def plan_attention(
     tasks: list[Task] = []
     done = begin = 0
     for group in _groups(pieces, max_keys):
-        rows = facts[done : done + len(group)]
-        tasks.append(_task(group, rows, begin, key_cache, block_table, seen))
+        rows_of = facts[done : done + len(group)]
+        tasks.append(_task(group, rows_of, begin, key_cache, block_table, seen))
         done += len(group)
         begin += len(group) * group[0].queries
     order, restore = _order(pieces, key_cache.device)
-    return ReferenceAttentionPlan(tuple(tasks), order, restore, blind.to(key_cache.device) if len(blind) else None)
+    rows = SeenRows(query_lens, context_lens, block_table, seen)
+    sees_nothing = blind.to(key_cache.device) if len(blind) else None
+    return ReferenceAttentionPlan(tuple(tasks), order, restore, sees_nothing, rows)
 
 
 def visible(
@@ -327,3 +332,22 @@ def _attend(
             scores = torch.cat((scores, sinks.view(kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)), dim=-1)
         weights = scores.softmax(dim=-1)[..., : task.keys].to(value.dtype)
         target[..., part, :] = torch.matmul(weights, value[:, :, None])
+
+
+def key_scores(
+    query: Tensor,
+    cache: KvTensors,
+    plan: ReferenceAttentionPlan,
+    queries: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    _, size, kv_heads, dim = cache.key.shape
+
+    def keys(blocks: Tensor, count: int) -> Tensor:
+        return cache.key[blocks[: -(-count // size)]].view(-1, kv_heads, dim)[:count].float()
+
+    given = query.reshape(len(query), -1, dim)
+    return summed_weights(given, plan.rows, keys, queries, Scoring(scale, sinks, soft_cap, slopes))

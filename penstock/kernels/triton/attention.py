@@ -18,6 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.cache import KvTensors
+from penstock.kernels.key_scores import Scoring, SeenRows, summed_weights
+from penstock.kernels.reference.attention import visible
 from penstock.kernels.registry import Implementation, KernelContext
 from penstock.kernels.triton import FIXED_ORDER
 from penstock.kernels.triton.attention_plan import FixedPlan, Tiles, TritonAttentionPlan, make_plan
@@ -25,7 +27,7 @@ from penstock.kernels.triton.attention_shapes import AttentionShape, ScoreChange
 from penstock.kernels.triton.cache import Layout, refuse
 from penstock.kernels.triton.numbers import dot, inlined, narrow, operand
 
-__all__ = ["paged_attention", "plan_attention", "refuse", "variants"]
+__all__ = ["key_scores", "paged_attention", "plan_attention", "refuse", "variants"]
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOWHERE = tl.constexpr(1 << 30)
@@ -438,6 +440,39 @@ def _run(
         join[(len(tiles.split) * shape.QUERIES, shape.HEADS)](
             out, tiles.split, plan.query_start, sums, stats, sinks, shape, at_once, width
         )
+
+
+def key_scores(
+    query: Tensor,
+    cache: KvTensors,
+    plan: TritonAttentionPlan,
+    queries: int,
+    scale: float,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """As kernels.api.KeyScores, by torch: it is asked for once a prompt, not in every step."""
+    layout: Layout = cache.layout
+    part, size = layout.key, layout.block_size
+    lens, contexts = plan.lens.tolist(), plan.contexts.tolist()
+    seen = plan.seen
+    if seen is None:
+        seen = visible(lens, contexts, plan.window or None, (), None, plan.kind[0] == 2)
+    places = (len(cache.key), layout.heads, size)
+    stored = part.data.as_strided((*places, part.dim), (part.page, part.head, part.dim, 1))
+    scales = part.scale.as_strided(places, (part.page // 4, part.head // 4, 1)) if layout.scaled else None
+
+    def keys(blocks: Tensor, count: int) -> Tensor:
+        chosen = blocks[: -(-count // size)]
+        found = stored[chosen].float()
+        if scales is not None:
+            found = found * scales[chosen].unsqueeze(-1)
+        return found.transpose(1, 2).flatten(0, 1)[:count]
+
+    given = query.reshape(len(query), -1, layout.key_dim)
+    rows = SeenRows(lens, contexts, plan.block_table, seen.long())
+    return summed_weights(given, rows, keys, queries, Scoring(scale, sinks, soft_cap, slopes))
 
 
 def variants(name: str) -> tuple[Implementation, ...]:
