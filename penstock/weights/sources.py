@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.config.errors import CheckpointError
@@ -126,10 +126,16 @@ def _find(part: WeightPart, names: Mapping[str, str], checkpoint: Checkpoint, me
     for key in (part.key, *part.aliases):
         packed = method.sources(key, names)
         if packed is not None:
-            return Source(part, key, {suffix: checkpoint.tensors[name] for suffix, name in packed.items()})
+            return Source(part, key, {suffix: _header(checkpoint, name) for suffix, name in packed.items()})
         if key in names:
-            return Source(part, key, {"": checkpoint.tensors[names[key]]})
+            return Source(part, key, {"": _header(checkpoint, names[key])})
     return None
+
+
+def _header(checkpoint: Checkpoint, name: str) -> TensorInfo:
+    """A tensor's header under the checkpoint's name for it; a file of several may have another."""
+    info = checkpoint.tensors[name]
+    return info if info.name == name else replace(info, name=name)
 
 
 def _check_shapes(sources: list[tuple[Weight, list[Source]]], checkpoint: Checkpoint, faults: _Faults) -> None:
