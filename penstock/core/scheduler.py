@@ -210,10 +210,9 @@ class Scheduler:
                 return  # what the victims held is free once the step in flight has committed
             if later := self._queues.later(sequence):
                 self._preempt(self._policy.victim(later, self.cache), builder)
-            elif self.running[0] is sequence and not self._outstanding:
-                self._preempt(sequence, builder)  # it holds duplicates of cached blocks; it starts again on those
-                return
             else:
+                if self.running[0] is sequence and not self._outstanding:
+                    self._preempt(sequence, builder)  # it holds duplicates of cached blocks; it starts again on those
                 return
         builder.schedule(sequence, length, added)
 
