@@ -58,6 +58,7 @@ test: setup clients
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE_CODE)
 
 format: setup
 	$(BIN)/ruff format .

@@ -209,13 +209,15 @@ void encode_rows(const std::string& format, Matrix<const float> values, Vector<s
                  std::optional<Vector<const float>> importance) {
     const auto* at = std::ranges::find(block_layouts, format, &BlockLayout::name);
     const auto kind = static_cast<BlockFormat>(at - std::begin(block_layouts));
-    require(at != std::end(block_layouts) && has_encoder(kind), "block format \"" + format + "\" has no native encoder.");
+    require(at != std::end(block_layouts) && has_encoder(kind),
+            "block format \"" + format + "\" has no native encoder.");
     const std::int64_t rows = length(values.shape(0)), columns = length(values.shape(1));
     const std::int64_t blocks = columns / at->elements, row_bytes = blocks * at->bytes;
     require(columns % at->elements == 0, "rows of " + std::to_string(columns) + " values are not whole blocks of " +
                                              std::to_string(at->elements) + " (" + format + ").");
-    require(length(out.shape(0)) == rows * row_bytes,
-            std::to_string(rows * row_bytes) + " bytes come out, the output holds " + std::to_string(out.shape(0)) + ".");
+    require(
+        length(out.shape(0)) == rows * row_bytes,
+        std::to_string(rows * row_bytes) + " bytes come out, the output holds " + std::to_string(out.shape(0)) + ".");
     require(!importance || length(importance->shape(0)) == columns,
             "importance must have one weight a column, " + std::to_string(columns) + ".");
     const float* weights = importance ? importance->data() : nullptr;
@@ -247,7 +249,7 @@ std::optional<std::string> refusal(const std::string& isa, std::optional<std::ma
 NB_MODULE(_native, m) {
     m.doc() = "Penstock's native CPU ops.";
 #ifdef NDEBUG
-    nb::set_leak_warnings(false); // what a script still holds when the interpreter ends is no error of the user's
+    nb::set_leak_warnings(false);  // what a script still holds when the interpreter ends is no error of the user's
 #endif
     using namespace nb::literals;
     bind_packed(m);

@@ -53,8 +53,9 @@ Packed blocks(const std::string& format, std::int64_t rows, std::int64_t cols, F
     const auto* at = std::ranges::find(block_layouts, format, &BlockLayout::name);
     require(at != std::end(block_layouts), "block format \"" + format + "\" is not known.");
     require_experts(rows, experts);
-    require(rows > 0 && cols > 0 && cols % at->elements == 0,
-            "rows of " + std::to_string(cols) + " values are not whole blocks of " + std::to_string(at->elements) + ".");
+    require(
+        rows > 0 && cols > 0 && cols % at->elements == 0,
+        "rows of " + std::to_string(cols) + " values are not whole blocks of " + std::to_string(at->elements) + ".");
     require(length(data.shape(0)) == rows * (cols / at->elements) * at->bytes, "the data have another size.");
     const auto kind = static_cast<BlockFormat>(at - std::begin(block_layouts));
     nb::gil_scoped_release release;
@@ -77,9 +78,18 @@ Packed affine(Table<std::uint8_t> codes, int bits, std::int64_t group, Table<flo
         for (std::int64_t i = 0; i < cols; ++i)
             require(order->data()[i] >= 0 && order->data()[i] < cols, "order names an input that does not exist.");
     }
-    const AffineSource source{rows, cols, experts, group, bits, zero, codes.data(), scales.data(),
-                              zeros ? zeros->data() : nullptr, fractions ? fractions->data() : nullptr,
-                              minimums ? minimums->data() : nullptr, order ? order->data() : nullptr};
+    const AffineSource source{rows,
+                              cols,
+                              experts,
+                              group,
+                              bits,
+                              zero,
+                              codes.data(),
+                              scales.data(),
+                              zeros ? zeros->data() : nullptr,
+                              fractions ? fractions->data() : nullptr,
+                              minimums ? minimums->data() : nullptr,
+                              order ? order->data() : nullptr};
     nb::gil_scoped_release release;
     return pack_affine(source);
 }
@@ -117,8 +127,14 @@ Packed plain(const std::string& format, std::int64_t rows, std::int64_t cols, Fl
     require(tile_rows > 0 && tile_cols > 0, "a tile has no rows or no columns.");
     if (scales)
         require_shape(*scales, (rows + tile_rows - 1) / tile_rows, (cols + tile_cols - 1) / tile_cols, "scales");
-    const PlainSource source{at->kind, rows, cols, experts, reinterpret_cast<const std::byte*>(data.data()),
-                             scales ? scales->data() : nullptr, tile_rows, tile_cols};
+    const PlainSource source{at->kind,
+                             rows,
+                             cols,
+                             experts,
+                             reinterpret_cast<const std::byte*>(data.data()),
+                             scales ? scales->data() : nullptr,
+                             tile_rows,
+                             tile_cols};
     nb::gil_scoped_release release;
     return pack_plain(source);
 }
@@ -150,8 +166,8 @@ void bind_packed(nb::module_& m) {
     nb::class_<PackedMatrix>(m, "PackedMatrix", "A matrix in the layout the linear kernels read.")
         .def_static("pack_blocks", &blocks, "format"_a, "rows"_a, "cols"_a, "data"_a.noconvert(), "experts"_a = 1)
         .def_static("pack_affine", &affine, "codes"_a.noconvert(), "bits"_a, "group"_a, "scales"_a.noconvert(),
-                    "zero"_a = 0, "zeros"_a.noconvert() = nb::none(), "fractions"_a.noconvert() = nb::none(), "minimums"_a.noconvert() = nb::none(),
-                    "order"_a.noconvert() = nb::none(), "experts"_a = 1)
+                    "zero"_a = 0, "zeros"_a.noconvert() = nb::none(), "fractions"_a.noconvert() = nb::none(),
+                    "minimums"_a.noconvert() = nb::none(), "order"_a.noconvert() = nb::none(), "experts"_a = 1)
         .def_static("pack_codebook", &codebook, "codes"_a.noconvert(), "table"_a.noconvert(), "group"_a,
                     "scales"_a.noconvert(), "experts"_a = 1)
         .def_static("pack_plain", &plain, "format"_a, "rows"_a, "cols"_a, "data"_a.noconvert(),
@@ -159,7 +175,8 @@ void bind_packed(nb::module_& m) {
         .def_static("from_memory", &from_memory, "header"_a, "address"_a, "owner"_a,
                     "A matrix whose data another object keeps in memory.")
         .def("unpack", &unpack, "out"_a.noconvert(), "Its values, [experts * rows, cols] float32.")
-        .def("cut", &PackedMatrix::cut, "ends"_a, "Sums inputs in segments that end there, each from zero, added in order.")
+        .def("cut", &PackedMatrix::cut, "ends"_a,
+             "Sums inputs in segments that end there, each from zero, added in order.")
         .def_prop_ro("segment_unit", &PackedMatrix::segment_unit, "Segments are multiples of it; 0: there is only one.")
         .def_prop_ro("segments",
                      [](const PackedMatrix& p) {
@@ -191,7 +208,8 @@ void bind_packed(nb::module_& m) {
             nb::gil_scoped_release release;
             return measure_limit(static_cast<Limit>(at - std::begin(names)), bytes);
         },
-        "what"_a, "bytes"_a = 1 << 30, "Operations (or bytes read) a second that all threads reach; 0: no such instruction.");
+        "what"_a, "bytes"_a = 1 << 30,
+        "Operations (or bytes read) a second that all threads reach; 0: no such instruction.");
 }
 
 }  // namespace penstock

@@ -65,7 +65,8 @@ struct BoundInputs : StepInputs {
     void set_adapters(std::uintptr_t slots, std::uintptr_t scales, std::int64_t count) {
         if (count < 0 || count > AdapterArgs::most)
             throw nb::value_error(("a token has up to " + std::to_string(AdapterArgs::most) + " adapters, not " +
-                                   std::to_string(count) + ".").c_str());
+                                   std::to_string(count) + ".")
+                                      .c_str());
         adapter_slot = pointer<const std::int64_t>(slots);
         adapter_scale = pointer<const float>(scales);
         adapters = count;
@@ -87,12 +88,15 @@ struct BoundInputs : StepInputs {
         for (const bool generated : {false, true}) {
             for (std::int64_t r = 0; r < rows; ++r) {
                 const std::int32_t middle = query_start[r] + prompts[r];
-                for (std::int32_t t = generated ? middle : query_start[r], end = generated ? query_start[r + 1] : middle; t < end; ++t)
+                for (std::int32_t t = generated ? middle : query_start[r],
+                                  end = generated ? query_start[r + 1] : middle;
+                     t < end; ++t)
                     kind_rows.push_back(t);
             }
             if (!generated) token_kinds.prompt = length(kind_rows.size());
         }
-        if (length(kind_rows.size()) != tokens) throw nb::value_error("prompt tokens and rows do not make up the step.");
+        if (length(kind_rows.size()) != tokens)
+            throw nb::value_error("prompt tokens and rows do not make up the step.");
         token_kinds.rows = kind_rows.data();
         kinds = &token_kinds;
         logit_kinds = &none_of_prompt;
@@ -118,7 +122,8 @@ const std::int64_t* StepInputs::* lookup_of(const std::string& name) {
 }
 
 void embedding(Program& p, const PackedMatrix& table, float scale, Value out, const std::string& lookup) {
-    p.add({"embedding", [=, &table, rows = lookup_of(lookup)](const Frame& f, Worker& w) {
+    p.add({"embedding",
+           [=, &table, rows = lookup_of(lookup)](const Frame& f, Worker& w) {
                ops().embedding({&table, f.step.*rows, f.step.tokens, scale, f.at<float>(out)}, w);
            },
            {},
@@ -158,10 +163,20 @@ void linear(Program& p, Parts parts, Value x, Value bias, Value residual, int ac
     auto scratch = [own, width, rank = most_rank(uses)](std::int64_t rows) {
         return own(rows) + (rank ? whole(rows * width * 4) + adapter_scratch(rank, rows) : 0);
     };
-    p.add({"linear", [=, parts = std::move(parts), uses = std::move(uses)](const Frame& f, Worker& w) {
-               const LinearArgs args{parts.data(), static_cast<int>(parts.size()), f.at<float>(x), f.count(e),
-                                     f.at<float>(bias), f.at<float>(residual), act, alpha, limit, f.at<float>(out),
-                                     f.scratch(), f.kinds(e)};
+    p.add({"linear",
+           [=, parts = std::move(parts), uses = std::move(uses)](const Frame& f, Worker& w) {
+               const LinearArgs args{parts.data(),
+                                     static_cast<int>(parts.size()),
+                                     f.at<float>(x),
+                                     f.count(e),
+                                     f.at<float>(bias),
+                                     f.at<float>(residual),
+                                     act,
+                                     alpha,
+                                     limit,
+                                     f.at<float>(out),
+                                     f.scratch(),
+                                     f.kinds(e)};
                if (uses.empty() || !f.step.adapter_slot) return ops().linear(args, w);
                adapted_gates(args, uses, f.adapters(e), f.scratch() + own(f.count(e)), w);
            },
@@ -178,11 +193,28 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
     const Extent e = extent_of(extent);
     const auto act = static_cast<Activation>(activation);
     const std::int64_t rank = std::max(most_rank(gate_up_uses), most_rank(down_uses));
-    p.add({"experts", [=, &gate, &up, &down, of_gate_up = std::move(gate_up_uses), of_down = std::move(down_uses)](
-                          const Frame& f, Worker& w) {
-               ops().experts({f.at<float>(x), f.at<float>(weights), f.at<std::int64_t>(ids), f.count(e), top_k, &gate,
-                              &up, &down, f.at<float>(gate_up_bias), f.at<float>(down_bias), f.at<float>(residual), act,
-                              alpha, limit, f.at<float>(out), f.scratch(), f.step.kinds, of_gate_up, of_down,
+    p.add({"experts",
+           [=, &gate, &up, &down, of_gate_up = std::move(gate_up_uses), of_down = std::move(down_uses)](const Frame& f,
+                                                                                                        Worker& w) {
+               ops().experts({f.at<float>(x),
+                              f.at<float>(weights),
+                              f.at<std::int64_t>(ids),
+                              f.count(e),
+                              top_k,
+                              &gate,
+                              &up,
+                              &down,
+                              f.at<float>(gate_up_bias),
+                              f.at<float>(down_bias),
+                              f.at<float>(residual),
+                              act,
+                              alpha,
+                              limit,
+                              f.at<float>(out),
+                              f.scratch(),
+                              f.step.kinds,
+                              of_gate_up,
+                              of_down,
                               f.adapters(e)},
                              w);
            },
@@ -193,7 +225,8 @@ void experts(Program& p, Value x, Value weights, Value ids, std::int64_t top_k, 
 }
 
 void position_scales(Program& p, float length, float weight, std::int64_t offset, Value out) {
-    p.add({"position_scales", [=](const Frame& f, Worker& w) {
+    p.add({"position_scales",
+           [=](const Frame& f, Worker& w) {
                ops().position_scales({f.step.positions, f.step.tokens, offset, length, weight, f.at<float>(out)}, w);
            },
            {},
@@ -202,7 +235,8 @@ void position_scales(Program& p, float length, float weight, std::int64_t offset
 }
 
 void take_rows(Program& p, Value x, std::int64_t size, Value out) {
-    p.add({"take_rows", [=](const Frame& f, Worker& w) {
+    p.add({"take_rows",
+           [=](const Frame& f, Worker& w) {
                ops().take_rows({f.at<float>(x), f.step.logit_index, f.step.logit_rows, size, f.at<float>(out)}, w);
            },
            {x},
@@ -212,7 +246,8 @@ void take_rows(Program& p, Value x, std::int64_t size, Value out) {
 
 // x takes in the step's rows of a level: the first replaces, others are added.
 void inject(Program& p, Value x, std::int64_t level, std::int64_t size) {
-    p.add({"inject", [=](const Frame& f, Worker& w) {
+    p.add({"inject",
+           [=](const Frame& f, Worker& w) {
                const float* const values = f.step.injected_values + level * f.step.injected * size;
                ops().inject({f.at<float>(x), f.step.injected_rows, values, f.step.injected, size, level > 0}, w);
            },
@@ -222,7 +257,8 @@ void inject(Program& p, Value x, std::int64_t level, std::int64_t size) {
 }
 
 void rope_tables(Program& p, Value frequencies, std::int64_t half, float factor, Value axes, Value cos, Value sin) {
-    p.add({"rope_tables", [=](const Frame& f, Worker& w) {
+    p.add({"rope_tables",
+           [=](const Frame& f, Worker& w) {
                ops().rope_tables({f.step.positions, f.at<float>(frequencies), f.step.tokens, half, factor,
                                   f.at<float>(cos), f.at<float>(sin), f.at<std::int32_t>(axes)},
                                  w);
@@ -241,12 +277,13 @@ struct KvBuffers {
 void rope_write(Program& p, Value qkv, Value cos, Value sin, std::int64_t rotary_dim, std::size_t group,
                 std::int64_t heads, Value qk_norm, float eps, int norm, const KvBuffers& kv, Value query) {
     const auto how = static_cast<HeadNorm>(norm);
-    p.add({"rope_write", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
-               ops().rope_write({f.at<float>(qkv), f.at<float>(cos), f.at<float>(sin), rotary_dim,
-                                 f.step.groups[group].slot, f.step.tokens, heads, f.at<float>(qk_norm), eps, layout,
-                                 f.at<std::byte>(keys), f.at<std::byte>(values), f.at<float>(query), how,
-                                 reinterpret_cast<float*>(f.scratch())},
-                                w);
+    p.add({"rope_write",
+           [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+               ops().rope_write(
+                   {f.at<float>(qkv), f.at<float>(cos), f.at<float>(sin), rotary_dim, f.step.groups[group].slot,
+                    f.step.tokens, heads, f.at<float>(qk_norm), eps, layout, f.at<std::byte>(keys),
+                    f.at<std::byte>(values), f.at<float>(query), how, reinterpret_cast<float*>(f.scratch())},
+                   w);
            },
            {qkv, cos, sin, qk_norm},
            {query},
@@ -264,7 +301,8 @@ struct BoundRotation {
 void latent_write(Program& p, Value x, Value norm, float eps, Value cos, Value sin, std::int64_t rotary_dim,
                   bool interleaved, std::size_t group, const KvBuffers& kv) {
     const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
-    p.add({"latent_write", [=, layout = kv.layout, keys = kv.keys](const Frame& f, Worker& w) {
+    p.add({"latent_write",
+           [=, layout = kv.layout, keys = kv.keys](const Frame& f, Worker& w) {
                ops().latent_write({f.at<float>(x), f.at<float>(norm), eps, rotation.at(f), f.step.groups[group].slot,
                                    f.step.tokens, layout, f.at<std::byte>(keys)},
                                   w);
@@ -279,7 +317,8 @@ void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Val
     const Extent e = extent_of(extent);
     const BoundRotation rotation{cos, sin, rotary_dim, interleaved};
     const std::int64_t rank = most_rank(uses), heads = weight.experts();
-    p.add({"head_linear", [=, &weight, uses = std::move(uses)](const Frame& f, Worker& w) {
+    p.add({"head_linear",
+           [=, &weight, uses = std::move(uses)](const Frame& f, Worker& w) {
                ops().head_linear({f.at<float>(x), &weight, f.count(e), rotation.at(f), f.at<float>(out), f.scratch()},
                                  w);
                const TokenAdapters of = f.adapters(e);
@@ -300,14 +339,23 @@ void head_linear(Program& p, Value x, const PackedMatrix& weight, Value cos, Val
 AttentionRows rows_of(const Frame& f, std::size_t group, std::int64_t window, bool chunked) {
     const StepInputs::Group& tables = f.step.groups[group];
     const bool whole = tables.context_len != nullptr;
-    return {f.step.query_start, whole ? tables.context_len : f.step.context_len, tables.block_table, tables.table_width,
-            f.step.rows, window, f.step.masks, f.step.spans, chunked, whole};
+    return {f.step.query_start,
+            whole ? tables.context_len : f.step.context_len,
+            tables.block_table,
+            tables.table_width,
+            f.step.rows,
+            window,
+            f.step.masks,
+            f.step.spans,
+            chunked,
+            whole};
 }
 
 int plan_attention(Program& p, std::size_t group, std::int64_t window, bool chunked, const KvLayout& layout,
                    std::int64_t heads) {
     const int plan = p.add_plan();
-    p.add({"plan_attention", [=](const Frame& f, Worker& w) {
+    p.add({"plan_attention",
+           [=](const Frame& f, Worker& w) {
                ops().attention_plan(rows_of(f, group, window, chunked), layout, heads, f.plan(plan), w);
            },
            {},
@@ -316,9 +364,10 @@ int plan_attention(Program& p, std::size_t group, std::int64_t window, bool chun
     return plan;
 }
 
-void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, bool chunked, const KvBuffers& kv,
-               std::int64_t heads, float scale, Value sinks, float cap, Value slopes, Value out) {
-    p.add({"attention", [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
+void attention(Program& p, Value query, int plan, std::size_t group, std::int64_t window, bool chunked,
+               const KvBuffers& kv, std::int64_t heads, float scale, Value sinks, float cap, Value slopes, Value out) {
+    p.add({"attention",
+           [=, layout = kv.layout, keys = kv.keys, values = kv.values](const Frame& f, Worker& w) {
                ops().attention({f.at<float>(query), &f.plan(plan), rows_of(f, group, window, chunked), layout,
                                 f.at<std::byte>(keys), f.at<std::byte>(values), heads, scale, f.at<float>(sinks), cap,
                                 f.at<float>(out), f.at<float>(slopes)},
@@ -334,8 +383,10 @@ constexpr const char* kv_type_names[] = {"float32", "bfloat16", "float16", "fp8"
 KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
                      std::int64_t value_dim, bool latent) {
     for (int i = 0; i < 6; ++i)
-        if (type == kv_type_names[i]) return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim, latent);
-    throw nb::value_error(("KV type \"" + type + "\" is not one of float32, bfloat16, float16, fp8, int8, int4.").c_str());
+        if (type == kv_type_names[i])
+            return kv_layout(static_cast<KvType>(i), block_size, heads, key_dim, value_dim, latent);
+    throw nb::value_error(
+        ("KV type \"" + type + "\" is not one of float32, bfloat16, float16, fp8, int8, int4.").c_str());
 }
 
 }  // namespace
@@ -355,12 +406,14 @@ void bind_program(nb::module_& m) {
         .def_prop_ro("type", [](const KvLayout& l) { return kv_type_names[static_cast<int>(l.type)]; })
         .def_prop_ro("key_tile_bytes", [](const KvLayout& l) { return key_tile_bytes(l); })
         .def_prop_ro("key_code_bytes", [](const KvLayout& l) { return key_code_bytes(l); });
-    nb::class_<KvBuffers>(m, "KvBuffers").def("__init__", [](KvBuffers* self, const KvLayout& layout, Value keys, Value values) {
-        new (self) KvBuffers{layout, keys, values};
-    });
+    nb::class_<KvBuffers>(m, "KvBuffers")
+        .def("__init__", [](KvBuffers* self, const KvLayout& layout, Value keys, Value values) {
+            new (self) KvBuffers{layout, keys, values};
+        });
     nb::class_<BoundInputs>(m, "StepInputs", "What a run works on.")
         .def(nb::init<>())
-        .def("set", &BoundInputs::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a, "context_len"_a)
+        .def("set", &BoundInputs::set, "tokens"_a, "rows"_a, "token_ids"_a, "positions"_a, "query_start"_a,
+             "context_len"_a)
         .def("set_group", &BoundInputs::set_group, "group"_a, "block_table"_a, "table_width"_a, "slot"_a,
              "context_len"_a = 0)
         .def("set_states", &BoundInputs::set_states, "state_slot"_a, "state_after"_a)
@@ -379,9 +432,8 @@ void bind_program(nb::module_& m) {
 #undef PENSTOCK_OTHER
     bind_adapters(m, program);
     program.def(nb::init<>())
-        .def("activation", [](Program& p, std::int64_t row_bytes, const std::string& extent) {
-            return p.activation(row_bytes, extent_of(extent));
-        })
+        .def("activation", [](Program& p, std::int64_t row_bytes,
+                              const std::string& extent) { return p.activation(row_bytes, extent_of(extent)); })
         .def("constant", [](Program& p, std::uintptr_t memory) { return p.constant(pointer<const void>(memory)); })
         .def("keep", &Program::keep)
         .def("embedding", &embedding)
@@ -397,7 +449,8 @@ void bind_program(nb::module_& m) {
         .def("plan_attention", &plan_attention)
         .def("attention", &attention)
         .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)
-        .def("run", [](Program& p, const BoundInputs& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "run", [](Program& p, const BoundInputs& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
         .def("measure", &Program::measure, "From now on every run adds to `seconds`.")
         .def_prop_ro("seconds",
                      [](const Program& p) {
@@ -408,7 +461,8 @@ void bind_program(nb::module_& m) {
                      })
         .def_prop_ro("num_ops", &Program::num_ops)
         .def_prop_ro("arena_bytes", &Program::arena_bytes)
-        .def("address", [](const Program& p, Value value) { return reinterpret_cast<std::uintptr_t>(p.address(value)); })
+        .def("address",
+             [](const Program& p, Value value) { return reinterpret_cast<std::uintptr_t>(p.address(value)); })
         .def("floats", [](nb::handle self, Value value, std::size_t rows, std::size_t width) {
             auto& p = nb::cast<Program&>(self);
             return nb::ndarray<nb::numpy, float>(p.address(value), {rows, width}, self);

@@ -102,7 +102,8 @@ struct Recorder<Run, Args, std::tuple<Fields...>, std::tuple<Taken...>> {
     }
 
     template <std::size_t... I>
-    static void add(const char* name, Program& p, std::tuple<Taken...> taken, Extent extent, std::index_sequence<I...>) {
+    static void add(const char* name, Program& p, std::tuple<Taken...> taken, Extent extent,
+                    std::index_sequence<I...>) {
         Program::Op op{name, {}, {}, {}, nullptr};
         const auto note_field = [&]<std::size_t At>() {
             using Field = std::tuple_element_t<At, All>;

@@ -10,8 +10,8 @@ namespace penstock::PENSTOCK_ISA {
 
 static inline std::int64_t spans_of(std::int64_t cols) { return (cols + span_inputs - 1) / span_inputs; }
 
-// value = x · 127 / greatest magnitude, to the nearest. Magnitudes that are zero or not finite give values of zero and that
-// magnitude as scale, so that a NaN or infinity among the inputs reaches the outputs.
+// value = x · 127 / greatest magnitude, to the nearest. Magnitudes that are zero or not finite give values of zero and
+// that magnitude as scale, so that a NaN or infinity among the inputs reaches the outputs.
 static inline void quantise_unit(const float* x, std::int64_t unit, ActivationSpan& out) {
     const float most = vec::most_absolute(x), scale = most / 127.0f;
     const bool usable = most > 1e-36f && most < INFINITY;

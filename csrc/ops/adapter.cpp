@@ -1,5 +1,6 @@
-// Low-rank adapters of a step's tokens: shrink to the rank, then expand. A dot product is one chain of sixteen lanes over
-// its inputs, an output one chain over the rank for each adapter of its token in turn, whatever is computed beside it.
+// Low-rank adapters of a step's tokens: shrink to the rank, then expand. A dot product is one chain of sixteen lanes
+// over its inputs, an output one chain over the rank for each adapter of its token in turn, whatever is computed beside
+// it.
 #include <algorithm>
 #include <type_traits>
 

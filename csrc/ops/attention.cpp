@@ -162,7 +162,7 @@ public:
 private:
     static constexpr bool scaled = type == KvType::f8_e4m3 || type == KvType::i8;
     static constexpr bool dots = bf16_dots && type == KvType::bf16;  // queries and weights are bfloat16 as well
-    static constexpr bool integers = type == KvType::i8;  // exact sums of them, unless the cache is latent
+    static constexpr bool integers = type == KvType::i8;             // exact sums of them, unless the cache is latent
     using Stored = Codes<type == KvType::i4 ? KvType::f32 : type>;
     using Converted = Codes<KvType::f32>;
 
@@ -281,8 +281,8 @@ private:
             const std::int64_t row = rows_ * b / num_blocks_;
             blocks_[static_cast<std::size_t>(b)] = {row, rows_ * (b + 1) / num_blocks_ - row, 0, 0};
         }
-        converts_ = !dots && !digits_ &&
-                    (type == KvType::i4 || (type != KvType::f32 && (num_blocks_ > 1 || layout_.latent)));
+        converts_ =
+            !dots && !digits_ && (type == KvType::i4 || (type != KvType::f32 && (num_blocks_ > 1 || layout_.latent)));
     }
 
     // Which of a partition's lanes each query and block sees, and its tiles.
@@ -319,9 +319,9 @@ private:
         TileWalk walk(layout_, first + tile_from_);
         for (std::int64_t t = tile_from_; t < tile_to_; ++t, walk.step()) {
             const std::int64_t tile = kv_head_ * walk.per_block + walk.inner;
-            value_tile_[t] = layout_.latent ? key_tile_[t]
-                                            : args_.values + table_[walk.block] * layout_.value_block_bytes +
-                                                  tile * value_bytes;
+            value_tile_[t] = layout_.latent
+                                 ? key_tile_[t]
+                                 : args_.values + table_[walk.block] * layout_.value_block_bytes + tile * value_bytes;
         }
         const std::int64_t next = first + partition_tiles;
         const std::byte* keys[partition_tiles];
@@ -424,8 +424,8 @@ private:
                     score_digits({query_digits(block.row), 2 * padded_key_dim(layout_), block.count,
                                   query_step_ + block.row, query_sum_ + block.row},
                                  padded_key_dim(layout_) / kv_tile, stored<std::uint8_t>(key_tile_).data() + from,
-                                 deep_ && &block == blocks_.data() ? value_tile_ + from : nullptr,
-                                 asked_with_keys(), to - from, out, partition_lanes);
+                                 deep_ && &block == blocks_.data() ? value_tile_ + from : nullptr, asked_with_keys(),
+                                 to - from, out, partition_lanes);
                 else
                     score_tiles<Stored>(query_block(block), layout_.key_dim,
                                         {keys.data() + from, deep_ ? value_tile_ + from : nullptr}, to - from, out,
@@ -616,8 +616,8 @@ private:
                 const Merging merging{before_ + block.row, now_ + block.row};
                 if constexpr (dots)
                     sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                              {stored<std::uint16_t>(value_tile_).data(), columns_, ahead}, column, vectors,
-                              out, columns_, merging);
+                              {stored<std::uint16_t>(value_tile_).data(), columns_, ahead}, column, vectors, out,
+                              columns_, merging);
                 else
                     sum_digits({weight_digits(block.row), 4 * partition_lanes, block.count, weight_step_ + block.row,
                                 weight_sum_ + block.row},
@@ -640,8 +640,8 @@ private:
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_)))
                 if (block.from < block.to)
                     sum_pairs({weight_pairs(block.row), 2 * partition_lanes, block.count}, block.from, block.to,
-                              {pairs, value_columns, {}}, 0, count / 16,
-                              sums_ + block.row * columns_ + column, columns_, {before_ + block.row, now_ + block.row});
+                              {pairs, value_columns, {}}, 0, count / 16, sums_ + block.row * columns_ + column,
+                              columns_, {before_ + block.row, now_ + block.row});
         }
     }
 
@@ -694,8 +694,8 @@ private:
     const std::int32_t* table_ = nullptr;
     std::int64_t kv_head_, first_head_, heads_, columns_;
     std::int64_t key_codes_, value_codes_;  // bytes before a tile's scales
-    const bool digits_;  // queries and weights are whole numbers
-    const bool whole_;   // blocks are multiples of a tile
+    const bool digits_;                     // queries and weights are whole numbers
+    const bool whole_;                      // blocks are multiples of a tile
     std::int64_t num_queries_ = 0, rows_ = 0, num_blocks_ = 0;
     std::int64_t low_ = std::numeric_limits<std::int64_t>::max(), end_ = 0;  // positions that the item reads
     bool converts_ = false;

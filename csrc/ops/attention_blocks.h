@@ -17,7 +17,9 @@ struct Codes<KvType::f32> {
     using Code = float;
     static constexpr bool paired = false;
     template <bool>
-    static vec::F32x16 load(const Code* from) { return vec::load16(from); }
+    static vec::F32x16 load(const Code* from) {
+        return vec::load16(from);
+    }
 };
 template <>
 struct Codes<KvType::bf16> {
@@ -33,21 +35,27 @@ struct Codes<KvType::f16> {
     using Code = std::uint16_t;
     static constexpr bool paired = false;
     template <bool>
-    static vec::F32x16 load(const Code* from) { return vec::load16_f16(from); }
+    static vec::F32x16 load(const Code* from) {
+        return vec::load16_f16(from);
+    }
 };
 template <>
 struct Codes<KvType::f8_e4m3> {
     using Code = std::uint8_t;
     static constexpr bool paired = false;
     template <bool>
-    static vec::F32x16 load(const Code* from) { return vec::load16_e4m3(from); }
+    static vec::F32x16 load(const Code* from) {
+        return vec::load16_e4m3(from);
+    }
 };
 template <>
 struct Codes<KvType::i8> {
     using Code = std::int8_t;
     static constexpr bool paired = false;
     template <bool>
-    static vec::F32x16 load(const Code* from) { return vec::load16_i8(from); }
+    static vec::F32x16 load(const Code* from) {
+        return vec::load16_i8(from);
+    }
 };
 
 // Asks for a cache line that will be read soon; any address will do.
@@ -166,20 +174,20 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
         const std::int64_t last = to - begin < kv_tile ? to : begin + kv_tile;
         const auto* const tile = values.tile[t] + (Codes::paired ? 2 : 1) * column - begin * values.stride;
         if (values.ahead.end && column == 0) values.ahead.ask(t);
-        in_pairs<Codes>(from > begin ? from : begin, last, [&](std::int64_t lane, auto second) __attribute__((
-                                                               always_inline)) {
-            const auto* const at = tile + (second ? lane - 1 : lane) * values.stride;
-            vec::F32x16 v[vectors];
+        in_pairs<Codes>(from > begin ? from : begin, last,
+                        [&](std::int64_t lane, auto second) __attribute__((always_inline)) {
+                            const auto* const at = tile + (second ? lane - 1 : lane) * values.stride;
+                            vec::F32x16 v[vectors];
 #pragma GCC unroll 8
-            for (int x = 0; x < vectors; ++x)
-                v[x] = Codes::template load<second.value>(at + (Codes::paired ? 32 : 16) * x);
+                            for (int x = 0; x < vectors; ++x)
+                                v[x] = Codes::template load<second.value>(at + (Codes::paired ? 32 : 16) * x);
 #pragma GCC unroll 8
-            for (int i = 0; i < queries; ++i) {
-                const vec::F32x16 w = vec::splat16(weights.at[i * weights.stride + lane]);
+                            for (int i = 0; i < queries; ++i) {
+                                const vec::F32x16 w = vec::splat16(weights.at[i * weights.stride + lane]);
 #pragma GCC unroll 8
-                for (int x = 0; x < vectors; ++x) sum[i][x] = vec::fma(w, v[x], sum[i][x]);
-            }
-        });
+                                for (int x = 0; x < vectors; ++x) sum[i][x] = vec::fma(w, v[x], sum[i][x]);
+                            }
+                        });
     }
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i) {

@@ -46,8 +46,8 @@ struct DigitBlock {
     const std::int32_t* sum;
 };
 
-// Products with groups [from, to) of 16 codes each: line(group, j, x) are the fours that vector x meets the group's four
-// numbers j with; ask(group) is called once a group, done(query, x, sum) at last.
+// Products with groups [from, to) of 16 codes each: line(group, j, x) are the fours that vector x meets the group's
+// four numbers j with; ask(group) is called once a group, done(query, x, sum) at last.
 template <int queries, int vectors, class Line, class Ask, class Done>
 inline void digit_block(const DigitBlock& q, std::int64_t from, std::int64_t to, Line&& line, Ask&& ask, Done&& done) {
     vec::I32x16 sum[queries][vectors];
@@ -100,9 +100,9 @@ inline void score_digits(const DigitBlock& q, std::int64_t groups, const std::ui
 }
 
 // As sum_values(), of tiles [from, to), rows of `columns` values.
-inline void sum_digits(const DigitBlock& weights, std::int64_t from, std::int64_t to,
-                       const std::uint8_t* const* values, std::int64_t columns, const Ahead& ahead, std::int64_t column,
-                       std::int64_t vectors, float* out, std::int64_t out_stride, const Merging& merging) {
+inline void sum_digits(const DigitBlock& weights, std::int64_t from, std::int64_t to, const std::uint8_t* const* values,
+                       std::int64_t columns, const Ahead& ahead, std::int64_t column, std::int64_t vectors, float* out,
+                       std::int64_t out_stride, const Merging& merging) {
     in_vector_runs(weights.count, vectors, [&](auto queries, auto each, std::int64_t first) {
         const auto line = [&](std::int64_t t, int j, int x) {
             return values[t] + (j * columns + column + (first + x) * 16) * 4;
@@ -111,8 +111,8 @@ inline void sum_digits(const DigitBlock& weights, std::int64_t from, std::int64_
             if (ahead.end && first == 0) ahead.ask(t);
         };
         digit_block<queries.value, each.value>(weights, from, to, line, ask, [&](int i, int x, vec::F32x16 sum) {
-            merge_sum(sum * vec::splat16(weights.step[i]), vec::splat16(merging.before[i]), vec::splat16(merging.now[i]),
-                      out + i * out_stride + (first + x) * 16);
+            merge_sum(sum * vec::splat16(weights.step[i]), vec::splat16(merging.before[i]),
+                      vec::splat16(merging.now[i]), out + i * out_stride + (first + x) * 16);
         });
     });
 }

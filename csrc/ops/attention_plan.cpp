@@ -43,16 +43,12 @@ private:
         return static_cast<std::int64_t>(items.size());
     }
 
-    std::int64_t first_partition(const QueryUnit& unit) const {
-        return seen(rows_, unit, 0).low / partition_lanes;
-    }
+    std::int64_t first_partition(const QueryUnit& unit) const { return seen(rows_, unit, 0).low / partition_lanes; }
     std::int64_t end_partition(const QueryUnit& unit) const {
         return (seen(rows_, unit, unit.count - 1).end - 1) / partition_lanes + 1;
     }
     // Partitions before it are seen in full by every query of the unit, but for their beginning under a window.
-    std::int64_t full_partitions(const QueryUnit& unit) const {
-        return seen(rows_, unit, 0).end / partition_lanes;
-    }
+    std::int64_t full_partitions(const QueryUnit& unit) const { return seen(rows_, unit, 0).end / partition_lanes; }
 
     // Rows with few queries become one unit, first in the list; those with many become several.
     void cut_rows() {

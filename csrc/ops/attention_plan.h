@@ -1,9 +1,9 @@
 // How a step's attention is cut into pieces that threads take.
 //
-// A row's context is split into partitions of 16 tiles of 16 tokens, counted from position 0 on whatever the step and the
-// blocks' size are. A query's
-// scores are exponentiated, summed and multiplied with the values within each partition, and the partitions are merged
-// in ascending order by one formula, so that the result is the same to the bit however the work is cut.
+// A row's context is split into partitions of 16 tiles of 16 tokens, counted from position 0 on whatever the step and
+// the blocks' size are. A query's scores are exponentiated, summed and multiplied with the values within each
+// partition, and the partitions are merged in ascending order by one formula, so that the result is the same to the bit
+// however the work is cut.
 #pragma once
 
 #include <algorithm>
@@ -74,7 +74,8 @@ struct Seen {
 inline Seen seen(const AttentionRows& rows, const QueryUnit& unit, std::int64_t query) {
     const std::int64_t position = unit.position + query, context = rows.context_len[unit.row], side = rows.window / 2;
     const MaskKind kind = rows.masks ? rows.masks[unit.row] : MaskKind::causal;
-    if (rows.whole || kind == MaskKind::cross || (kind == MaskKind::bidirectional && rows.window == 0)) return {0, context};
+    if (rows.whole || kind == MaskKind::cross || (kind == MaskKind::bidirectional && rows.window == 0))
+        return {0, context};
     if (kind == MaskKind::bidirectional)
         return {std::max<std::int64_t>(0, position - side), std::min(context, position + side + 1)};
     const std::int64_t low = lowest_seen(position, rows.window, rows.chunked);

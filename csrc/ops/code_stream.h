@@ -1,5 +1,5 @@
-// Few rows times one panel's span, codes unpacked in registers on their way to the products. The sums, and their order, are
-// those of multiply_codes().
+// Few rows times one panel's span, codes unpacked in registers on their way to the products. The sums, and their order,
+// are those of multiply_codes().
 #pragma once
 
 #include "ops/tiles.h"
@@ -12,7 +12,7 @@ inline constexpr std::int64_t code_bytes_ahead = 6144;  // of the memory being r
 struct SpanShape {
     std::int64_t first, units;  // of 32 inputs, of the span
     std::int32_t zero;
-    int group_shift;     // log2 of the units (of 16 or 32) of a scale
+    int group_shift;  // log2 of the units (of 16 or 32) of a scale
     bool has_min;
 };
 
@@ -69,20 +69,29 @@ using StreamCodes = void (*)(const PackedHeader&, const std::uint8_t*, const flo
 template <class Codes, int unit>
 static inline StreamCodes stream_for_rows(std::int64_t rows) {
     switch (rows) {
-        case 1: return stream_codes<Codes, unit, 1>;
-        case 2: return stream_codes<Codes, unit, 2>;
-        case 3: return stream_codes<Codes, unit, 3>;
-        case 4: return stream_codes<Codes, unit, 4>;
-        default: return nullptr;
+        case 1:
+            return stream_codes<Codes, unit, 1>;
+        case 2:
+            return stream_codes<Codes, unit, 2>;
+        case 3:
+            return stream_codes<Codes, unit, 3>;
+        case 4:
+            return stream_codes<Codes, unit, 4>;
+        default:
+            return nullptr;
     }
 }
 
-// The kernel for that many rows of a matrix, or null where they go through a tile; `width`, if not 0, is that of the codes.
+// The kernel for that many rows of a matrix, or null where they go through a tile; `width`, if not 0, is that of the
+// codes.
 static inline StreamCodes choose_stream(const PackedHeader& header, std::uint32_t width, std::int64_t rows) {
     const auto choose = [&]<class Codes>() -> StreamCodes {
-        if constexpr (!Codes::streamed) return nullptr;
-        else if constexpr (Codes::group != 0) return stream_for_rows<Codes, Codes::group>(rows);
-        else return header.group == 16 ? stream_for_rows<Codes, 16>(rows) : stream_for_rows<Codes, 32>(rows);
+        if constexpr (!Codes::streamed)
+            return nullptr;
+        else if constexpr (Codes::group != 0)
+            return stream_for_rows<Codes, Codes::group>(rows);
+        else
+            return header.group == 16 ? stream_for_rows<Codes, 16>(rows) : stream_for_rows<Codes, 32>(rows);
     };
     return width ? with_plane_codes(width, choose) : with_codes(header, choose, StreamCodes{nullptr});
 }

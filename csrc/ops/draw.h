@@ -1,5 +1,5 @@
-// Draws by noise: of all candidates the token with the largest scaled distance from the largest logit plus noise, of equal
-// ones the lower id. Noise is bounded, so a token far below the best sum so far is not looked at.
+// Draws by noise: of all candidates the token with the largest scaled distance from the largest logit plus noise, of
+// equal ones the lower id. Noise is bounded, so a token far below the best sum so far is not looked at.
 #pragma once
 
 #include "ops/noise.h"

@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "ops/activation.h"
+#include "ops/adapter_table.h"
 #include "ops/expert_scratch.h"
 #include "ops/multiply.h"
 #include "ops/row_chunk.h"
-#include "ops/adapter_table.h"
 #include "vec/wide.h"
 
 namespace penstock::PENSTOCK_BASE_ISA {
@@ -31,8 +31,8 @@ struct Groups {
 
 struct Buffers {
     std::byte *gate_inputs, *up_inputs, *down_inputs;
-    float* hidden;   // [slots, I]
-    float* outputs;  // [slots, N]
+    float* hidden;    // [slots, I]
+    float* outputs;   // [slots, N]
     float* products;  // [slots, 2 · I] before the activation, if slots have adapters
     float* low;
     Groups groups;
@@ -122,7 +122,8 @@ Columns columns_of(std::int64_t task, std::int64_t width) {
 
 // Adapters of products [slots, width] of rows of x, of which `shared` neighbours have one.
 void adapt(const ExpertsArgs& args, std::span<const AdapterUse> uses, const Buffers& b, const float* x,
-           std::int64_t inputs, std::int64_t shared, const float* bias, std::int64_t width, float* out, Worker& worker) {
+           std::int64_t inputs, std::int64_t shared, const float* bias, std::int64_t width, float* out,
+           Worker& worker) {
     const TokenAdapters& of = args.adapters;
     for (const AdapterUse& use : uses)
         PENSTOCK_BASE_ISA::adapter({x, inputs, use.table, of.slot, of.scale, of.count, of.index, args.tokens, width,
@@ -154,7 +155,8 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
     const std::int32_t* const rows = b.groups.tokens + block.first;
     multiply(*args.gate, block.expert, c.first / panel_rows, c.panels, gate, {rows, 0}, block.rows, sums);
     if (args.up == args.gate) {
-        add_bias(sums, block.rows, c.count, args.gate_up_bias ? args.gate_up_bias + block.expert * width + c.first : nullptr);
+        add_bias(sums, block.rows, c.count,
+                 args.gate_up_bias ? args.gate_up_bias + block.expert * width + c.first : nullptr);
         for (std::int64_t r = 0; r < block.rows; ++r) {
             const std::int64_t slot = b.groups.slots[block.first + r];
             const float* const from = sums + r * task_columns;
@@ -175,7 +177,8 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
         const std::int64_t slot = b.groups.slots[block.first + r];
         const float *const from = sums + r * task_columns, *const second = from + floats;
         if (!adapts(args)) {
-            gated_row(args.activation, from, second, c.count, args.alpha, args.limit, b.hidden + slot * width + c.first);
+            gated_row(args.activation, from, second, c.count, args.alpha, args.limit,
+                      b.hidden + slot * width + c.first);
             continue;
         }
         std::copy_n(from, c.count, b.products + slot * 2 * width + c.first);
@@ -186,7 +189,8 @@ void run_gate_up(const ExpertsArgs& args, const Buffers& b, const Inputs& gate, 
 void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, const Block& block, std::int64_t task) {
     const std::int64_t width = args.down->rows();
     const Columns c = columns_of(task, width);
-    auto* const sums = reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(block.rows * task_columns) * 4));
+    auto* const sums =
+        reinterpret_cast<float*>(thread_memory(1, static_cast<std::size_t>(block.rows * task_columns) * 4));
     const std::int32_t* const rows = b.groups.slots + block.first;
     multiply(*args.down, block.expert, c.first / panel_rows, c.panels, inputs, {rows, 0}, block.rows, sums);
     add_bias(sums, block.rows, c.count, args.down_bias ? args.down_bias + block.expert * width + c.first : nullptr);
@@ -197,8 +201,8 @@ void run_down(const ExpertsArgs& args, const Buffers& b, const Inputs& inputs, c
 // out[t] = sum of weight · output of the token's slots, experts ascending (of equal ones as routed), then the residual.
 void combine(const ExpertsArgs& args, const float* outputs, std::int64_t t) {
     const std::int64_t width = args.down->rows();
-    const auto order = reinterpret_cast<std::int32_t*>(
-        thread_memory(1, static_cast<std::size_t>(args.top_k) * sizeof(std::int32_t)));
+    const auto order =
+        reinterpret_cast<std::int32_t*>(thread_memory(1, static_cast<std::size_t>(args.top_k) * sizeof(std::int32_t)));
     for (std::int64_t k = 0; k < args.top_k; ++k) {
         const auto slot = static_cast<std::int32_t>(t * args.top_k + k);
         std::int64_t at = k;
@@ -223,8 +227,8 @@ struct SetInputs {
     Inputs of[2];
 };
 
-SetInputs inputs_of(const PackedMatrix& matrix, const float* x, std::int64_t rows, const Sets& sets, std::int64_t repeat,
-                    std::byte* scratch, Worker& worker) {
+SetInputs inputs_of(const PackedMatrix& matrix, const float* x, std::int64_t rows, const Sets& sets,
+                    std::int64_t repeat, std::byte* scratch, Worker& worker) {
     SetInputs out;
     for (int i = 0; i < sets.count; ++i) {
         const RowSet set = repeat > 1 ? sets.set[i].repeated(repeat) : sets.set[i];
@@ -265,9 +269,8 @@ void experts(const ExpertsArgs& args, Worker& worker) {
         activate_products(args, b, worker);
     }
     const SetInputs hidden = inputs_of(*args.down, b.hidden, slots, sets, args.top_k, b.down_inputs, worker);
-    each_task(args.down->rows(), [&](const Block& block, std::int64_t task) {
-        run_down(args, b, hidden.of[block.set], block, task);
-    });
+    each_task(args.down->rows(),
+              [&](const Block& block, std::int64_t task) { run_down(args, b, hidden.of[block.set], block, task); });
     if (adapts(args))
         adapt(args, args.down_adapters, b, b.hidden, inner, 1, args.down_bias, args.down->rows(), b.outputs, worker);
     worker.share(args.tokens, 4, [&](std::int64_t begin, std::int64_t end) {

@@ -1,5 +1,5 @@
-// Tiles of 16 tokens of a row, counted from its start, where blocks are no multiple of 16 tokens: brought together from the
-// blocks' own tiles, so that attention sees the same tiles whatever a block's size is.
+// Tiles of 16 tokens of a row, counted from its start, where blocks are no multiple of 16 tokens: brought together from
+// the blocks' own tiles, so that attention sees the same tiles whatever a block's size is.
 #pragma once
 
 #include <cstring>
@@ -9,8 +9,8 @@
 namespace penstock::PENSTOCK_ISA {
 
 // `count` neighbours among the 16 units of each row.
-inline void copy_units(const std::byte* from, std::int64_t lane, std::byte* to, std::int64_t to_lane, std::int64_t count,
-                       std::int64_t rows, std::int64_t unit) {
+inline void copy_units(const std::byte* from, std::int64_t lane, std::byte* to, std::int64_t to_lane,
+                       std::int64_t count, std::int64_t rows, std::int64_t unit) {
     for (std::int64_t row = 0; row < rows; ++row)
         std::memcpy(to + (row * kv_tile + to_lane) * unit, from + (row * kv_tile + lane) * unit,
                     static_cast<std::size_t>(count * unit));

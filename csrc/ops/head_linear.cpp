@@ -61,8 +61,8 @@ void head_linear(const HeadLinearArgs& args, Worker& worker) {
     const std::int64_t rows = args.tokens * h.heads;
     const float* const x = split_rows(h, worker);
     std::byte* const scratch = args.scratch + (args.rotation.size ? (rows * weight.cols() * 4 + 63) / 64 * 64 : 0);
-    const Inputs inputs =
-        prepare_inputs(input_form(weight), x, rows, weight.cols(), {nullptr, rows, false}, weight.order(), scratch, worker);
+    const Inputs inputs = prepare_inputs(input_form(weight), x, rows, weight.cols(), {nullptr, rows, false},
+                                         weight.order(), scratch, worker);
     const std::int64_t blocks = (args.tokens + task_rows - 1) / task_rows,
                        columns = (weight.rows() + task_columns - 1) / task_columns, tasks = h.heads * columns;
     const std::int64_t each = args.tokens <= 64 ? std::max<std::int64_t>(1, tasks / (8 * worker.count())) : 1;

@@ -7,10 +7,10 @@ namespace penstock {
 
 // A row's 256 inputs. Values of a short last span are zero.
 struct alignas(64) ActivationSpan {
-    std::int8_t value[256];      // -127 to 127
-    float scale[8];              // of 32 inputs
-    float total32[8];            // scale · sum of the 32 values
-    float total16[16];           // the same of 16 values
+    std::int8_t value[256];  // -127 to 127
+    float scale[8];          // of 32 inputs
+    float total32[8];        // scale · sum of the 32 values
+    float total16[16];       // the same of 16 values
     std::int32_t sum32[8], sum16[16];
 };
 static_assert(sizeof(ActivationSpan) == 512);
@@ -59,8 +59,8 @@ struct RowList {
 // Tiles read rows behind the last one, which nobody uses.
 inline constexpr std::int64_t rows_read_behind = 32;
 
-// Bytes that one form of T rows of K inputs takes, at most. Codes and tiles of different rows may share them: a span of a
-// row takes as much in both.
+// Bytes that one form of T rows of K inputs takes, at most. Codes and tiles of different rows may share them: a span of
+// a row takes as much in both.
 inline std::int64_t inputs_bytes(std::int64_t tokens, std::int64_t cols) {
     const std::int64_t spans = tokens * ((cols + span_inputs - 1) / span_inputs) + rows_read_behind;
     return spans * static_cast<std::int64_t>(sizeof(ActivationSpan));

@@ -12,8 +12,8 @@
 // Two bfloat16 that a dot product takes together lie side by side: keys are [key_dim / 2][16 tokens][2], an odd
 // dimension padded by zeros, and values [8 pairs of tokens][value_dim][2]. A tile always has room for 16 tokens.
 //
-// A latent cache keeps keys only, whose first value_dim elements are the values; where codes have a float32 scale, those
-// elements have one a token and the other elements another. Its 8-bit integers lie like floats, as they are.
+// A latent cache keeps keys only, whose first value_dim elements are the values; where codes have a float32 scale,
+// those elements have one a token and the other elements another. Its 8-bit integers lie like floats, as they are.
 #pragma once
 
 #include "ops/model_ops.h"
@@ -23,8 +23,8 @@ namespace penstock {
 constexpr std::int64_t kv_tile = 16;   // tokens
 constexpr std::int64_t kv_group = 32;  // i4 elements that share a scale and a minimum
 
-// Fills in the bytes of a block. Throws std::invalid_argument for sizes below 1, and for a latent cache whose value size is
-// no multiple of 16 or is above the key size.
+// Fills in the bytes of a block. Throws std::invalid_argument for sizes below 1, and for a latent cache whose value
+// size is no multiple of 16 or is above the key size.
 KvLayout kv_layout(KvType type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
                    std::int64_t value_dim, bool latent = false);
 

@@ -35,8 +35,8 @@ static inline void convert_latent_keys(const std::byte* tile, const KvLayout& la
     if (d < layout.key_dim) vec::store(out + d * kv_tile, latent_element<type, false>(tile, layout, d));
 }
 
-// Columns [column, column + count) of all 16 tokens, rows `stride` floats apart; both are multiples of 16. Columns beyond
-// the values are zeros.
+// Columns [column, column + count) of all 16 tokens, rows `stride` floats apart; both are multiples of 16. Columns
+// beyond the values are zeros.
 template <KvType type>
 static inline void convert_latent_values(const std::byte* tile, const KvLayout& layout, std::int64_t column,
                                          std::int64_t count, float* out, std::int64_t stride) {

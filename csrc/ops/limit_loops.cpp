@@ -8,13 +8,13 @@
 namespace penstock::PENSTOCK_ISA {
 
 // Assembly, as a compiler would move the work out of the loop; enough sums to hide every latency.
-#define PENSTOCK_LOOP(zero, body, ...)                                                       \
+#define PENSTOCK_LOOP(zero, body, ...) \
     asm volatile(zero "1:\n" body "dec %0\njnz 1b\n" : "+r"(rounds)::"cc", __VA_ARGS__)
 #define PENSTOCK_12(op, a, b)                                                                                          \
     op " %%" a ", %%" b "0\n" op " %%" a ", %%" b "1\n" op " %%" a ", %%" b "2\n" op " %%" a ", %%" b "3\n" op " %%" a \
        ", %%" b "4\n" op " %%" a ", %%" b "5\n" op " %%" a ", %%" b "6\n" op " %%" a ", %%" b "7\n" op " %%" a         \
        ", %%" b "8\n" op " %%" a ", %%" b "9\n" op " %%" a ", %%" b "10\n" op " %%" a ", %%" b "11\n"
-#define PENSTOCK_CLOBBERED                                                                                         \
+#define PENSTOCK_CLOBBERED \
     "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm14", "xmm15"
 
 std::int64_t run_limit([[maybe_unused]] Limit limit, [[maybe_unused]] std::int64_t rounds) {

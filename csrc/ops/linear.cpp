@@ -11,9 +11,9 @@ namespace {
 struct Segment {
     const PackedMatrix* matrix;
     std::int64_t first, rows;
-    std::int64_t column;   // of the output row
-    std::int64_t tasks;    // groups of 64 columns
-    Inputs inputs[2];      // of each set of rows
+    std::int64_t column;  // of the output row
+    std::int64_t tasks;   // groups of 64 columns
+    Inputs inputs[2];     // of each set of rows
 };
 
 constexpr int most_segments = 16;
@@ -79,8 +79,8 @@ void run_task(const Job& job, std::int64_t task, int set_index, std::int64_t fir
     finish(job, segment, column, columns, set, first, rows, sums, gated ? sums + floats : nullptr);
 }
 
-// Brings a segment's inputs into the form of each set. `shared`: where inputs of kinds like its own lie without an order,
-// once they are there.
+// Brings a segment's inputs into the form of each set. `shared`: where inputs of kinds like its own lie without an
+// order, once they are there.
 void prepare_segment(const Job& job, Segment& segment, std::byte*& shared, std::byte*& scratch, Worker& worker) {
     const PackedMatrix& matrix = *segment.matrix;
     const LinearArgs& args = job.args;

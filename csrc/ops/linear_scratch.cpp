@@ -42,8 +42,8 @@ ExpertScratch expert_scratch(const PackedMatrix& gate, const PackedMatrix& up, c
     out.blocks = whole((2 * gate.experts() + slots / least_task_rows + 1) * block_bytes);
     out.products = most_rank ? whole(slots * 2 * gate.rows() * 4) : 0;
     out.low = whole(adapter_scratch(most_rank, slots));
-    out.total = out.products + out.low + out.inputs + out.second_inputs + out.hidden_inputs + out.hidden + out.outputs + 2 * out.list +
-                out.starts + 64 + out.blocks;
+    out.total = out.products + out.low + out.inputs + out.second_inputs + out.hidden_inputs + out.hidden + out.outputs +
+                2 * out.list + out.starts + 64 + out.blocks;
     return out;
 }
 

@@ -1,8 +1,8 @@
 // The ops of a model's forward pass: what each takes. Every member of a team calls an op with the same arguments; when
 // it returns, its results are there for all. T tokens of R rows; activations are float32, contiguous, [T, width].
 //
-// Determinism: an output row is computed from its own input row alone, in an order fixed by absolute positions, never by T,
-// R, the number of threads or the chunk a thread took.
+// Determinism: an output row is computed from its own input row alone, in an order fixed by absolute positions, never
+// by T, R, the number of threads or the chunk a thread took.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,12 @@ class PackedMatrix;  // packed.h
 
 // relu2 is relu squared; clip bounds to ±limit.
 enum class Activation : int { none, silu, gelu, gelu_tanh, swigluoai, relu, relu2, clip };
-// Norms of queries and keys: RMS of each head, RMS over all query heads and over all key heads, mean and variance of each
-// head, or RMS of each head after the rotation.
+// Norms of queries and keys: RMS of each head, RMS over all query heads and over all key heads, mean and variance of
+// each head, or RMS of each head after the rotation.
 enum class HeadNorm : int { each, all, layer, rotated };
 enum class Routing : int { softmax_topk, topk_softmax, sigmoid_topk, sparsemixer };
-// Which tokens of its context a row's queries see: those up to their own; all; all of another sequence's; or those up to
-// their own and all of the span they lie in.
+// Which tokens of its context a row's queries see: those up to their own; all; all of another sequence's; or those up
+// to their own and all of the span they lie in.
 enum class MaskKind : std::int32_t { causal, bidirectional, cross, spans };
 enum class KvType : int { f32, bf16, f16, f8_e4m3, i8, i4 };
 
@@ -42,8 +42,8 @@ struct EmbeddingArgs {
     float* out;  // [T, N]
 };
 
-// Which rows of a step are tokens of kind prompt. Given at level fast alone: instruction sets with matrix units then multiply
-// the other rows by integers, the rest ignore it.
+// Which rows of a step are tokens of kind prompt. Given at level fast alone: instruction sets with matrix units then
+// multiply the other rows by integers, the rest ignore it.
 struct RowKinds {
     const std::int32_t* rows;  // [T] those of kind prompt, then the others, both ascending; null: 0, 1, …
     std::int64_t prompt;       // how many are of kind prompt
@@ -77,19 +77,19 @@ struct LinearArgs {
     Activation activation;
     float alpha, limit;
     float* out;
-    std::byte* scratch;  // linear_scratch() bytes, 64-byte aligned
+    std::byte* scratch;               // linear_scratch() bytes, 64-byte aligned
     const RowKinds* kinds = nullptr;  // null: all rows are multiplied alike
 };
 
 // One MLP an expert; every token runs through its top_k.
 struct ExpertsArgs {
-    const float* x;            // [T, N]
-    const float* weights;      // [T, top_k]
-    const std::int64_t* ids;   // [T, top_k]
+    const float* x;           // [T, N]
+    const float* weights;     // [T, top_k]
+    const std::int64_t* ids;  // [T, top_k]
     std::int64_t tokens, top_k;
-    const PackedMatrix* gate;  // of E experts, [E · I, N]
-    const PackedMatrix* up;    // the same; `gate` itself where experts have none: activation(gate · x) goes down
-    const PackedMatrix* down;  // of E experts, [E · N, I]
+    const PackedMatrix* gate;   // of E experts, [E · I, N]
+    const PackedMatrix* up;     // the same; `gate` itself where experts have none: activation(gate · x) goes down
+    const PackedMatrix* down;   // of E experts, [E · N, I]
     const float* gate_up_bias;  // [E, 2 · I] or null
     const float* down_bias;     // [E, N] or null
     const float* residual;      // [T, N] or null
@@ -108,9 +108,9 @@ struct RouteArgs {
     std::int64_t experts, top_k;
     Routing routing;
     bool renormalize;
-    float* weights;     // [T, top_k]
-    std::int64_t* ids;  // [T, top_k]
-    const float* bias = nullptr;  // [E] added to softmax or sigmoid for the choice alone; or null
+    float* weights;                           // [T, top_k]
+    std::int64_t* ids;                        // [T, top_k]
+    const float* bias = nullptr;              // [E] added to softmax or sigmoid for the choice alone; or null
     std::int64_t groups = 1, top_groups = 1;  // only experts of the best groups are chosen; a group is consecutive ones
     float scale = 1.0f;                       // of the weights
     float jitter = 0.0f;                      // of sparsemixer
@@ -261,11 +261,11 @@ struct InjectArgs {
 // cos | cos and -sin | sin of position · frequency, times factor
 struct RopeTablesArgs {
     const std::int64_t* positions;  // [T], or [P, T] where pairs take positions of several axes
-    const float* frequencies;  // [rot / 2] radians a position
+    const float* frequencies;       // [rot / 2] radians a position
     std::int64_t tokens, half;
     float factor;
-    float* cos;  // [T, rot]
-    float* sin;  // [T, rot]
+    float* cos;                          // [T, rot]
+    float* sin;                          // [T, rot]
     const std::int32_t* axes = nullptr;  // [rot / 2], the axis below P whose position turns a pair; null: the first
 };
 
@@ -314,10 +314,10 @@ struct Rotation {
 
 // A token's entry of a latent cache is norm(x's first value_dim elements) and its others, rotated.
 struct LatentWriteArgs {
-    const float* x;      // [T, key_dim]
-    const float* norm;   // [value_dim]
+    const float* x;     // [T, key_dim]
+    const float* norm;  // [value_dim]
     float eps;
-    Rotation rotation;   // of size key_dim - value_dim
+    Rotation rotation;  // of size key_dim - value_dim
     const std::int64_t* slot;
     std::int64_t tokens;
     KvLayout layout;
@@ -326,10 +326,10 @@ struct LatentWriteArgs {
 
 // One product a head: out[t, h] = W[h] · x[t, h], then the rotated rest of x[t, h].
 struct HeadLinearArgs {
-    const float* x;  // [T, H, K + rotated]
+    const float* x;              // [T, H, K + rotated]
     const PackedMatrix* weight;  // of H experts, [H · N, K]
     std::int64_t tokens;
-    Rotation rotation;  // of size 0 for none
+    Rotation rotation;   // of size 0 for none
     float* out;          // [T, H, N + rotated]
     std::byte* scratch;  // head_linear_scratch() bytes
 };
@@ -343,10 +343,10 @@ struct AttentionRows {
     const std::int32_t* block_table;  // [R, table_width]
     std::int64_t table_width, rows;
     std::int64_t window;  // 0 for none; a bidirectional row's queries see window / 2 positions on either side
-    const MaskKind* masks = nullptr;       // [R], or null: all are causal
+    const MaskKind* masks = nullptr;      // [R], or null: all are causal
     const std::int32_t* spans = nullptr;  // [T, 2] first position and end of a token's span, for rows of that kind
-    bool chunked = false;  // causal queries see positions from the last multiple of the window on
-    bool whole = false;    // every query sees all context_len positions, whatever its mask
+    bool chunked = false;                 // causal queries see positions from the last multiple of the window on
+    bool whole = false;                   // every query sees all context_len positions, whatever its mask
 };
 
 struct AttentionArgs {
@@ -358,14 +358,15 @@ struct AttentionArgs {
     const std::byte* values;
     std::int64_t heads;
     float scale;
-    const float* sinks;  // [H] or null
-    float soft_cap;      // 0 for none
-    float* out;          // [T, H · Dv]
+    const float* sinks;             // [H] or null
+    float soft_cap;                 // 0 for none
+    float* out;                     // [T, H · Dv]
     const float* slopes = nullptr;  // [H] added to a score for each position its key lies behind; or null
 };
 
 // The rows of a step over a pool of states, a slot a row. A row whose first position is 0 finds zeros in its slot.
-// Its state after token t goes to slot after[t], where the next token of that slot overwrites it; without `after` to its own.
+// Its state after token t goes to slot after[t], where the next token of that slot overwrites it; without `after` to
+// its own.
 struct StateRows {
     const std::int32_t* query_start;  // [R + 1]
     const std::int32_t* context_len;  // [R]
@@ -387,15 +388,15 @@ struct ShortConvArgs {
     float* out;    // [T, C]
 };
 
-// h = exp(dt · a) · h + dt · b ⊗ x, out = c · h + skip · x, times silu(gate); dt = clamp(softplus(dt + bias)). Steps and
-// decays belong to heads (Mamba-2) or to channels (Mamba-1).
+// h = exp(dt · a) · h + dt · b ⊗ x, out = c · h + skip · x, times silu(gate); dt = clamp(softplus(dt + bias)). Steps
+// and decays belong to heads (Mamba-2) or to channels (Mamba-1).
 struct SelectiveScanArgs {
     Columns x, dt, b, c, gate;  // [T, H · P]; [T, H] or [T, H · P]; [T, G · N] twice; [T, H · P] or absent
     const float* a;             // [H], or [N, H · P] where every channel has its own; negative
     const float* dt_bias;       // as wide as dt, or null
     const float* skip;          // [H], or [H · P], or null
     bool per_channel;
-    float least, most;  // of dt
+    float least, most;                         // of dt
     std::int64_t heads, groups, size, states;  // H, G, P, N
     StateRows rows;
     float* state;  // [slots, H, N, P]
@@ -418,7 +419,7 @@ struct DeltaRuleArgs {
 
 // norm(x) · weight · silu(gate), or norm(x · silu(gate)) · weight; every group of elements has its own norm.
 struct GatedNormArgs {
-    Columns x, gate;  // [T, N], the second may be absent
+    Columns x, gate;      // [T, N], the second may be absent
     const float* weight;  // [N]
     RowCount tokens;
     std::int64_t size, group;
@@ -428,60 +429,60 @@ struct GatedNormArgs {
     float* out;            // [T, N]
 };
 
-// For every row, and each adapter s of its token with weight w: out[row, offset + i] += w · scale_s · (B_s · A_s · x)_i, or,
-// where s has factors c of columns, w · (c_i - 1) · (W · x)_i + w · scale_s · c_i · (B_s · A_s · x)_i. A token has `each`
-// rows: heads, or its experts.
+// For every row, and each adapter s of its token with weight w: out[row, offset + i] += w · scale_s · (B_s · A_s ·
+// x)_i, or, where s has factors c of columns, w · (c_i - 1) · (W · x)_i + w · scale_s · c_i · (B_s · A_s · x)_i. A
+// token has `each` rows: heads, or its experts.
 struct AdapterArgs {
     static constexpr std::int64_t most = 4;  // adapters of a token
-    const float* x;         // rows of x_stride elements, the first K of which are taken
+    const float* x;                          // rows of x_stride elements, the first K of which are taken
     std::int64_t x_stride;
     const AdapterTable* table;
-    const std::int64_t* slot;   // [step's tokens, count]; null where no token has one
-    const float* scale;         // [step's tokens, count]
+    const std::int64_t* slot;  // [step's tokens, count]; null where no token has one
+    const float* scale;        // [step's tokens, count]
     std::int64_t count;
     const std::int64_t* index;  // [tokens], which of the step's tokens there are; null for all
     std::int64_t tokens, width, offset;
     float* out;      // [tokens · each, width]
     float* scratch;  // [tokens · each, count, most_rank]
     std::int64_t each = 1;
-    std::int64_t shared = 1;  // neighbouring rows that have a row of x together
+    std::int64_t shared = 1;                // neighbouring rows that have a row of x together
     const std::int64_t* experts = nullptr;  // [tokens · each], of the rows; null where they are heads, in turn
     const float* bias = nullptr;            // [experts, width], and
     const float* residual = nullptr;        // [tokens · each, width]: what `out` has besides the product, or null
 };
 
-// Every op and what it takes; a line here is all that the tables of instruction sets and, of PLAIN ones, the binding ask
-// for. PLAIN ops are bound as their arguments' fields say (binding/plain_op.h), BOUND ones by hand; OWN ones, by hand too,
-// are compiled anew for instruction sets that share the others.
-#define PENSTOCK_MODEL_OPS(PLAIN, BOUND, OWN) \
-    PLAIN(rms_norm, RmsNormArgs) \
-    PLAIN(layer_norm, LayerNormArgs) \
-    PLAIN(route_experts, RouteArgs) \
-    PLAIN(activate, ActivateArgs) \
-    PLAIN(add, AddArgs) \
-    PLAIN(sigmoid_gate, SigmoidGateArgs) \
-    PLAIN(soft_cap, SoftCapArgs) \
-    PLAIN(scale_rows, ScaleRowsArgs) \
-    PLAIN(multiply, MultiplyArgs) \
-    PLAIN(match_rms, MatchRmsArgs) \
+// Every op and what it takes; a line here is all that the tables of instruction sets and, of PLAIN ones, the binding
+// ask for. PLAIN ops are bound as their arguments' fields say (binding/plain_op.h), BOUND ones by hand; OWN ones, by
+// hand too, are compiled anew for instruction sets that share the others.
+#define PENSTOCK_MODEL_OPS(PLAIN, BOUND, OWN)    \
+    PLAIN(rms_norm, RmsNormArgs)                 \
+    PLAIN(layer_norm, LayerNormArgs)             \
+    PLAIN(route_experts, RouteArgs)              \
+    PLAIN(activate, ActivateArgs)                \
+    PLAIN(add, AddArgs)                          \
+    PLAIN(sigmoid_gate, SigmoidGateArgs)         \
+    PLAIN(soft_cap, SoftCapArgs)                 \
+    PLAIN(scale_rows, ScaleRowsArgs)             \
+    PLAIN(multiply, MultiplyArgs)                \
+    PLAIN(match_rms, MatchRmsArgs)               \
     PLAIN(statistical_topk, StatisticalTopkArgs) \
-    PLAIN(rotate_heads, RotateArgs) \
-    PLAIN(gated_norm, GatedNormArgs) \
-    PLAIN(short_conv, ShortConvArgs) \
-    PLAIN(selective_scan, SelectiveScanArgs) \
-    PLAIN(delta_rule, DeltaRuleArgs) \
-    BOUND(gate_up, GateUpArgs) \
-    BOUND(embedding, EmbeddingArgs) \
-    BOUND(weighted_sum, WeightedSumArgs) \
-    BOUND(position_scales, PositionScalesArgs) \
-    BOUND(take_rows, TakeRowsArgs) \
-    BOUND(inject, InjectArgs) \
-    BOUND(rope_tables, RopeTablesArgs) \
-    BOUND(rope_write, RopeWriteArgs) \
-    BOUND(latent_write, LatentWriteArgs) \
-    BOUND(adapter, AdapterArgs) \
-    OWN(linear, LinearArgs) \
-    OWN(head_linear, HeadLinearArgs) \
+    PLAIN(rotate_heads, RotateArgs)              \
+    PLAIN(gated_norm, GatedNormArgs)             \
+    PLAIN(short_conv, ShortConvArgs)             \
+    PLAIN(selective_scan, SelectiveScanArgs)     \
+    PLAIN(delta_rule, DeltaRuleArgs)             \
+    BOUND(gate_up, GateUpArgs)                   \
+    BOUND(embedding, EmbeddingArgs)              \
+    BOUND(weighted_sum, WeightedSumArgs)         \
+    BOUND(position_scales, PositionScalesArgs)   \
+    BOUND(take_rows, TakeRowsArgs)               \
+    BOUND(inject, InjectArgs)                    \
+    BOUND(rope_tables, RopeTablesArgs)           \
+    BOUND(rope_write, RopeWriteArgs)             \
+    BOUND(latent_write, LatentWriteArgs)         \
+    BOUND(adapter, AdapterArgs)                  \
+    OWN(linear, LinearArgs)                      \
+    OWN(head_linear, HeadLinearArgs)             \
     OWN(experts, ExpertsArgs)
 
 }  // namespace penstock

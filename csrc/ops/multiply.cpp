@@ -48,8 +48,8 @@ Inputs prepare_inputs(InputForm form, const float* x, std::int64_t tokens, std::
     return {InputForm::floats, tokens, cols, x, nullptr};
 }
 
-void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t first_panel, int panels, const Inputs& inputs,
-              RowList rows, std::int64_t count, float* sums) {
+void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t first_panel, int panels,
+              const Inputs& inputs, RowList rows, std::int64_t count, float* sums) {
     // What the missing panels of the last columns yield is not used.
     const std::byte* panel[4];
     const std::int64_t last = matrix.panels() - 1;
@@ -62,8 +62,8 @@ void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t firs
 #ifdef PENSTOCK_BF16_DOTS
     if (inputs.form == InputForm::pairs) return pair_products(matrix, panel, computed, inputs, rows, count, sums);
 #endif
-    (inputs.form == InputForm::codes ? base::code_products : base::float_products)(matrix, panel, computed, inputs, rows,
-                                                                                    count, sums);
+    (inputs.form == InputForm::codes ? base::code_products : base::float_products)(matrix, panel, computed, inputs,
+                                                                                   rows, count, sums);
 }
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -13,8 +13,8 @@ inline constexpr std::int64_t task_rows = 256, row_step = 32;
 inline constexpr std::int64_t task_rows = 144, row_step = 6;
 #endif
 
-// What the products of a matrix take on this instruction set: the arithmetic of all rows of that matrix, or of those of kind
-// prompt and of the `generated` ones.
+// What the products of a matrix take on this instruction set: the arithmetic of all rows of that matrix, or of those of
+// kind prompt and of the `generated` ones.
 InputForm input_form(const PackedMatrix& matrix, bool generated = false);
 
 // Cuts T rows into those that are multiplied alike; returns how many sets there are, at most two.
@@ -25,8 +25,8 @@ Inputs prepare_inputs(InputForm form, const float* x, std::int64_t tokens, std::
                       const std::int32_t* order, std::byte* scratch, Worker& worker);
 
 // sums[i][64] = inputs of row rows[i] (or first + i if rows is null) · panels first_panel … + panels - 1 of an expert
-void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t first_panel, int panels, const Inputs& inputs,
-              RowList rows, std::int64_t count, float* sums);
+void multiply(const PackedMatrix& matrix, std::int64_t expert, std::int64_t first_panel, int panels,
+              const Inputs& inputs, RowList rows, std::int64_t count, float* sums);
 
 }  // namespace penstock::PENSTOCK_ISA
 

@@ -37,7 +37,7 @@ void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, con
 }
 
 using MultiplyTile = void (*)(const CodeTile&, const TileShape&, int, const ActivationSpan*, RowList, std::int64_t,
-                             const SumPlace&, Ahead&);
+                              const SumPlace&, Ahead&);
 
 MultiplyTile choose(const PackedHeader& header) {
     const bool has_min = header.minimum != MinKind::none;
@@ -61,13 +61,16 @@ void code_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     const std::int64_t products = (count + vec::tile_rows - 1) / vec::tile_rows * ((panels + 1) / 2);
     Ahead ahead{{}, header.span_bytes, 0, (header.span_bytes / products + 63) / 64 * 64};
     std::fill_n(ahead.next, all_panels, panel[0]);
-    const std::int64_t unit = header.group == 16 ? 16 : 32, groups_a_span = span_inputs / std::min(header.group, span_inputs);
-    TileShape shape{0, 0, header.zero, std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
+    const std::int64_t unit = header.group == 16 ? 16 : 32,
+                       groups_a_span = span_inputs / std::min(header.group, span_inputs);
+    TileShape shape{0, 0, header.zero,
+                    std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
     const std::int64_t spans = spans_of(header.cols);
     SegmentSums into(matrix, count, sums);
     for (std::int64_t s = 0; s < spans; ++s) {
         const SpanPlace place = matrix.place(s);
-        const std::int64_t groups = std::min(groups_a_span, (place.units * unit_inputs + header.group - 1) / header.group);
+        const std::int64_t groups =
+            std::min(groups_a_span, (place.units * unit_inputs + header.group - 1) / header.group);
         const ActivationSpan* const activations = inputs.spans + s * inputs.tokens;
         for (int p = 0; p < panels; ++p) {
             const std::byte* const span = panel[p] + place.offset;

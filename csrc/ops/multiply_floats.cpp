@@ -31,7 +31,8 @@ template <PackedKind kind, int R>
 void multiply_stream(const PackedHeader& header, const std::byte* const* panel, const float* const* row,
                      const InputRange& range, float* sums) {
     constexpr std::int64_t ahead = 2048 / value_bytes<kind>;  // inputs
-    const FloatPanel from[all_panels] = {{header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
+    const FloatPanel from[all_panels] = {
+        {header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
     const vec::Table16 table = vec::load_table(header.table);
     vec::F32x16 acc[R][all_panels];
 #pragma GCC unroll 8
@@ -65,8 +66,8 @@ void multiply_stream(const PackedHeader& header, const std::byte* const* panel, 
 }
 
 template <PackedKind kind>
-void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs, RowList rows,
-                   std::int64_t count, float* sums) {
+void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
+                   RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
     if (count <= vec::stream_rows) {
         with_rows(static_cast<int>(count), [&](auto fixed) {
@@ -90,7 +91,8 @@ void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, in
             const float* row[R];
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.floats + rows[at + r] * inputs.cols + first);
             constexpr int P = vec::float_tile_panels(R);
-            for (int p = 0; p < panels; p += P) multiply_floats<R, P>(tile, inner, row, p, into.to() + at * group_columns);
+            for (int p = 0; p < panels; p += P)
+                multiply_floats<R, P>(tile, inner, row, p, into.to() + at * group_columns);
         });
         if (first + inner == range.end) into.next();
     }
@@ -107,12 +109,18 @@ void float_products(const PackedMatrix& matrix, const std::byte* const* panel, i
         multiply_kind<decltype(kind)::value>(matrix, panel, panels, inputs, rows, count, sums);
     };
     switch (matrix.header().kind) {
-        case PackedKind::f32: return multiply(Kind<PackedKind::f32>{});
-        case PackedKind::bf16: return multiply(Kind<PackedKind::bf16>{});
-        case PackedKind::f16: return multiply(Kind<PackedKind::f16>{});
-        case PackedKind::f8_e4m3: return multiply(Kind<PackedKind::f8_e4m3>{});
-        case PackedKind::f8_e5m2: return multiply(Kind<PackedKind::f8_e5m2>{});
-        default: return multiply(Kind<PackedKind::table>{});
+        case PackedKind::f32:
+            return multiply(Kind<PackedKind::f32>{});
+        case PackedKind::bf16:
+            return multiply(Kind<PackedKind::bf16>{});
+        case PackedKind::f16:
+            return multiply(Kind<PackedKind::f16>{});
+        case PackedKind::f8_e4m3:
+            return multiply(Kind<PackedKind::f8_e4m3>{});
+        case PackedKind::f8_e5m2:
+            return multiply(Kind<PackedKind::f8_e5m2>{});
+        default:
+            return multiply(Kind<PackedKind::table>{});
     }
 }
 

@@ -1,5 +1,6 @@
-// Products of bfloat16 and 8-bit float kinds over pairs of bfloat16: activations rounded to nearest, weights exact, sums in
-// float32. A sum is one chain of pair products, inputs ascending; with scales, one chain for every 64 inputs of a scale.
+// Products of bfloat16 and 8-bit float kinds over pairs of bfloat16: activations rounded to nearest, weights exact,
+// sums in float32. A sum is one chain of pair products, inputs ascending; with scales, one chain for every 64 inputs of
+// a scale.
 #include "ops/multiply_rows.h"
 #include "ops/segment_sums.h"
 #include "packing/float_panels.h"
@@ -18,7 +19,8 @@ struct alignas(64) PairTile {
 // Inputs k and k + 1 of sixteen columns; k is even.
 template <PackedKind kind>
 vec::Bf16x32 load_pair(const std::byte* data, std::int64_t k) {
-    if constexpr (kind == PackedKind::bf16) return vec::interleave(reinterpret_cast<const std::uint16_t*>(data) + 16 * k);
+    if constexpr (kind == PackedKind::bf16)
+        return vec::interleave(reinterpret_cast<const std::uint16_t*>(data) + 16 * k);
     const vec::Table16 none{};
     return vec::exact_pairs(load_weights<kind>(data, k, none), load_weights<kind>(data, k + 1, none));
 }
@@ -114,7 +116,8 @@ void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, in
                    RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
     SegmentSums into(matrix, count, sums);
-    const FloatPanel from[all_panels] = {{header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
+    const FloatPanel from[all_panels] = {
+        {header, panel[0]}, {header, panel[1]}, {header, panel[2]}, {header, panel[3]}};
     if (count <= vec::stream_rows) {
         with_rows(static_cast<int>(count), [&](auto fixed) {
             constexpr int R = decltype(fixed)::value;
@@ -138,7 +141,8 @@ void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, in
             for (int r = 0; r < R; ++r) row[r] = opaque(inputs.pairs + rows[at + r] * inputs.cols + first);
             constexpr int P = vec::float_tile_panels(R);
             for (int p = 0; p < panels; p += P)
-                multiply_tile<R, P, scaled>(tile, (end - first) / 2, row, p, from, scale, into.to() + at * group_columns);
+                multiply_tile<R, P, scaled>(tile, (end - first) / 2, row, p, from, scale,
+                                            into.to() + at * group_columns);
         });
     };
     for (; !into.done(); into.next()) each_chunk<scaled>(header, into.range(), run);
@@ -147,10 +151,10 @@ void multiply_kind(const PackedMatrix& matrix, const std::byte* const* panel, in
 }  // namespace
 
 bool takes_pairs(const PackedHeader& header) {
-    const bool kind = header.kind == PackedKind::bf16 || header.kind == PackedKind::f8_e4m3 ||
-                      header.kind == PackedKind::f8_e5m2;
-    const bool whole_pairs = header.cols % 2 == 0 && (header.scale == ScaleKind::none || header.group % 2 == 0 ||
-                                                      header.group >= header.cols);
+    const bool kind =
+        header.kind == PackedKind::bf16 || header.kind == PackedKind::f8_e4m3 || header.kind == PackedKind::f8_e5m2;
+    const bool whole_pairs = header.cols % 2 == 0 &&
+                             (header.scale == ScaleKind::none || header.group % 2 == 0 || header.group >= header.cols);
     return kind && whole_pairs;
 }
 
@@ -176,14 +180,16 @@ void pair_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     const bool scaled = header.scale != ScaleKind::none;
     switch (header.kind) {
         case PackedKind::bf16:
-            return (scaled ? multiply_kind<PackedKind::bf16, true> : multiply_kind<PackedKind::bf16, false>)(
-                matrix, panel, panels, inputs, rows, count, sums);
+            return (scaled ? multiply_kind<PackedKind::bf16, true>
+                           : multiply_kind<PackedKind::bf16, false>)(matrix, panel, panels, inputs, rows, count, sums);
         case PackedKind::f8_e4m3:
-            return (scaled ? multiply_kind<PackedKind::f8_e4m3, true> : multiply_kind<PackedKind::f8_e4m3, false>)(
-                matrix, panel, panels, inputs, rows, count, sums);
+            return (scaled
+                        ? multiply_kind<PackedKind::f8_e4m3, true>
+                        : multiply_kind<PackedKind::f8_e4m3, false>)(matrix, panel, panels, inputs, rows, count, sums);
         default:
-            return (scaled ? multiply_kind<PackedKind::f8_e5m2, true> : multiply_kind<PackedKind::f8_e5m2, false>)(
-                matrix, panel, panels, inputs, rows, count, sums);
+            return (scaled
+                        ? multiply_kind<PackedKind::f8_e5m2, true>
+                        : multiply_kind<PackedKind::f8_e5m2, false>)(matrix, panel, panels, inputs, rows, count, sums);
     }
 }
 

@@ -24,10 +24,12 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
             const SpanPlace place = matrix.place(s);
             const SpanLayout& layout = place.layout;
             const std::byte* const span = panel[p] + place.offset;
-            for (std::int64_t at = layout.scales; at < layout.bytes; at += 64) vec::prefetch(span + code_bytes_ahead + at);
+            for (std::int64_t at = layout.scales; at < layout.bytes; at += 64)
+                vec::prefetch(span + code_bytes_ahead + at);
             const ActivationSpan* row[stream_code_rows];
             for (int r = 0; r < count; ++r) row[r] = opaque(inputs.spans + s * inputs.tokens + rows[r]);
-            group_scales(matrix, layout, span, (place.units * unit_inputs + header.group - 1) / header.group, 0, scales);
+            group_scales(matrix, layout, span, (place.units * unit_inputs + header.group - 1) / header.group, 0,
+                         scales);
             const auto* codes = reinterpret_cast<const std::uint8_t*>(span);
             const std::int64_t unit_bytes = layout.scales / place.units;
             for (shape.first = 0; shape.first < place.units; shape.first += shape.units) {
@@ -36,7 +38,8 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
                     shape.units =
                         std::find_if(width, place.widths + place.units, [&](int w) { return w != *width; }) - width;
                     shape.zero = 1 << (*width - 1);
-                    choose_stream(header, *width, count)(header, codes, scales.scale[0], shape, row, {own, own, nullptr});
+                    choose_stream(header, *width, count)(header, codes, scales.scale[0], shape, row,
+                                                         {own, own, nullptr});
                     codes += 64 * *width * shape.units;
                     continue;
                 }

@@ -1,5 +1,5 @@
-// Products in matrix units: weights become bfloat16 tiles a span at a time and meet all rows of a task while they are in the
-// first-level cache. Sums run over spans, in each over units of 32 inputs, whatever the number of rows.
+// Products in matrix units: weights become bfloat16 tiles a span at a time and meet all rows of a task while they are
+// in the first-level cache. Sums run over spans, in each over units of 32 inputs, whatever the number of rows.
 #include <algorithm>
 
 #include "ops/multiply.h"
@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::int64_t row_bytes = 2 * span_inputs;  // of a row's span
 
-// A task's rows, cut into blocks of one or two tiles, all of the same height: tiles are set up once. The last block may have
-// rows that nobody asked for.
+// A task's rows, cut into blocks of one or two tiles, all of the same height: tiles are set up once. The last block may
+// have rows that nobody asked for.
 struct Blocks {
     int height, tiles;
     std::int64_t count;
@@ -29,8 +29,8 @@ struct Blocks {
 struct Space {
     WeightTiles weights[2];
     CodeSpan codes;
-    float* sums;           // [rows of the blocks][64]
-    std::byte* gathered;   // [rows of the blocks] spans, where rows do not lie one after the other
+    float* sums;          // [rows of the blocks][64]
+    std::byte* gathered;  // [rows of the blocks] spans, where rows do not lie one after the other
 };
 
 Space& take_space(std::int64_t rows, bool gather) {
@@ -128,7 +128,8 @@ void round_span(const float* x, std::int64_t cols, std::int64_t span, const std:
 const std::byte* rows_of(const Inputs& inputs, std::int64_t s, RowList rows, std::int64_t count, std::byte* gathered) {
     const auto* const all = reinterpret_cast<const std::byte*>(inputs.tiles) + s * inputs.tokens * row_bytes;
     if (!rows.rows) return all + rows.first * row_bytes;
-    for (std::int64_t i = 0; i < count; ++i) std::copy_n(all + rows[i] * row_bytes, row_bytes, gathered + i * row_bytes);
+    for (std::int64_t i = 0; i < count; ++i)
+        std::copy_n(all + rows[i] * row_bytes, row_bytes, gathered + i * row_bytes);
     return gathered;
 }
 
@@ -164,7 +165,8 @@ void tile_products(const PackedMatrix& matrix, const std::byte* const* panel, in
             const bool fresh = range.first == s * span_inputs + first * unit_inputs;
             for (int p = 0; p < panels; p += 2) {
                 const int wide = std::min(2, panels - p);
-                for (int i = 0; i < wide; ++i) make_tiles(matrix, panel[p + i], s, inner, space.codes, space.weights[i]);
+                for (int i = 0; i < wide; ++i)
+                    make_tiles(matrix, panel[p + i], s, inner, space.codes, space.weights[i]);
                 const MultiplyBlock multiply_rows = choose(blocks.tiles, wide);
                 for (std::int64_t b = 0; b < blocks.count; ++b)
                     multiply_rows(tiles, blocks.height, activations + b * block_rows * row_bytes, space.weights,

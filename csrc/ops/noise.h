@@ -1,5 +1,5 @@
-// The noise of draws: one Gumbel number for each (seed, sequence, position, token), made of integer operations alone, so
-// that every instruction set and device has the same bits. kernels/reference/noise.py says what it is and how exact.
+// The noise of draws: one Gumbel number for each (seed, sequence, position, token), made of integer operations alone,
+// so that every instruction set and device has the same bits. kernels/reference/noise.py says what it is and how exact.
 #pragma once
 
 #include <bit>
@@ -27,7 +27,7 @@ struct Logarithm {
 template <int Width>
 static inline Logarithm logarithm(std::int64_t value) {
     // ln(1 + f) / f on [-1/4, 1/2] in units of 2^-30.
-    constexpr std::int64_t coefficients[] = {86068139,   -113810753, 122539236,  -134194957, 153184005, -178941705,
+    constexpr std::int64_t coefficients[] = {86068139,  -113810753, 122539236, -134194957, 153184005, -178941705,
                                              214753608, -268435895, 357913893, -536870909, 1073741824};
     const int used = 64 - std::countl_zero(static_cast<std::uint64_t>(value));
     const std::int64_t mantissa = value << (Width - used) >> (Width - 33);

@@ -43,7 +43,8 @@ void rms_norm_row(const RmsNormArgs& args, std::int64_t row) {
 }
 
 float sum_of(const float* x, std::int64_t size) {
-    return row_sum(size, [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) { return sum + vec::load_some(x + i, n); });
+    return row_sum(size,
+                   [&](vec::F32x16 sum, std::int64_t i, std::int64_t n) { return sum + vec::load_some(x + i, n); });
 }
 
 float sum_of_squares(const float* x, std::int64_t size) {
@@ -83,10 +84,13 @@ void statistical_topk_row(const StatisticalTopkArgs& args, std::int64_t row) {
     const float* const x = args.x.at(row);
     float* const out = args.out + row * args.size;
     const auto segmented = [&](auto&& sum) {  // ranks share the columns
-        return segmented_sum(args.size, 1, [&](std::int64_t begin, std::int64_t end) { return sum(x + begin, end - begin); });
+        return segmented_sum(args.size, 1,
+                             [&](std::int64_t begin, std::int64_t end) { return sum(x + begin, end - begin); });
     };
     const float size = static_cast<float>(args.size), mean = segmented(sum_of) / size;
-    const auto deviations = [mean](const float* from, std::int64_t count) { return sum_of_deviations(from, count, mean); };
+    const auto deviations = [mean](const float* from, std::int64_t count) {
+        return sum_of_deviations(from, count, mean);
+    };
     const float deviation = std::sqrt(segmented(deviations) / size);
     const vec::F32x16 least = vec::splat16(mean + deviation * args.deviations);
     for (std::int64_t i = 0; i < args.size; i += 16) {

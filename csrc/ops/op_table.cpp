@@ -1,7 +1,7 @@
 // The ops of this instruction set, in one table; most are those of PENSTOCK_BASE_ISA, which may be itself.
 // Attention may be that of PENSTOCK_ATTENTION_ISA.
-#include "ops/attention_plan.h"
 #include "ops/op_table.h"
+#include "ops/attention_plan.h"
 
 #define PENSTOCK_TEXT_OF(x) #x
 #define PENSTOCK_TEXT(x) PENSTOCK_TEXT_OF(x)
@@ -45,17 +45,17 @@ constexpr bool two_ways = false;
 PENSTOCK_MODEL_OPS(PENSTOCK_SKIP, PENSTOCK_SKIP, PENSTOCK_DECLARE)
 
 extern const OpTable op_table;
-const OpTable op_table{.isa = PENSTOCK_TEXT(PENSTOCK_ISA),
-                       .two_ways = two_ways,
-                       .sample_row = base::sample_row,
-                       .logprobs_row = base::logprobs_row,
-                       .dequantize = base::dequantize,
-                       .decode_codes = base::decode_codes,
-                       .encode = base::encode,
-                       PENSTOCK_MODEL_OPS(PENSTOCK_SHARED, PENSTOCK_SHARED, PENSTOCK_OWN)
-                       .attention_plan = attention_plan,
-                       .attention = PENSTOCK_ATTENTION_ISA::attention,
-                       .run_limit = base::run_limit,
-                       .read_memory = base::read_memory};
+const OpTable op_table{
+    .isa = PENSTOCK_TEXT(PENSTOCK_ISA),
+    .two_ways = two_ways,
+    .sample_row = base::sample_row,
+    .logprobs_row = base::logprobs_row,
+    .dequantize = base::dequantize,
+    .decode_codes = base::decode_codes,
+    .encode = base::encode,
+    PENSTOCK_MODEL_OPS(PENSTOCK_SHARED, PENSTOCK_SHARED, PENSTOCK_OWN).attention_plan = attention_plan,
+    .attention = PENSTOCK_ATTENTION_ISA::attention,
+    .run_limit = base::run_limit,
+    .read_memory = base::read_memory};
 
 }  // namespace penstock::PENSTOCK_ISA

@@ -1,5 +1,5 @@
-// Where a product's sums go while inputs come in segments (packed.h): each segment is summed from zero and added behind those
-// before it, so that processes which own whole segments can give the bits of one.
+// Where a product's sums go while inputs come in segments (packed.h): each segment is summed from zero and added behind
+// those before it, so that processes which own whole segments can give the bits of one.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ public:
             part_ = reinterpret_cast<float*>(thread_memory(4, static_cast<std::size_t>(floats_) * sizeof(float)));
     }
 
-    float* to() const { return to_; }                       // of the segment at hand
+    float* to() const { return to_; }  // of the segment at hand
     InputRange range() const { return matrix_.segment(index_); }
     bool done() const { return index_ == matrix_.segments(); }
 
@@ -38,7 +38,8 @@ public:
     // The segment at hand is complete.
     void next() {
         if (to_ == part_)
-            for (std::int64_t i = 0; i < floats_; i += 16) vec::store(sums_ + i, vec::load16(sums_ + i) + vec::load16(part_ + i));
+            for (std::int64_t i = 0; i < floats_; i += 16)
+                vec::store(sums_ + i, vec::load16(sums_ + i) + vec::load16(part_ + i));
         if (++index_ == matrix_.segments()) return;
         to_ = part_;
         std::memset(part_, 0, static_cast<std::size_t>(floats_) * sizeof(float));

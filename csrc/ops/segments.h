@@ -1,5 +1,6 @@
-// Where a sum over elements that ranks may share is cut, as kernels/segments.py cuts the inputs of products: each segment is
-// summed from zero and added behind those before it, so that processes which own whole segments can give the bits of one.
+// Where a sum over elements that ranks may share is cut, as kernels/segments.py cuts the inputs of products: each
+// segment is summed from zero and added behind those before it, so that processes which own whole segments can give the
+// bits of one.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +9,8 @@
 
 namespace penstock {
 
-// sum(begin, end) of each segment of `size` elements, added in order. All but the last are multiples of `unit`, what a rank
-// has to have all of; 0 for one segment.
+// sum(begin, end) of each segment of `size` elements, added in order. All but the last are multiples of `unit`, what a
+// rank has to have all of; 0 for one segment.
 template <class F>
 inline float segmented_sum(std::int64_t size, std::int64_t unit, F&& sum) {
     constexpr std::int64_t most = 8, span = 256;

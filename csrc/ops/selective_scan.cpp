@@ -39,7 +39,8 @@ void scan(const SelectiveScanArgs& args, std::int64_t row, std::int64_t head, st
             float* const line = state + i * size;
             for (int v = 0; v < vectors; ++v) {
                 if (per_channel)
-                    decay = vec::exp(step[v] * load_lanes<vectors>(args.a + i * args.heads * size + channel + 16 * v, n));
+                    decay =
+                        vec::exp(step[v] * load_lanes<vectors>(args.a + i * args.heads * size + channel + 16 * v, n));
                 const F32x16 now = vec::fma(load_lanes<vectors>(line + 16 * v, n), decay, input[v] * in);
                 store_lanes<vectors>(line + 16 * v, now, n);
                 out[v] = vec::fma(read, now, out[v]);

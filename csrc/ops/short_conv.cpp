@@ -36,7 +36,8 @@ void convolve(const ShortConvArgs& args, std::int64_t row, std::int64_t channel,
         vec::store_some(args.out + t * args.channels + channel, sum, n);
         for (int j = 0; j + 2 < taps; ++j) past[j] = past[j + 1];
         past[taps - 2] = now;
-        if (args.rows.after && (t + 1 == end || args.rows.after[t] != args.rows.after[t + 1])) keep(at(args.rows.after[t]));
+        if (args.rows.after && (t + 1 == end || args.rows.after[t] != args.rows.after[t + 1]))
+            keep(at(args.rows.after[t]));
     }
     if (!args.rows.after) keep(at(own));
 }

@@ -9,7 +9,8 @@
 
 namespace penstock::PENSTOCK_ISA {
 
-// ln(1 + e^x): ln(1 + u) is 2 · artanh(u / (2 + u)), for u = e^-|x| a series in at most 1/3 (relative error below 1e-6).
+// ln(1 + e^x): ln(1 + u) is 2 · artanh(u / (2 + u)), for u = e^-|x| a series in at most 1/3 (relative error below
+// 1e-6).
 static inline vec::F32x16 softplus(vec::F32x16 x) {
     using vec::splat16;
     const vec::F32x16 u = vec::exp(splat16(0.0f) - vec::abs(x)), s = u / (splat16(2.0f) + u), square = s * s;
@@ -36,8 +37,9 @@ static inline void clear_lanes(float* state, std::int64_t lines, std::int64_t st
     for (std::int64_t i = 0; i < lines; ++i) std::fill_n(state + i * stride, count, 0.0f);
 }
 
-// The lanes of a row's state while it takes token t: those of its own slot, or of the token's, which they are brought to.
-// `pool` points to the lanes in slot 0, of `lines` lines that lie `stride` apart; `state` to where they were before.
+// The lanes of a row's state while it takes token t: those of its own slot, or of the token's, which they are brought
+// to. `pool` points to the lanes in slot 0, of `lines` lines that lie `stride` apart; `state` to where they were
+// before.
 static inline float* lanes_at(const StateRows& rows, std::int64_t t, float* pool, std::int64_t lines,
                               std::int64_t stride, std::int64_t count, std::int64_t slot_size, float* state) {
     if (!rows.after) return state;
@@ -49,8 +51,8 @@ static inline float* lanes_at(const StateRows& rows, std::int64_t t, float* pool
 
 constexpr int wide_block = 4;  // vectors of an item
 
-// Calls wide(row, head, first lane) for whole blocks of 64 of a head's `width` lanes, narrow(row, head, first, n) for the
-// rest, sixteen and fewer at a time. `work`: elements an item touches a token.
+// Calls wide(row, head, first lane) for whole blocks of 64 of a head's `width` lanes, narrow(row, head, first, n) for
+// the rest, sixteen and fewer at a time. `work`: elements an item touches a token.
 template <class Wide, class Narrow>
 static inline void share_lanes(const StateRows& rows, std::int64_t heads, std::int64_t width, std::int64_t work,
                                Worker& worker, Wide&& wide, Narrow&& narrow) {

@@ -20,9 +20,9 @@ struct alignas(64) CodeTile {
 inline constexpr std::int64_t minimum_offset = 16 * 64;  // from a scale to its minimum in SpanScales
 
 struct TileShape {
-    std::int64_t first, units; // of 32 inputs, of the span's 1 to 8
+    std::int64_t first, units;  // of 32 inputs, of the span's 1 to 8
     std::int32_t zero;
-    int group_shift;           // log2 of the units (of 16 or 32) of a scale
+    int group_shift;  // log2 of the units (of 16 or 32) of a scale
 };
 
 // Hides where a pointer comes from: the compiler addresses what lies around it by constant offsets instead of keeping a
@@ -33,7 +33,8 @@ static inline T* opaque(T* at) {
     return at;
 }
 
-// Sums of rows of 64 columns: what they go on from, where they are left, and what is added to them before; null for zeros.
+// Sums of rows of 64 columns: what they go on from, where they are left, and what is added to them before; null for
+// zeros.
 struct SumPlace {
     const float* from;
     float* to;
@@ -46,8 +47,8 @@ struct SumPlace {
 
 // R rows at rows[r] times a tile; unit 16 or 32, P panels from `panel` on.
 template <int R, int P, int unit, bool has_min, bool wide>
-static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows, int panel,
-                                  const SumPlace& sums) {
+static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows,
+                                  int panel, const SumPlace& sums) {
     constexpr int steps = unit / 4;
     vec::F32x16 kept[R][P];
 #pragma GCC unroll 8

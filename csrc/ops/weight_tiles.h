@@ -11,9 +11,9 @@
 
 namespace penstock::PENSTOCK_ISA {
 
-// A span of a panel: eight tiles of 32 inputs, pairs of inputs of sixteen columns a row. Four neighbouring columns of each of
-// four 128-bit lanes give their first two to the lower half of a row and the others to the upper half: place 2 l + i of the
-// lower half is column 4 l + i.
+// A span of a panel: eight tiles of 32 inputs, pairs of inputs of sixteen columns a row. Four neighbouring columns of
+// each of four 128-bit lanes give their first two to the lower half of a row and the others to the upper half: place 2
+// l + i of the lower half is column 4 l + i.
 struct alignas(64) WeightTiles {
     std::uint16_t pairs[8][16][32];
 };
@@ -35,10 +35,12 @@ struct Halves {
 static inline Halves spread(const float* columns) {
     const __m512 all = _mm512_loadu_ps(columns);
     const __m512i lower = _mm512_setr_epi32(0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13);
-    return {_mm512_permutexvar_ps(lower, all), _mm512_permutexvar_ps(_mm512_add_epi32(lower, _mm512_set1_epi32(2)), all)};
+    return {_mm512_permutexvar_ps(lower, all),
+            _mm512_permutexvar_ps(_mm512_add_epi32(lower, _mm512_set1_epi32(2)), all)};
 }
 
-// Of one group: a weight is (code - zero) · scale + minimum. Where scale · code and scale · zero have no more than 24 bits
+// Of one group: a weight is (code - zero) · scale + minimum. Where scale · code and scale · zero have no more than 24
+// bits
 // (`fused`) that is fma(code, scale, minimum - zero · scale), bit for bit.
 template <bool fused>
 struct GroupLanes {
@@ -64,8 +66,8 @@ struct GroupLanes {
 template <int column, int pair>
 static inline __m512i code_pairs(__m512i codes) {
     constexpr auto from = [](int c, int i) { return static_cast<int>(0x80808000u) | (4 * c + i); };
-    const __m128i places = _mm_setr_epi32(from(column, pair), from(column, pair + 1), from(column + 1, pair),
-                                          from(column + 1, pair + 1));
+    const __m128i places =
+        _mm_setr_epi32(from(column, pair), from(column, pair + 1), from(column + 1, pair), from(column + 1, pair + 1));
     return _mm512_shuffle_epi8(codes, _mm512_broadcast_i32x4(places));
 }
 
@@ -84,17 +86,18 @@ static inline void weigh_unit(const CodeSpan& span, std::int64_t unit, std::int6
 
 static inline bool products_are_exact(const PackedHeader& header) {
     int exponent;
-    return header.scale != ScaleKind::f32 && header.scale != ScaleKind::squares && header.minimum != MinKind::fractions &&
-           std::frexp(std::fabs(header.factor), &exponent) == 0.5f;
+    return header.scale != ScaleKind::f32 && header.scale != ScaleKind::squares &&
+           header.minimum != MinKind::fractions && std::frexp(std::fabs(header.factor), &exponent) == 0.5f;
 }
 
 // zero and minimum of each group, the latter with - zero · scale where products are fused.
-static inline void prepare_groups(const PackedHeader& header, const SpanLayout& layout, const std::byte* span, bool fused,
-                                  std::int64_t groups, CodeSpan& out) {
+static inline void prepare_groups(const PackedHeader& header, const SpanLayout& layout, const std::byte* span,
+                                  bool fused, std::int64_t groups, CodeSpan& out) {
     const vec::F32x16 nothing = vec::splat16(0.0f), zero = vec::splat16(static_cast<float>(header.zero));
     const std::byte* const zeros = span + layout.minimums;
     const auto zeros_of = [&](std::int64_t g) {
-        if (header.minimum == MinKind::fractions) return load_scales(header.scale, zeros + 16 * scale_bytes(header.scale) * g);
+        if (header.minimum == MinKind::fractions)
+            return load_scales(header.scale, zeros + 16 * scale_bytes(header.scale) * g);
         if (header.minimum != MinKind::zeros) return zero;
         return vec::load16_u8(reinterpret_cast<const std::uint8_t*>(zeros) + 16 * g);
     };
@@ -134,8 +137,9 @@ static inline void make_code_tiles(const PackedMatrix& matrix, const std::byte* 
 
 // Values of two inputs, sixteen columns each, as a row of pairs.
 static inline __m512i interleave(__m512i values) {
-    alignas(64) static constexpr std::uint16_t places[32] = {0,  16, 1,  17, 4,  20, 5,  21, 8,  24, 9,  25, 12, 28, 13, 29,
-                                                             2,  18, 3,  19, 6,  22, 7,  23, 10, 26, 11, 27, 14, 30, 15, 31};
+    alignas(64) static constexpr std::uint16_t places[32] = {0,  16, 1,  17, 4,  20, 5,  21, 8,  24, 9,
+                                                             25, 12, 28, 13, 29, 2,  18, 3,  19, 6,  22,
+                                                             7,  23, 10, 26, 11, 27, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(places), values);
 }
 
@@ -156,8 +160,8 @@ static inline void make_float_tiles(const PackedHeader& header, const std::byte*
         });
         for (std::int64_t k = end - begin; k < 32; ++k) vec::store(value[k], vec::splat16(0.0f));
         for (int j = 0; j < 16; ++j)
-            _mm512_store_si512(out.pairs[at / 32][j],
-                               interleave(vec::to_bf16(_mm512_load_ps(value[2 * j]), _mm512_load_ps(value[2 * j + 1]))));
+            _mm512_store_si512(out.pairs[at / 32][j], interleave(vec::to_bf16(_mm512_load_ps(value[2 * j]),
+                                                                              _mm512_load_ps(value[2 * j + 1]))));
     }
 }
 
@@ -178,15 +182,21 @@ static inline void make_tiles(const PackedMatrix& matrix, const std::byte* panel
     const PackedHeader& header = matrix.header();
     const std::int64_t first = s * span_inputs;
     switch (header.kind) {
-        case PackedKind::f32: return make_float_tiles<PackedKind::f32>(header, panel, first, inner, out);
+        case PackedKind::f32:
+            return make_float_tiles<PackedKind::f32>(header, panel, first, inner, out);
         case PackedKind::bf16:
             if (header.scale == ScaleKind::none) return make_bf16_tiles(panel, first, inner, out);
             return make_float_tiles<PackedKind::bf16>(header, panel, first, inner, out);
-        case PackedKind::f16: return make_float_tiles<PackedKind::f16>(header, panel, first, inner, out);
-        case PackedKind::f8_e4m3: return make_float_tiles<PackedKind::f8_e4m3>(header, panel, first, inner, out);
-        case PackedKind::f8_e5m2: return make_float_tiles<PackedKind::f8_e5m2>(header, panel, first, inner, out);
-        case PackedKind::table: return make_float_tiles<PackedKind::table>(header, panel, first, inner, out);
-        default: return make_code_tiles(matrix, panel, s, codes, out);
+        case PackedKind::f16:
+            return make_float_tiles<PackedKind::f16>(header, panel, first, inner, out);
+        case PackedKind::f8_e4m3:
+            return make_float_tiles<PackedKind::f8_e4m3>(header, panel, first, inner, out);
+        case PackedKind::f8_e5m2:
+            return make_float_tiles<PackedKind::f8_e5m2>(header, panel, first, inner, out);
+        case PackedKind::table:
+            return make_float_tiles<PackedKind::table>(header, panel, first, inner, out);
+        default:
+            return make_code_tiles(matrix, panel, s, codes, out);
     }
 }
 

@@ -24,7 +24,6 @@ struct SpanScales {
     alignas(64) float minimum[16][64];  // negated: added to the products
 };
 
-
 template <int v>
 static inline vec::Bytes64 nibble(const std::uint8_t* planes) {
     return vec::mask(vec::shift_right<4 * (v % 2)>(vec::load64(planes + v / 2 * 64)), 15);
@@ -93,7 +92,8 @@ static inline void unpack_units(const PackedHeader& header, const std::uint8_t* 
 }
 
 // Ternary digits come out one after the other by multiplying with 3: the carry out of eight bits is the next one.
-static inline void unpack_ternary(const std::uint8_t* codes, std::int64_t units, std::int64_t stride, std::uint8_t* out) {
+static inline void unpack_ternary(const std::uint8_t* codes, std::int64_t units, std::int64_t stride,
+                                  std::uint8_t* out) {
     for (std::int64_t v = 0; v < 8 * units; v += 5) {
         vec::Bytes64 rest = vec::load64(codes + v / 5 * 64);
         for (std::int64_t i = v; i < std::min(v + 5, 8 * units); ++i) {
@@ -106,35 +106,54 @@ static inline void unpack_ternary(const std::uint8_t* codes, std::int64_t units,
 template <class F>
 static inline auto with_plane_codes(std::uint32_t bits, F&& use) {
     switch (bits) {
-        case 1: return use.template operator()<PlaneCodes<1, false>>();
-        case 2: return use.template operator()<PlaneCodes<2, false>>();
-        case 3: return use.template operator()<PlaneCodes<3, false>>();
-        case 4: return use.template operator()<PlaneCodes<4, false>>();
-        case 5: return use.template operator()<PlaneCodes<5, false>>();
-        case 6: return use.template operator()<PlaneCodes<6, false>>();
-        default: return use.template operator()<PlaneCodes<8, false>>();
+        case 1:
+            return use.template operator()<PlaneCodes<1, false>>();
+        case 2:
+            return use.template operator()<PlaneCodes<2, false>>();
+        case 3:
+            return use.template operator()<PlaneCodes<3, false>>();
+        case 4:
+            return use.template operator()<PlaneCodes<4, false>>();
+        case 5:
+            return use.template operator()<PlaneCodes<5, false>>();
+        case 6:
+            return use.template operator()<PlaneCodes<6, false>>();
+        default:
+            return use.template operator()<PlaneCodes<8, false>>();
     }
 }
 
-// Calls use.template operator()<Codes>(), Codes being what reads a unit of the matrix, or `otherwise` for ternary codes.
+// Calls use.template operator()<Codes>(), Codes being what reads a unit of the matrix, or `otherwise` for ternary
+// codes.
 template <class F>
 static inline auto with_codes(const PackedHeader& header, F&& use, auto otherwise) {
     using enum BlockFormat;
     if (header.kind == PackedKind::ternary) return otherwise;
     if (header.kind == PackedKind::lattice) switch (header.points) {
-            case iq2_xxs: return use.template operator()<LatticePoints<iq2_xxs>>();
-            case iq2_xs: return use.template operator()<LatticePoints<iq2_xs>>();
-            case iq2_s: return use.template operator()<LatticePoints<iq2_s>>();
-            case iq3_xxs: return use.template operator()<LatticePoints<iq3_xxs>>();
-            case iq3_s: return use.template operator()<LatticePoints<iq3_s>>();
-            case iq1_s: return use.template operator()<LatticePoints<iq1_s>>();
-            default: return use.template operator()<LatticePoints<iq1_m>>();
+            case iq2_xxs:
+                return use.template operator()<LatticePoints<iq2_xxs>>();
+            case iq2_xs:
+                return use.template operator()<LatticePoints<iq2_xs>>();
+            case iq2_s:
+                return use.template operator()<LatticePoints<iq2_s>>();
+            case iq3_xxs:
+                return use.template operator()<LatticePoints<iq3_xxs>>();
+            case iq3_s:
+                return use.template operator()<LatticePoints<iq3_s>>();
+            case iq1_s:
+                return use.template operator()<LatticePoints<iq1_s>>();
+            default:
+                return use.template operator()<LatticePoints<iq1_m>>();
         }
     if (header.has_lut) switch (header.bits) {
-            case 1: return use.template operator()<PlaneCodes<1, true>>();
-            case 2: return use.template operator()<PlaneCodes<2, true>>();
-            case 3: return use.template operator()<PlaneCodes<3, true>>();
-            default: return use.template operator()<PlaneCodes<4, true>>();
+            case 1:
+                return use.template operator()<PlaneCodes<1, true>>();
+            case 2:
+                return use.template operator()<PlaneCodes<2, true>>();
+            case 3:
+                return use.template operator()<PlaneCodes<3, true>>();
+            default:
+                return use.template operator()<PlaneCodes<4, true>>();
         }
     return with_plane_codes(header.bits, use);
 }
@@ -171,20 +190,28 @@ static inline void unpack_codes(const PackedHeader& header, const std::byte* spa
 static inline vec::F32x16 load_scales(ScaleKind kind, const std::byte* at) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(at);
     switch (kind) {
-        case ScaleKind::f32: return vec::load16(reinterpret_cast<const float*>(at));
-        case ScaleKind::bf16: return vec::load16_bf16(reinterpret_cast<const std::uint16_t*>(at));
-        case ScaleKind::e8m0: return vec::load16_e8m0(bytes);
-        case ScaleKind::e4m3: return vec::load16_e4m3(bytes);
-        default: return vec::load16_f16(reinterpret_cast<const std::uint16_t*>(at));
+        case ScaleKind::f32:
+            return vec::load16(reinterpret_cast<const float*>(at));
+        case ScaleKind::bf16:
+            return vec::load16_bf16(reinterpret_cast<const std::uint16_t*>(at));
+        case ScaleKind::e8m0:
+            return vec::load16_e8m0(bytes);
+        case ScaleKind::e4m3:
+            return vec::load16_e4m3(bytes);
+        default:
+            return vec::load16_f16(reinterpret_cast<const std::uint16_t*>(at));
     }
 }
 
 static inline std::int64_t scale_bytes(ScaleKind kind) {
     switch (kind) {
-        case ScaleKind::f32: return 4;
+        case ScaleKind::f32:
+            return 4;
         case ScaleKind::f16:
-        case ScaleKind::bf16: return 2;
-        default: return 1;
+        case ScaleKind::bf16:
+            return 2;
+        default:
+            return 1;
     }
 }
 
@@ -194,7 +221,8 @@ static inline void squared_scales(const std::byte* roots, const std::byte* super
     for (std::int64_t g = 0; g < groups; ++g) {
         float super;
         __builtin_memcpy(&super, supers + 4 * g, 4);
-        const vec::F32x16 root = vec::load16_u8(reinterpret_cast<const std::uint8_t*>(roots) + 16 * g) + vec::splat16(1.0f);
+        const vec::F32x16 root =
+            vec::load16_u8(reinterpret_cast<const std::uint8_t*>(roots) + 16 * g) + vec::splat16(1.0f);
         vec::store(out.scale[g] + column, root * root * vec::splat16(super));
     }
 }
@@ -223,7 +251,8 @@ static inline void group_scales(const PackedMatrix& matrix, const SpanLayout& la
     const std::byte *scales = span + layout.scales, *minimums = span + layout.minimums;
     if (header.scale == ScaleKind::squares) return squared_scales(scales, span + layout.supers, groups, column, out);
     if (header.scale == ScaleKind::odd_nibbles)
-        return odd_scales(scales, reinterpret_cast<const std::uint16_t*>(span + layout.supers), header.factor, groups, column, out);
+        return odd_scales(scales, reinterpret_cast<const std::uint16_t*>(span + layout.supers), header.factor, groups,
+                          column, out);
     if (header.scale == ScaleKind::two_level || header.scale == ScaleKind::two_level_nibbles) {
         const auto* supers = reinterpret_cast<const std::uint16_t*>(span + layout.supers);
         const vec::F32x16 super = vec::load16_f16(supers) * factor;
@@ -253,7 +282,8 @@ static inline void group_scales(const PackedMatrix& matrix, const SpanLayout& la
             vec::store(out.minimum[g] + column, vec::splat16(0.0f) - scale * vec::load16_u8(zeros));
         }
         if (header.minimum == MinKind::fractions)  // exact but for fp32 ones
-            vec::store(out.minimum[g] + column, vec::splat16(0.0f) - scale * load_scales(header.scale, minimums + step * g));
+            vec::store(out.minimum[g] + column,
+                       vec::splat16(0.0f) - scale * load_scales(header.scale, minimums + step * g));
     }
 }
 

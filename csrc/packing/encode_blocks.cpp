@@ -151,8 +151,8 @@ float shifted_error(const float* x, const float* w, float scale, float minimum, 
 }
 
 template <int G, int Groups>
-void choose_steps(float most, float most_step, const float* x, const float* w, const float* scale,
-                  const float* minimum, AffineBlock<Groups>& block) {
+void choose_steps(float most, float most_step, const float* x, const float* w, const float* scale, const float* minimum,
+                  AffineBlock<Groups>& block) {
     const float inverse = reciprocal(block.common), inverse_minimum = reciprocal(block.common_minimum);
     block.error = 0;
     for (int g = 0; g < Groups; ++g) {
@@ -359,25 +359,32 @@ using Encoder = void (*)(const float* x, const float* w, u8* out);
 
 Encoder encoder_of(BlockFormat format) {
     switch (format) {
-        case BlockFormat::q2_k: return encode_q2_k;
-        case BlockFormat::q3_k: return encode_q3_k;
-        case BlockFormat::q4_k: return encode_q4_k;
-        case BlockFormat::q5_k: return encode_q5_k;
-        case BlockFormat::q6_k: return encode_q6_k;
-        case BlockFormat::iq4_nl: return encode_iq4_nl;
-        case BlockFormat::iq4_xs: return encode_iq4_xs;
-        default: return nullptr;
+        case BlockFormat::q2_k:
+            return encode_q2_k;
+        case BlockFormat::q3_k:
+            return encode_q3_k;
+        case BlockFormat::q4_k:
+            return encode_q4_k;
+        case BlockFormat::q5_k:
+            return encode_q5_k;
+        case BlockFormat::q6_k:
+            return encode_q6_k;
+        case BlockFormat::iq4_nl:
+            return encode_iq4_nl;
+        case BlockFormat::iq4_xs:
+            return encode_iq4_xs;
+        default:
+            return nullptr;
     }
 }
 
-// What each squared error of a block weighs. Least squares alone leaves weights too small on average, which adds up over
-// layers; errors of large weights therefore count for more, by the root of x² + its mean.
+// What each squared error of a block weighs. Least squares alone leaves weights too small on average, which adds up
+// over layers; errors of large weights therefore count for more, by the root of x² + its mean.
 void weigh(const float* x, const float* importance, std::int64_t count, float* w) {
     float mean = 0;
     for (std::int64_t i = 0; i < count; ++i) mean += x[i] * x[i];
     mean /= static_cast<float>(count);
-    for (std::int64_t i = 0; i < count; ++i)
-        w[i] = (importance ? importance[i] : 1.0f) * std::sqrt(mean + x[i] * x[i]);
+    for (std::int64_t i = 0; i < count; ++i) w[i] = (importance ? importance[i] : 1.0f) * std::sqrt(mean + x[i] * x[i]);
 }
 
 }  // namespace

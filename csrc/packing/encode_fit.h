@@ -1,6 +1,6 @@
-// Searches for the scales of a group of weights: least squares, weighted by how much each input matters. Included by one
-// source of each instruction set. All sums run over sixteen lanes and are joined in one order, so that every instruction
-// set finds the same bits.
+// Searches for the scales of a group of weights: least squares, weighted by how much each input matters. Included by
+// one source of each instruction set. All sums run over sixteen lanes and are joined in one order, so that every
+// instruction set finds the same bits.
 #pragma once
 
 #include <algorithm>
@@ -98,7 +98,8 @@ Scaled symmetric(const Grid& grid, const float* x, const float* w, const Range& 
             const float factor = range.least + (range.most - range.least) * share;
             consider((sign ? -grid.lo : grid.lo) * factor / peak);
         }
-    for (int again = 0; again < 4 && best.scale != 0 && consider(1 / best.scale); ++again) {}
+    for (int again = 0; again < 4 && best.scale != 0 && consider(1 / best.scale); ++again) {
+    }
     return best;
 }
 

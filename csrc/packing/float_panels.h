@@ -10,7 +10,8 @@ namespace penstock::PENSTOCK_ISA {
 
 // Sixteen weights of input k, of a panel's data.
 template <PackedKind kind>
-static inline vec::F32x16 load_weights(const std::byte* data, std::int64_t k, [[maybe_unused]] const vec::Table16& table) {
+static inline vec::F32x16 load_weights(const std::byte* data, std::int64_t k,
+                                       [[maybe_unused]] const vec::Table16& table) {
     const auto* const bytes = reinterpret_cast<const std::uint8_t*>(data);
     const auto* const words = reinterpret_cast<const std::uint16_t*>(data);
     if constexpr (kind == PackedKind::f32) return vec::load16(reinterpret_cast<const float*>(data) + 16 * k);

@@ -59,8 +59,10 @@ private:
             return vec::look_up_fours<words.size()>(words.data(), unit + 32 * i, unit + layout.high() + 4 * i, table);
         } else {
             const auto* const grid = lattice_grid<Format>().data();
-            if constexpr (has_places) return vec::look_up_eights(grid, places_[u] + 16 * i);
-            else return vec::look_up_eights(grid, unit + 16 * i);
+            if constexpr (has_places)
+                return vec::look_up_eights(grid, places_[u] + 16 * i);
+            else
+                return vec::look_up_eights(grid, unit + 16 * i);
         }
     }
 

@@ -45,14 +45,22 @@ constexpr LatticeGrids expand_all() {
 constinit const LatticeGrids lattice_grids = expand_all();
 
 int lattice_point(BlockFormat format, int place, int i) {
-    const auto value = [=](const auto& grid) { return static_cast<int>(grid[static_cast<std::size_t>(place)] >> 8 * i & 255); };
+    const auto value = [=](const auto& grid) {
+        return static_cast<int>(grid[static_cast<std::size_t>(place)] >> 8 * i & 255);
+    };
     switch (format) {
-        case BlockFormat::iq2_xxs: return value(lattice_grids.iq2_xxs);
-        case BlockFormat::iq2_xs: return value(lattice_grids.iq2_xs);
-        case BlockFormat::iq2_s: return value(lattice_grids.iq2_s);
-        case BlockFormat::iq3_xxs: return value(lattice_grids.iq3_xxs);
-        case BlockFormat::iq3_s: return value(lattice_grids.iq3_s);
-        default: return value(lattice_grids.iq1);
+        case BlockFormat::iq2_xxs:
+            return value(lattice_grids.iq2_xxs);
+        case BlockFormat::iq2_xs:
+            return value(lattice_grids.iq2_xs);
+        case BlockFormat::iq2_s:
+            return value(lattice_grids.iq2_s);
+        case BlockFormat::iq3_xxs:
+            return value(lattice_grids.iq3_xxs);
+        case BlockFormat::iq3_s:
+            return value(lattice_grids.iq3_s);
+        default:
+            return value(lattice_grids.iq1);
     }
 }
 

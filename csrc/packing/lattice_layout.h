@@ -29,12 +29,18 @@ struct LatticeLayout {
 
 constexpr LatticeLayout lattice_layout(BlockFormat format) {
     switch (format) {
-        case BlockFormat::iq2_xxs: return {8, 0, false};
-        case BlockFormat::iq2_xs: return {8, 1, false};
-        case BlockFormat::iq2_s: return {8, 2, false};
-        case BlockFormat::iq3_xxs: return {4, 0, false};
-        case BlockFormat::iq3_s: return {4, 1, false};
-        default: return {8, 3, true};
+        case BlockFormat::iq2_xxs:
+            return {8, 0, false};
+        case BlockFormat::iq2_xs:
+            return {8, 1, false};
+        case BlockFormat::iq2_s:
+            return {8, 2, false};
+        case BlockFormat::iq3_xxs:
+            return {4, 0, false};
+        case BlockFormat::iq3_s:
+            return {4, 1, false};
+        default:
+            return {8, 3, true};
     }
 }
 

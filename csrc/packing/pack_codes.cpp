@@ -18,8 +18,8 @@ using std::int64_t;
 using std::uint32_t;
 using std::uint8_t;
 
-// 256 inputs of one row; of the arrays what the header's group and kinds name is read. Minimums are negated, or fractional
-// zero points.
+// 256 inputs of one row; of the arrays what the header's group and kinds name is read. Minimums are negated, or
+// fractional zero points.
 struct ScheduledTokens {
     uint8_t codes[256];
     float scale[16], minimum[16];
@@ -38,11 +38,21 @@ void store_scale(ScaleKind kind, float value, std::byte* at, int64_t i) {
     auto* const words = reinterpret_cast<std::uint16_t*>(at);
     bool exact = std::isfinite(value);
     switch (kind) {
-        case ScaleKind::f32: reinterpret_cast<float*>(at)[i] = value; break;
-        case ScaleKind::bf16: exact = exact && exact_bf16(value, words[i]); break;
-        case ScaleKind::e8m0: exact = exact && exact_e8m0(value, bytes[i]); break;
-        case ScaleKind::e4m3: exact = exact && exact_e4m3(value, bytes[i]); break;
-        default: exact = exact && exact_f16(value, words[i]); break;
+        case ScaleKind::f32:
+            reinterpret_cast<float*>(at)[i] = value;
+            break;
+        case ScaleKind::bf16:
+            exact = exact && exact_bf16(value, words[i]);
+            break;
+        case ScaleKind::e8m0:
+            exact = exact && exact_e8m0(value, bytes[i]);
+            break;
+        case ScaleKind::e4m3:
+            exact = exact && exact_e4m3(value, bytes[i]);
+            break;
+        default:
+            exact = exact && exact_f16(value, words[i]);
+            break;
     }
     if (!exact) refuse("a scale is " + std::to_string(value) + ": it must be finite. The weights are damaged.");
 }
@@ -66,12 +76,18 @@ void store_planes(uint32_t bits, const uint32_t* word, int column, uint8_t* unit
         put(at, value);
     };
     switch (bits) {
-        case 1: return singles(0, 0);
-        case 2: return pairs(0, 0);
-        case 3: return pairs(0, 0), singles(128, 2);
-        case 4: return nibbles();
-        case 5: return nibbles(), singles(256, 4);
-        case 6: return nibbles(), pairs(256, 4);
+        case 1:
+            return singles(0, 0);
+        case 2:
+            return pairs(0, 0);
+        case 3:
+            return pairs(0, 0), singles(128, 2);
+        case 4:
+            return nibbles();
+        case 5:
+            return nibbles(), singles(256, 4);
+        case 6:
+            return nibbles(), pairs(256, 4);
         default:
             for (int v = 0; v < 8; ++v) put(64 * v, word[v]);
     }
@@ -87,8 +103,8 @@ void store_ternary(const uint8_t* row, int64_t units, int column, uint8_t* codes
         }
 }
 
-void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t groups, const ScheduledTokens& row, int column,
-                  std::byte* span) {
+void store_scales(const PackedHeader& h, const SpanLayout& layout, int64_t groups, const ScheduledTokens& row,
+                  int column, std::byte* span) {
     if (h.scale == ScaleKind::two_level || h.scale == ScaleKind::two_level_nibbles) {
         const bool has_min = h.minimum == MinKind::stored, nibbles = h.scale == ScaleKind::two_level_nibbles;
         for (int64_t g = 0; g < groups; ++g) {
@@ -133,7 +149,8 @@ void pack_panel(const PackedMatrix& matrix, int64_t first_row, int64_t rows, con
                 for (int64_t u = 0; u < place.units; ++u) {
                     const uint32_t bits = place.widths ? place.widths[u] : h.bits;
                     const int less = place.widths ? h.zero - (1 << (bits - 1)) : 0;
-                    for (int i = 0; i < 32; ++i) row.codes[32 * u + i] = static_cast<uint8_t>(row.codes[32 * u + i] - less);
+                    for (int i = 0; i < 32; ++i)
+                        row.codes[32 * u + i] = static_cast<uint8_t>(row.codes[32 * u + i] - less);
                     uint32_t words[8];
                     std::memcpy(words, row.codes + 32 * u, sizeof(words));
                     store_planes(bits, words, r, unit);
@@ -162,8 +179,8 @@ Packed pack(PackedHeader& h, const std::int32_t* order, const Fill& fill, const 
 
 PackedHeader start(const char* source, int64_t rows, int64_t cols, int64_t experts, int64_t file_bytes) {
     if (rows <= 0 || cols <= 0 || experts <= 0 || rows % experts)
-        refuse(std::to_string(rows) + " rows of " + std::to_string(cols) + " inputs are not " + std::to_string(experts) +
-               " matrices of equal, positive sizes.");
+        refuse(std::to_string(rows) + " rows of " + std::to_string(cols) + " inputs are not " +
+               std::to_string(experts) + " matrices of equal, positive sizes.");
     PackedHeader h{};
     h.kind = PackedKind::codes;
     h.rows = rows / experts;
@@ -184,16 +201,22 @@ void set_lut(PackedHeader& h, const int* values, int count) {
 }
 
 // The smallest kind that stores all these numbers exactly. Throws where one is not finite.
-ScaleKind smallest_kind(std::initializer_list<ScaleKind> allowed, const float* values, int64_t count, const char* what) {
+ScaleKind smallest_kind(std::initializer_list<ScaleKind> allowed, const float* values, int64_t count,
+                        const char* what) {
     const auto fits = [&](ScaleKind kind, float value) {
         std::uint16_t word;
         uint8_t byte;
         switch (kind) {
-            case ScaleKind::f16: return exact_f16(value, word);
-            case ScaleKind::bf16: return exact_bf16(value, word);
-            case ScaleKind::e8m0: return value > 0 && exact_e8m0(value, byte);
-            case ScaleKind::e4m3: return exact_e4m3(value, byte);
-            default: return true;
+            case ScaleKind::f16:
+                return exact_f16(value, word);
+            case ScaleKind::bf16:
+                return exact_bf16(value, word);
+            case ScaleKind::e8m0:
+                return value > 0 && exact_e8m0(value, byte);
+            case ScaleKind::e4m3:
+                return exact_e4m3(value, byte);
+            default:
+                return true;
         }
     };
     for (int64_t i = 0; i < count; ++i)
@@ -215,8 +238,8 @@ float common_factor(const float* values, int64_t count) {
     const float most = *std::max_element(values, values + count);
     const auto explains = [&](float factor) {
         return std::isnormal(factor) && std::all_of(values, values + count, [&](float value) {
-            return value == 0 || nearest_e4m3(value / factor) * factor == value;
-        });
+                   return value == 0 || nearest_e4m3(value / factor) * factor == value;
+               });
     };
     for (int code = 0x7e; code > 0 && most > 0; --code) {
         const float guess = most / e4m3_to_float(static_cast<uint8_t>(code));
@@ -316,11 +339,22 @@ PackedHeader block_header(BlockFormat format, int64_t rows, int64_t cols, int64_
         set_lut(h, values, 1 << info.bits);
     }
     switch (format) {
-        case BlockFormat::q2_k: h.scale = ScaleKind::two_level_nibbles; break;
-        case BlockFormat::q8_k: h.scale = ScaleKind::f32; break;
-        case BlockFormat::mxfp4: h.scale = ScaleKind::e8m0; break;
-        case BlockFormat::nvfp4: h.scale = ScaleKind::e4m3; h.factor = 0.5f; break;
-        case BlockFormat::tq1_0: h.kind = PackedKind::ternary; break;
+        case BlockFormat::q2_k:
+            h.scale = ScaleKind::two_level_nibbles;
+            break;
+        case BlockFormat::q8_k:
+            h.scale = ScaleKind::f32;
+            break;
+        case BlockFormat::mxfp4:
+            h.scale = ScaleKind::e8m0;
+            break;
+        case BlockFormat::nvfp4:
+            h.scale = ScaleKind::e4m3;
+            h.factor = 0.5f;
+            break;
+        case BlockFormat::tq1_0:
+            h.kind = PackedKind::ternary;
+            break;
         case BlockFormat::q1_0: {
             const int values[2] = {0, 2};
             h.bits = 1;
@@ -328,7 +362,8 @@ PackedHeader block_header(BlockFormat format, int64_t rows, int64_t cols, int64_
             h.zero = 1;
             break;
         }
-        default: break;
+        default:
+            break;
     }
     return h;
 }
@@ -354,7 +389,8 @@ Packed pack_blocks(BlockFormat format, int64_t rows, int64_t cols, int64_t exper
         for (int64_t b = 0; b < blocks_in_span; ++b) {
             std::memcpy(out.codes + b * layout.elements, block[b].codes, static_cast<std::size_t>(layout.elements));
             for (int64_t g = 0; g < groups; ++g) {
-                out.scale[b * groups + g] = (format == BlockFormat::nvfp4 ? block[b].scale[g] : block[b].super_scale) * halved;
+                out.scale[b * groups + g] =
+                    (format == BlockFormat::nvfp4 ? block[b].scale[g] : block[b].super_scale) * halved;
                 out.minimum[b * groups + g] = -block[b].super_min;
                 out.sub_scale[b * groups + g] = block[b].sub_scale[g];
                 out.sub_min[b * groups + g] = block[b].sub_min[g];
@@ -368,7 +404,8 @@ Packed pack_blocks(BlockFormat format, int64_t rows, int64_t cols, int64_t exper
 }
 
 Packed pack_affine(const AffineSource& s) {
-    if (s.bits < 1 || s.bits > 8) refuse("codes of " + std::to_string(s.bits) + " bits have no packing; 1 to 8 bits have.");
+    if (s.bits < 1 || s.bits > 8)
+        refuse("codes of " + std::to_string(s.bits) + " bits have no packing; 1 to 8 bits have.");
     const int64_t groups = s.rows * (s.cols / std::max<int64_t>(1, s.group));
     PackedHeader h = start("affine", s.rows, s.cols, s.experts, (s.rows * s.cols * s.bits + 7) / 8 + 2 * groups);
     h.bits = s.bits == 7 ? 8 : static_cast<uint32_t>(s.bits);
@@ -376,7 +413,10 @@ Packed pack_affine(const AffineSource& s) {
     h.group = usable_group(s.group, s.cols);
     const auto small = {ScaleKind::f16, ScaleKind::bf16};
     h.scale = smallest_kind(small, s.scales, groups, "scale");
-    h.minimum = s.zeros ? MinKind::zeros : s.fractions ? MinKind::fractions : s.minimums ? MinKind::stored : MinKind::none;
+    h.minimum = s.zeros       ? MinKind::zeros
+                : s.fractions ? MinKind::fractions
+                : s.minimums  ? MinKind::stored
+                              : MinKind::none;
     const float* const minimums = s.fractions ? s.fractions : s.minimums;
     if (minimums && smallest_kind(small, minimums, groups, s.fractions ? "zero point" : "minimum") != h.scale)
         h.scale = ScaleKind::f32;
@@ -410,7 +450,8 @@ Packed pack_integer_codebook(const CodebookSource& s, const int* values, float s
     h.group = usable_group(s.group, s.cols);
     h.factor = step;
     set_lut(h, values, 16);
-    h.scale = smallest_kind({ScaleKind::e8m0, ScaleKind::e4m3, ScaleKind::f16, ScaleKind::bf16}, s.scales, groups, "scale");
+    h.scale =
+        smallest_kind({ScaleKind::e8m0, ScaleKind::e4m3, ScaleKind::f16, ScaleKind::bf16}, s.scales, groups, "scale");
     const float common = h.scale == ScaleKind::f32 ? common_factor(s.scales, groups) : 0.0f;
     if (common > 0) {
         h.scale = ScaleKind::e4m3;
@@ -421,9 +462,8 @@ Packed pack_integer_codebook(const CodebookSource& s, const int* values, float s
         std::copy_n(s.codes + row * s.cols + span * span_inputs, count, out.codes);
         for (int64_t i = 0; i < count; ++i)
             if (out.codes[i] > 15) refuse("a code of row " + std::to_string(row) + " is not below 16.");
-        each_group(h, s.group, span, count, [&](int64_t g, int64_t from) {
-            out.scale[g] = stored(s.scales[row * a_row + from]);
-        });
+        each_group(h, s.group, span, count,
+                   [&](int64_t g, int64_t from) { out.scale[g] = stored(s.scales[row * a_row + from]); });
     });
 }
 

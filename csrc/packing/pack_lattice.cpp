@@ -58,13 +58,20 @@ using StoreBlock = void (*)(const u8*, const PackedHeader&, int, std::byte*);
 
 StoreBlock store_of(BlockFormat format) {
     switch (format) {
-        case BlockFormat::iq2_xxs: return store_block<BlockFormat::iq2_xxs>;
-        case BlockFormat::iq2_xs: return store_block<BlockFormat::iq2_xs>;
-        case BlockFormat::iq2_s: return store_block<BlockFormat::iq2_s>;
-        case BlockFormat::iq3_xxs: return store_block<BlockFormat::iq3_xxs>;
-        case BlockFormat::iq3_s: return store_block<BlockFormat::iq3_s>;
-        case BlockFormat::iq1_s: return store_block<BlockFormat::iq1_s>;
-        default: return store_block<BlockFormat::iq1_m>;
+        case BlockFormat::iq2_xxs:
+            return store_block<BlockFormat::iq2_xxs>;
+        case BlockFormat::iq2_xs:
+            return store_block<BlockFormat::iq2_xs>;
+        case BlockFormat::iq2_s:
+            return store_block<BlockFormat::iq2_s>;
+        case BlockFormat::iq3_xxs:
+            return store_block<BlockFormat::iq3_xxs>;
+        case BlockFormat::iq3_s:
+            return store_block<BlockFormat::iq3_s>;
+        case BlockFormat::iq1_s:
+            return store_block<BlockFormat::iq1_s>;
+        default:
+            return store_block<BlockFormat::iq1_m>;
     }
 }
 
@@ -85,8 +92,8 @@ Packed pack_lattice(const PackedHeader& start, const std::uint8_t* blocks) {
             const int64_t first = i % panels * panel_rows, rows = std::min(panel_rows, h.rows - first);
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t s = 0; s < spans; ++s)
-                    store(blocks + ((i / panels * h.rows + first + r) * spans + s) * block_bytes, h, static_cast<int>(r),
-                          out->writable() + i * h.panel_bytes + s * h.span_bytes);
+                    store(blocks + ((i / panels * h.rows + first + r) * spans + s) * block_bytes, h,
+                          static_cast<int>(r), out->writable() + i * h.panel_bytes + s * h.span_bytes);
         }
     });
     return out;

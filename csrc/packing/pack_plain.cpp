@@ -20,8 +20,8 @@ using std::int64_t;
 
 PackedHeader start(const char* source, PackedKind kind, int64_t rows, int64_t cols, int64_t experts) {
     if (rows <= 0 || cols <= 0 || experts <= 0 || rows % experts)
-        refuse(std::to_string(rows) + " rows of " + std::to_string(cols) + " inputs are not " + std::to_string(experts) +
-               " matrices of equal, positive sizes.");
+        refuse(std::to_string(rows) + " rows of " + std::to_string(cols) + " inputs are not " +
+               std::to_string(experts) + " matrices of equal, positive sizes.");
     PackedHeader h{};
     h.kind = kind;
     h.rows = rows / experts;
@@ -42,14 +42,16 @@ Packed pack(PackedHeader& h, Fill&& fill) {
     parallel_for(h.experts * panels, 4, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             const int64_t first = i % panels * panel_rows;
-            fill(i / panels * h.rows + first, std::min(panel_rows, h.rows - first), out->writable() + i * h.panel_bytes);
+            fill(i / panels * h.rows + first, std::min(panel_rows, h.rows - first),
+                 out->writable() + i * h.panel_bytes);
         }
     });
     return out;
 }
 
 void check_scale(float scale) {
-    if (!std::isfinite(scale)) refuse("a scale is " + std::to_string(scale) + ": it must be finite. The weights are damaged.");
+    if (!std::isfinite(scale))
+        refuse("a scale is " + std::to_string(scale) + ": it must be finite. The weights are damaged.");
 }
 
 template <class T>
@@ -57,7 +59,9 @@ void transpose(const std::byte* data, int64_t row, int64_t rows, int64_t cols, s
     for (int64_t r = 0; r < rows; ++r) {
         const std::byte* const from = data + (row + r) * cols * static_cast<int64_t>(sizeof(T));
         std::byte* const at = to + r * static_cast<int64_t>(sizeof(T));
-        for (int64_t k = 0; k < cols; ++k) std::memcpy(at + k * 16 * static_cast<int64_t>(sizeof(T)), from + k * static_cast<int64_t>(sizeof(T)), sizeof(T));
+        for (int64_t k = 0; k < cols; ++k)
+            std::memcpy(at + k * 16 * static_cast<int64_t>(sizeof(T)), from + k * static_cast<int64_t>(sizeof(T)),
+                        sizeof(T));
     }
 }
 
@@ -81,7 +85,9 @@ bool integer_table(const float* table, int* values, float& step) {
 Packed pack_plain(const PlainSource& s) {
     static constexpr const char* names[] = {"", "", "f32", "bf16", "f16", "f8_e4m3", "f8_e5m2"};
     PackedHeader h = start(names[static_cast<int>(s.kind)], s.kind, s.rows, s.cols, s.experts);
-    const int64_t size = s.kind == PackedKind::f32 ? 4 : s.kind == PackedKind::bf16 || s.kind == PackedKind::f16 ? 2 : 1;
+    const int64_t size = s.kind == PackedKind::f32                                 ? 4
+                         : s.kind == PackedKind::bf16 || s.kind == PackedKind::f16 ? 2
+                                                                                   : 1;
     const int64_t tile_rows = s.scales ? s.tile_rows : s.rows, tile_cols = s.scales ? s.tile_cols : s.cols;
     if (tile_rows <= 0 || tile_cols <= 0) refuse("tiles of a scale must have positive sizes.");
     h.group = std::min(tile_cols, s.cols);
@@ -102,14 +108,16 @@ Packed pack_plain(const PlainSource& s) {
         if (size == 2) return transpose<std::uint16_t>(s.data, row, rows, s.cols, panel);
         if (s.kind == PackedKind::f8_e4m3)
             for (const std::byte *at = s.data + row * s.cols, *end = at + rows * s.cols; at < end; ++at)
-                if ((*at & std::byte{0x7f}) == std::byte{0x7f}) refuse("a weight is NaN (e4m3 code 0x7f). The weights are damaged.");
+                if ((*at & std::byte{0x7f}) == std::byte{0x7f})
+                    refuse("a weight is NaN (e4m3 code 0x7f). The weights are damaged.");
         transpose<std::uint8_t>(s.data, row, rows, s.cols, panel);
     });
 }
 
 Packed pack_codebook(const CodebookSource& s) {
     if (s.group <= 0 || s.cols % s.group)
-        refuse("a group of " + std::to_string(s.group) + " inputs does not divide rows of " + std::to_string(s.cols) + ".");
+        refuse("a group of " + std::to_string(s.group) + " inputs does not divide rows of " + std::to_string(s.cols) +
+               ".");
     int values[16];
     float step;
     if (s.group % 16 == 0 && integer_table(s.table, values, step)) return pack_integer_codebook(s, values, step);
@@ -127,7 +135,8 @@ Packed pack_codebook(const CodebookSource& s) {
             const std::uint8_t* const codes = s.codes + (row + r) * s.cols;
             for (int64_t k = 0; k < s.cols; ++k) {
                 if (codes[k] > 15) refuse("a code of row " + std::to_string(row + r) + " is not below 16.");
-                nibbles[16 * (k / 2) + r] = static_cast<std::uint8_t>(nibbles[16 * (k / 2) + r] | codes[k] << 4 * (k % 2));
+                nibbles[16 * (k / 2) + r] =
+                    static_cast<std::uint8_t>(nibbles[16 * (k / 2) + r] | codes[k] << 4 * (k % 2));
             }
         }
     });

@@ -18,37 +18,51 @@ std::int64_t up_to(std::int64_t value, std::int64_t multiple) { return (value + 
 
 std::int64_t stored_bytes(ScaleKind kind) {
     switch (kind) {
-        case ScaleKind::none: return 0;
-        case ScaleKind::f32: return 4;
+        case ScaleKind::none:
+            return 0;
+        case ScaleKind::f32:
+            return 4;
         case ScaleKind::f16:
-        case ScaleKind::bf16: return 2;
-        default: return 1;
+        case ScaleKind::bf16:
+            return 2;
+        default:
+            return 1;
     }
 }
 
 std::int64_t value_bits(PackedKind kind) {
     switch (kind) {
-        case PackedKind::f32: return 32;
+        case PackedKind::f32:
+            return 32;
         case PackedKind::bf16:
-        case PackedKind::f16: return 16;
+        case PackedKind::f16:
+            return 16;
         case PackedKind::f8_e4m3:
-        case PackedKind::f8_e5m2: return 8;
-        default: return 4;
+        case PackedKind::f8_e5m2:
+            return 8;
+        default:
+            return 4;
     }
 }
 
 bool two_level(const PackedHeader& h) {
-    return h.scale == ScaleKind::two_level || h.scale == ScaleKind::two_level_nibbles || h.scale == ScaleKind::odd_nibbles;
+    return h.scale == ScaleKind::two_level || h.scale == ScaleKind::two_level_nibbles ||
+           h.scale == ScaleKind::odd_nibbles;
 }
 
 float stored_scale(ScaleKind kind, const std::byte* at, std::int64_t i) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(at);
     switch (kind) {
-        case ScaleKind::f32: return reinterpret_cast<const float*>(at)[i];
-        case ScaleKind::bf16: return bf16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
-        case ScaleKind::e8m0: return e8m0_to_float(bytes[i]);
-        case ScaleKind::e4m3: return e4m3_to_float(bytes[i]);
-        default: return f16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
+        case ScaleKind::f32:
+            return reinterpret_cast<const float*>(at)[i];
+        case ScaleKind::bf16:
+            return bf16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
+        case ScaleKind::e8m0:
+            return e8m0_to_float(bytes[i]);
+        case ScaleKind::e4m3:
+            return e4m3_to_float(bytes[i]);
+        default:
+            return f16_to_float(reinterpret_cast<const std::uint16_t*>(at)[i]);
     }
 }
 
@@ -57,7 +71,8 @@ struct GroupScale {
     float zero;
 };
 
-GroupScale group_scale(const PackedHeader& h, const SpanLayout& layout, const std::byte* span, std::int64_t group, int column) {
+GroupScale group_scale(const PackedHeader& h, const SpanLayout& layout, const std::byte* span, std::int64_t group,
+                       int column) {
     const std::int64_t i = group * 16 + column;
     const auto zero = static_cast<float>(h.zero);
     if (!two_level(h)) {
@@ -92,13 +107,20 @@ int plane_code(std::uint32_t bits, const std::uint8_t* unit, std::int64_t v, std
     const auto pair = [&](std::int64_t at) { return unit[at + v / 4 * 64 + byte] >> 2 * (v % 4) & 3; };
     const auto single = [&](std::int64_t at) { return unit[at + byte] >> v & 1; };
     switch (bits) {
-        case 1: return single(0);
-        case 2: return pair(0);
-        case 3: return pair(0) | single(128) << 2;
-        case 4: return nibble();
-        case 5: return nibble() | single(256) << 4;
-        case 6: return nibble() | pair(256) << 4;
-        default: return unit[v * 64 + byte];
+        case 1:
+            return single(0);
+        case 2:
+            return pair(0);
+        case 3:
+            return pair(0) | single(128) << 2;
+        case 4:
+            return nibble();
+        case 5:
+            return nibble() | single(256) << 4;
+        case 6:
+            return nibble() | pair(256) << 4;
+        default:
+            return unit[v * 64 + byte];
     }
 }
 
@@ -114,9 +136,11 @@ int lattice_code(BlockFormat format, const std::uint8_t* unit, std::int64_t inpu
     return lattice_zero + (bit(layout.signs() + 8 * (input / 4), 4 * column + input % 4) ? -value : value);
 }
 
-int code_of(const PackedHeader& h, const std::uint8_t* widths, const std::uint8_t* codes, std::int64_t input, int column) {
+int code_of(const PackedHeader& h, const std::uint8_t* widths, const std::uint8_t* codes, std::int64_t input,
+            int column) {
     if (h.kind == PackedKind::lattice)
-        return lattice_code(h.points, codes + input / unit_inputs * lattice_layout(h.points).bytes(), input % unit_inputs, column);
+        return lattice_code(h.points, codes + input / unit_inputs * lattice_layout(h.points).bytes(),
+                            input % unit_inputs, column);
     std::int64_t v = input / 4;
     const std::int64_t byte = 4 * column + input % 4;
     if (h.kind == PackedKind::ternary) {
@@ -161,12 +185,18 @@ void unpack_float_row(const PackedMatrix& matrix, const std::byte* panel, int co
     const auto value = [&](std::int64_t k) {
         const std::int64_t i = 16 * k + column;
         switch (h.kind) {
-            case PackedKind::f32: return reinterpret_cast<const float*>(data)[i];
-            case PackedKind::bf16: return bf16_to_float(words[i]);
-            case PackedKind::f16: return f16_to_float(words[i]);
-            case PackedKind::f8_e4m3: return e4m3_to_float(bytes[i]);
-            case PackedKind::f8_e5m2: return e5m2_to_float(bytes[i]);
-            default: return h.table[bytes[16 * (k / 2) + column] >> 4 * (k % 2) & 15];
+            case PackedKind::f32:
+                return reinterpret_cast<const float*>(data)[i];
+            case PackedKind::bf16:
+                return bf16_to_float(words[i]);
+            case PackedKind::f16:
+                return f16_to_float(words[i]);
+            case PackedKind::f8_e4m3:
+                return e4m3_to_float(bytes[i]);
+            case PackedKind::f8_e5m2:
+                return e5m2_to_float(bytes[i]);
+            default:
+                return h.table[bytes[16 * (k / 2) + column] >> 4 * (k % 2) & 15];
         }
     };
     for (std::int64_t k = 0; k < h.cols; ++k) out[k] = scaled ? scales[k / h.group * 16 + column] * value(k) : value(k);
@@ -183,7 +213,8 @@ std::vector<std::int64_t> panel_starts(const PackedHeader& h, const std::uint8_t
 }
 
 void require(bool holds, const char* what) {
-    if (!holds) throw std::invalid_argument(std::string("this packed matrix is damaged or of another version: ") + what);
+    if (!holds)
+        throw std::invalid_argument(std::string("this packed matrix is damaged or of another version: ") + what);
 }
 
 }  // namespace
@@ -239,9 +270,11 @@ std::int64_t PackedMatrix::segment_unit() const {
 void PackedMatrix::cut(const std::vector<std::int64_t>& ends) {
     const std::int64_t unit = segment_unit();
     const auto fits = [&] {
-        if (ends.empty() || ends.size() > static_cast<std::size_t>(most_segments) || ends.back() != header_.cols) return false;
+        if (ends.empty() || ends.size() > static_cast<std::size_t>(most_segments) || ends.back() != header_.cols)
+            return false;
         for (std::size_t i = 0; i < ends.size(); ++i)
-            if (ends[i] <= (i ? ends[i - 1] : 0) || (i + 1 < ends.size() && (unit == 0 || ends[i] % unit != 0))) return false;
+            if (ends[i] <= (i ? ends[i - 1] : 0) || (i + 1 < ends.size() && (unit == 0 || ends[i] % unit != 0)))
+                return false;
         return true;
     };
     if (!fits())
@@ -255,7 +288,8 @@ void PackedMatrix::cut(const std::vector<std::int64_t>& ends) {
 SpanPlace PackedMatrix::place(std::int64_t span) const {
     const std::int64_t units = std::min<std::int64_t>(8, units_of(header_) - 8 * span);
     const std::uint8_t* const own = widths() ? widths() + 8 * span : nullptr;
-    return {own ? starts_[static_cast<std::size_t>(span)] : span * header_.span_bytes, units, own, span_layout(header_, units, own)};
+    return {own ? starts_[static_cast<std::size_t>(span)] : span * header_.span_bytes, units, own,
+            span_layout(header_, units, own)};
 }
 
 PackedMatrix::PackedMatrix(const PackedHeader& header, const std::uint8_t* widths) : header_(header) {
@@ -289,7 +323,8 @@ PackedMatrix::PackedMatrix(const PackedHeader& header, const std::byte* data, st
     PackedHeader expected = header;
     if (header.widths_offset) {
         require(header.widths_offset > 0 && header.widths_offset + units_of(header) <= header.data_bytes, "widths");
-        require(std::all_of(widths(), widths() + units_of(header), [](int w) { return w >= 1 && w <= 8 && w != 7; }), "widths");
+        require(std::all_of(widths(), widths() + units_of(header), [](int w) { return w >= 1 && w <= 8 && w != 7; }),
+                "widths");
         starts_ = panel_starts(header, widths());
     }
     lay_out(expected, header.order_offset != 0, widths());
@@ -304,16 +339,19 @@ PackedMatrix::PackedMatrix(const PackedHeader& header, const std::byte* data, st
 }
 
 std::string PackedMatrix::kind() const {
-    static constexpr const char* kinds[] = {"", "ternary codes", "fp32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "4-bit table",
-                                            "points of a lattice"};
-    static constexpr const char* scales[] = {"", "fp32", "fp16", "bf16", "e8m0", "e4m3", "two-level", "two-level", "two-level", "squared"};
+    static constexpr const char* kinds[] = {
+        "", "ternary codes", "fp32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "4-bit table", "points of a lattice"};
+    static constexpr const char* scales[] = {"",     "fp32",      "fp16",      "bf16",      "e8m0",
+                                             "e4m3", "two-level", "two-level", "two-level", "squared"};
     const auto at = [](auto value) { return static_cast<std::size_t>(value); };
-    std::string out = header_.kind == PackedKind::codes ? std::to_string(header_.bits) + "-bit codes" : kinds[at(header_.kind)];
+    std::string out =
+        header_.kind == PackedKind::codes ? std::to_string(header_.bits) + "-bit codes" : kinds[at(header_.kind)];
     if (const auto* const bits = widths())
         out = std::to_string(*std::min_element(bits, bits + units_of(header_))) + "- to " + out;
     if (header_.has_lut) out += " of a table";
     if (header_.scale == ScaleKind::none) return out;
-    out += ", group " + std::to_string(std::min(header_.group, header_.cols)) + ", " + scales[at(header_.scale)] + " scales";
+    out += ", group " + std::to_string(std::min(header_.group, header_.cols)) + ", " + scales[at(header_.scale)] +
+           " scales";
     if (header_.minimum == MinKind::zeros) out += " and zero points";
     if (header_.minimum == MinKind::fractions) out += " and fractional zero points";
     if (header_.minimum == MinKind::stored) out += " and minimums";

@@ -2,17 +2,19 @@
 // other, in one flat region that can be written to a file and mapped back as it is.
 //
 // Integer kinds. Inputs come in spans of 256 (the last one shorter, whole units of 32). A span of n units is
-//     codes      n · 64 · bits bytes: per unit the bit planes, high planes last; see codes.h (lattice: lattice_layout.h)
-//     scales     one-level: [groups of the span][16] numbers of `scale`; two-level: [groups][16] int8; odd nibbles:
+//     codes      n · 64 · bits bytes: per unit the bit planes, high planes last; see codes.h (lattice:
+//     lattice_layout.h) scales     one-level: [groups of the span][16] numbers of `scale`; two-level: [groups][16]
+//     int8; odd nibbles:
 //                [groups / 2][16] bytes of two s, low first, for scales 2 s + 1; squares: [groups][16] uint8 of s for
 //                scales (s + 1)² times the group's
-//     minimums   the same, if any (zeros: [groups][16] uint8; two-level: [groups][16] int8); fractions are zero points in
+//     minimums   the same, if any (zeros: [groups][16] uint8; two-level: [groups][16] int8); fractions are zero points
+//     in
 //                the kind of the scales
 //     supers     two-level: [16] fp16 scales, then [16] fp16 minimums if any; squares: [groups] fp32
-// padded to 64 bytes (lattice: 32). Longer groups than a span repeat their scale in every span, others are cut into known sizes.
-// Float kinds: [tiles of K][16] float scales if any, then [K][16] values; table kind: nibbles, two inputs a byte.
-// Behind the panels: `order`, if any; then `widths`, if any: the bits of each unit's codes, which are those of the others
-// about the same zero, less zero - 2^(bits - 1).
+// padded to 64 bytes (lattice: 32). Longer groups than a span repeat their scale in every span, others are cut into
+// known sizes. Float kinds: [tiles of K][16] float scales if any, then [K][16] values; table kind: nibbles, two inputs
+// a byte. Behind the panels: `order`, if any; then `widths`, if any: the bits of each unit's codes, which are those of
+// the others about the same zero, less zero - 2^(bits - 1).
 #pragma once
 
 #include <algorithm>
@@ -34,7 +36,18 @@ inline constexpr std::int64_t span_inputs = 256;
 inline constexpr std::int64_t unit_inputs = 32;
 
 enum class PackedKind : std::uint32_t { codes, ternary, f32, bf16, f16, f8_e4m3, f8_e5m2, table, lattice };
-enum class ScaleKind : std::uint32_t { none, f32, f16, bf16, e8m0, e4m3, two_level, two_level_nibbles, odd_nibbles, squares };
+enum class ScaleKind : std::uint32_t {
+    none,
+    f32,
+    f16,
+    bf16,
+    e8m0,
+    e4m3,
+    two_level,
+    two_level_nibbles,
+    odd_nibbles,
+    squares
+};
 enum class MinKind : std::uint32_t { none, zeros, stored, fractions };
 
 // Whether a kind's weights are integers with scales, multiplied by quantised activations.
@@ -48,19 +61,19 @@ struct PackedHeader {
     PackedKind kind;
     ScaleKind scale;
     MinKind minimum;
-    std::uint32_t bits;        // of a code
-    std::uint32_t has_lut;     // codes are indices of lut
-    std::int32_t zero;         // subtracted from every code (or from every value of lut)
-    std::int64_t rows, cols;   // of one expert
+    std::uint32_t bits;       // of a code
+    std::uint32_t has_lut;    // codes are indices of lut
+    std::int32_t zero;        // subtracted from every code (or from every value of lut)
+    std::int64_t rows, cols;  // of one expert
     std::int64_t experts;
-    std::int64_t group;        // inputs of one scale: integer kinds 16, 32, 64, 128 or 256
+    std::int64_t group;  // inputs of one scale: integer kinds 16, 32, 64, 128 or 256
     std::int64_t panel_bytes, span_bytes, data_bytes, order_offset;  // order_offset: 0 if there is none
-    std::int64_t file_bytes;   // of the matrix in the format it came from
-    float factor;              // times every scale
+    std::int64_t file_bytes;                                         // of the matrix in the format it came from
+    float factor;                                                    // times every scale
     std::uint8_t lut[16];
     float table[16];
-    char source[16];           // name of the format it came from
-    BlockFormat points;        // lattice: whose grid the codes are places of
+    char source[16];             // name of the format it came from
+    BlockFormat points;          // lattice: whose grid the codes are places of
     std::int64_t widths_offset;  // 0 if all codes have `bits`
     std::uint32_t segments;      // 0 for one
     std::int32_t segment_ends[8];
@@ -126,8 +139,8 @@ public:
         if (header_.segments == 0) return {0, header_.cols};
         return {index ? header_.segment_ends[index - 1] : 0, header_.segment_ends[index]};
     }
-    // Of how many inputs each segment but the last has to be a multiple, so that a part of them has the same sums when it is
-    // packed alone; 0 where inputs are in another order.
+    // Of how many inputs each segment but the last has to be a multiple, so that a part of them has the same sums when
+    // it is packed alone; 0 where inputs are in another order.
     std::int64_t segment_unit() const;
     // Where segments end, the last at cols(). Throws std::invalid_argument if that is no multiple of segment_unit().
     void cut(const std::vector<std::int64_t>& ends);
@@ -157,10 +170,10 @@ struct AffineSource {  // as Affine of kernels/canonical.py
     int bits, zero;
     const std::uint8_t* codes;
     const float* scales;
-    const std::uint8_t* zeros;   // or null
-    const float* fractions;      // zero points that are no integers, or null
-    const float* minimums;       // or null
-    const std::int32_t* order;   // or null
+    const std::uint8_t* zeros;  // or null
+    const float* fractions;     // zero points that are no integers, or null
+    const float* minimums;      // or null
+    const std::int32_t* order;  // or null
 };
 Packed pack_affine(const AffineSource& source);
 

@@ -25,9 +25,7 @@ inline float e4m3_to_float(std::uint8_t bits) {
 inline float e5m2_to_float(std::uint8_t bits) { return f16_to_float(static_cast<std::uint16_t>(bits << 8)); }
 
 // 2^(e - 128)
-inline float e8m0_to_float(std::uint8_t e) {
-    return std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1u) << 23);
-}
+inline float e8m0_to_float(std::uint8_t e) { return std::bit_cast<float>(e < 2 ? 0x00200000u << e : (e - 1u) << 23); }
 
 // The stored number that is `value`, exactly, or false.
 inline bool exact_bf16(float value, std::uint16_t& out) {

@@ -1,4 +1,5 @@
-// Large memory that is read from end to end: in huge pages where the system has them, so that fewer addresses are looked up.
+// Large memory that is read from end to end: in huge pages where the system has them, so that fewer addresses are
+// looked up.
 #pragma once
 
 #include <cstddef>

@@ -8,8 +8,8 @@ namespace penstock {
 
 enum class Limit : int { int8, bf16, fp32, read };
 
-// Per second and all threads of the team, best of several tries: operations (two a multiply-add) in registers, or bytes of
-// `bytes` of memory in huge pages. 0 where the instruction set, or the processor, has no such instruction.
+// Per second and all threads of the team, best of several tries: operations (two a multiply-add) in registers, or bytes
+// of `bytes` of memory in huge pages. 0 where the instruction set, or the processor, has no such instruction.
 double measure_limit(Limit limit, std::int64_t bytes);
 
 }  // namespace penstock

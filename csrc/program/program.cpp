@@ -46,8 +46,8 @@ private:
 
 void check(std::int64_t given, std::int64_t most, const char* what) {
     if (given < 0 || given > most)
-        throw std::invalid_argument("a step of " + std::to_string(given) + " " + what + " does not fit a program made for " +
-                                    std::to_string(most) + ".");
+        throw std::invalid_argument("a step of " + std::to_string(given) + " " + what +
+                                    " does not fit a program made for " + std::to_string(most) + ".");
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ struct StepInputs {
     const std::int64_t* adapter_slot = nullptr;  // [tokens, adapters], 0 for none; null where no token has one
     const float* adapter_scale = nullptr;        // [tokens, adapters]
     std::int64_t adapters = 0;
-    const MaskKind* masks = nullptr;       // [rows], null if all are causal
-    const std::int32_t* spans = nullptr;  // [tokens, 2], as in AttentionRows
+    const MaskKind* masks = nullptr;            // [rows], null if all are causal
+    const std::int32_t* spans = nullptr;        // [tokens, 2], as in AttentionRows
     const std::int64_t* logit_index = nullptr;  // [logit_rows], tokens whose logits are wanted
     // Rows of hidden states that are given from outside: [levels, injected, N].
     std::int64_t injected = 0;
@@ -36,7 +36,8 @@ struct StepInputs {
         const std::int32_t* block_table = nullptr;  // [rows, table_width]
         std::int64_t table_width = 0;
         const std::int64_t* slot = nullptr;  // [tokens]
-        // [rows], entries of another sequence (an encoder's), all of which every query sees; null: the rows' own tokens.
+        // [rows], entries of another sequence (an encoder's), all of which every query sees; null: the rows' own
+        // tokens.
         const std::int32_t* context_len = nullptr;
     };
     std::vector<Group> groups;

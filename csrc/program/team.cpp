@@ -21,8 +21,8 @@ namespace penstock {
 namespace {
 
 constexpr std::int64_t max_phases = 1 << 14;
-constexpr int spins_before_yield = 2000;   // about 50 microseconds of waiting for another member
-constexpr int spins_before_sleep = 3000;   // a helper looks that often for work before it sleeps
+constexpr int spins_before_yield = 2000;  // about 50 microseconds of waiting for another member
+constexpr int spins_before_sleep = 3000;  // a helper looks that often for work before it sleeps
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -74,11 +74,13 @@ private:
     void serve(int index) {
         int seen = 0;
         for (;;) {
-            for (int spins = 0; round.load(std::memory_order_acquire) == seen && spins < spins_before_sleep; ++spins) relax();
+            for (int spins = 0; round.load(std::memory_order_acquire) == seen && spins < spins_before_sleep; ++spins)
+                relax();
             round.wait(seen, std::memory_order_acquire);
             seen = round.load(std::memory_order_acquire);
             int state = helping.load(std::memory_order_acquire);
-            while (state >= open && !helping.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {}
+            while (state >= open && !helping.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
+            }
             if (state < open) continue;  // too late for this job
             if (index < members) {
                 working = true;

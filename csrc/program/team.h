@@ -22,8 +22,8 @@ public:
     Worker(Phase* phases, std::int64_t room, int index, int count)
         : phases_(phases), room_(room), index_(index), count_(count) {}
 
-    int index() const { return index_; }              // below count(); 0 is the caller
-    int count() const { return count_; }              // most members the team may have
+    int index() const { return index_; }  // below count(); 0 is the caller
+    int count() const { return count_; }  // most members the team may have
     std::int64_t phases_used() const { return used_; }
 
     // Calls work(begin, end) on disjoint ranges of at most `chunk` items that cover [0, count), here or in another

@@ -1,6 +1,7 @@
 // Matrix units: eight tiles of up to 16 rows of 64 bytes. Tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
 //
-// Own inline assembly: the intrinsics of gcc 12 name 8 of the 64 configuration bytes as read, and not the memory of tiles.
+// Own inline assembly: the intrinsics of gcc 12 name 8 of the 64 configuration bytes as read, and not the memory of
+// tiles.
 #pragma once
 
 #include <immintrin.h>
@@ -45,7 +46,8 @@ public:
     }
 };
 
-// Two vectors of floats rounded to bfloat16, to nearest, ties to even; `low` comes first. Subnormal numbers become zero.
+// Two vectors of floats rounded to bfloat16, to nearest, ties to even; `low` comes first. Subnormal numbers become
+// zero.
 static inline __m512i to_bf16(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
 
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -17,7 +17,8 @@ public:
 
     template <int t>
     void load(const void* from, std::int64_t stride) {
-        for (int r = 0; r < rows_of(t); ++r) std::memcpy(tile_[t][r], static_cast<const std::byte*>(from) + r * stride, 64);
+        for (int r = 0; r < rows_of(t); ++r)
+            std::memcpy(tile_[t][r], static_cast<const std::byte*>(from) + r * stride, 64);
     }
     template <int t>
     void store(void* to, std::int64_t stride) const {
@@ -27,8 +28,9 @@ public:
     void zero() {
         std::memset(tile_[t], 0, sizeof(tile_[t]));
     }
-    // TDPBF16PS (Intel SDM volume 2): fused products of the first halves of all pairs, and of the second halves, start at
-    // zero; their sum is added to what was there. Every step rounds to nearest and takes and gives subnormals as zero.
+    // TDPBF16PS (Intel SDM volume 2): fused products of the first halves of all pairs, and of the second halves, start
+    // at zero; their sum is added to what was there. Every step rounds to nearest and takes and gives subnormals as
+    // zero.
     template <int sums, int activations, int weights>
     void multiply() {
         const std::uint32_t before = _mm_getcsr(), flush = 0x9fc0;  // exceptions masked, FTZ, DAZ

@@ -59,9 +59,7 @@ static inline U64 load_words(const std::uint32_t* from) {
             _mm256_cvtepu32_epi64(_mm256_extracti128_si256(words, 1))};
 }
 static inline U64 splat_words(std::uint32_t word) { return {_mm256_set1_epi64x(word), _mm256_set1_epi64x(word)}; }
-static inline U64 operator^(U64 a, U64 b) {
-    return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)};
-}
+static inline U64 operator^(U64 a, U64 b) { return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)}; }
 // The products of the low halves, whole; and what is in the high halves.
 static inline U64 multiply_words(U64 a, U64 b) {
     return {_mm256_mul_epu32(a.low, b.low), _mm256_mul_epu32(a.high, b.high)};

@@ -5,7 +5,7 @@
 
 namespace penstock::PENSTOCK_ISA::vec {
 
-inline constexpr int tile_rows = 3;  // of activations: 12 sums, 2 weights, 1 activation in 16 registers
+inline constexpr int tile_rows = 3;    // of activations: 12 sums, 2 weights, 1 activation in 16 registers
 inline constexpr int stream_rows = 1;  // of activations, whose sums with four panels fit in registers
 static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
@@ -30,8 +30,12 @@ static inline Bytes64 repeat16(const std::uint8_t* from) {
     const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
     return {both, both};
 }
-static inline Bytes64 operator|(Bytes64 a, Bytes64 b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
-static inline Bytes64 operator+(Bytes64 a, Bytes64 b) { return {_mm256_add_epi8(a.low, b.low), _mm256_add_epi8(a.high, b.high)}; }
+static inline Bytes64 operator|(Bytes64 a, Bytes64 b) {
+    return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+static inline Bytes64 operator+(Bytes64 a, Bytes64 b) {
+    return {_mm256_add_epi8(a.low, b.low), _mm256_add_epi8(a.high, b.high)};
+}
 // Bits of neighbouring bytes come in: mask() what is wanted.
 template <int bits>
 static inline Bytes64 shift_right(Bytes64 a) {  // to the left where negative
@@ -54,7 +58,9 @@ static inline Bytes64 at_least(Bytes64 a, std::uint8_t limit) {
     return {half(a.low), half(a.high)};
 }
 
-static inline Bytes64 operator-(Bytes64 a, Bytes64 b) { return {_mm256_sub_epi8(a.low, b.low), _mm256_sub_epi8(a.high, b.high)}; }
+static inline Bytes64 operator-(Bytes64 a, Bytes64 b) {
+    return {_mm256_sub_epi8(a.low, b.low), _mm256_sub_epi8(a.high, b.high)};
+}
 // Bits set in all bytes.
 static inline Bytes64 either(Bytes64 a, std::uint8_t bits) {
     const __m256i all = _mm256_set1_epi8(static_cast<char>(bits));
@@ -99,7 +105,8 @@ template <class Place>
 static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place* at) {
     const auto two = [&](int i) {
         const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(table + at[i]));
-        return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), reinterpret_cast<const double*>(table + at[i + 1])));
+        return _mm_castpd_si128(
+            _mm_loadh_pd(_mm_castsi128_pd(first), reinterpret_cast<const double*>(table + at[i + 1])));
     };
     const auto four = [&](int i) {
         return _mm256_castsi256_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(two(i)), two(i + 2), 1));
@@ -109,8 +116,8 @@ static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place*
     return {{ordered(_mm256_shuffle_ps(a, b, 0x88)), ordered(_mm256_shuffle_ps(c, d, 0x88))},
             {ordered(_mm256_shuffle_ps(a, b, 0xdd)), ordered(_mm256_shuffle_ps(c, d, 0xdd))}};
 }
-// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of the four
-// bytes at `high` is set (if there are more words than 256)
+// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of
+// the four bytes at `high` is set (if there are more words than 256)
 template <std::size_t words>
 static inline TwoBytes64 look_up_fours(const std::uint16_t* from, const std::uint8_t* low, const std::uint8_t* high,
                                        Bytes64 table) {
@@ -118,8 +125,8 @@ static inline TwoBytes64 look_up_fours(const std::uint16_t* from, const std::uin
     if constexpr (words > 256) __builtin_memcpy(&by256, high, 4);
     const auto word = [&](int i) -> int { return from[low[i] | (by256 >> i & 1) << 8]; };
     const auto eight = [&](int i) {
-        __m256i w = _mm256_setr_epi32(word(i), word(i + 1), word(i + 2), word(i + 3), word(i + 4), word(i + 5), word(i + 6),
-                                      word(i + 7));
+        __m256i w = _mm256_setr_epi32(word(i), word(i + 1), word(i + 2), word(i + 3), word(i + 4), word(i + 5),
+                                      word(i + 6), word(i + 7));
         w = _mm256_and_si256(_mm256_or_si256(w, _mm256_slli_epi32(w, 8)), _mm256_set1_epi32(0x00ff00ff));
         w = _mm256_and_si256(_mm256_or_si256(w, _mm256_slli_epi32(w, 4)), _mm256_set1_epi32(0x0f0f0f0f));
         return _mm256_shuffle_epi8(table.low, w);
@@ -144,8 +151,8 @@ static inline void store_places(std::uint32_t* to, const std::uint8_t* low, cons
 }
 
 static inline I32x16 splat_i32(std::int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
-// sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`. Sums of two products
-// have 16 bits here: weights above 129 (wide) are taken in two parts, the activations are at most 127.
+// sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`. Sums of two
+// products have 16 bits here: weights above 129 (wide) are taken in two parts, the activations are at most 127.
 template <bool wide>
 static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) {
     std::int32_t word;

@@ -5,7 +5,8 @@
 
 namespace penstock::PENSTOCK_ISA::vec {
 
-inline constexpr int tile_rows = 6;  // of activations; rows and panels of a tile make 12 sums of integers and 12 of floats
+inline constexpr int tile_rows =
+    6;  // of activations; rows and panels of a tile make 12 sums of integers and 12 of floats
 inline constexpr int stream_rows = 6;  // of activations, whose sums with four panels fit in registers
 static constexpr int float_tile_panels(int) { return 4; }
 static constexpr int tile_panels(int rows) { return rows > 3 ? 2 : 4; }
@@ -57,19 +58,21 @@ static inline Bytes64 reflect_where(Bytes64 a, const std::uint8_t* bits) {
 static inline Bytes64 fours_where(const std::uint8_t* bits, std::uint8_t clear, std::uint8_t set) {
     __mmask16 where;
     __builtin_memcpy(&where, bits, 2);
-    return {_mm512_mask_mov_epi32(_mm512_set1_epi8(static_cast<char>(clear)), where, _mm512_set1_epi8(static_cast<char>(set)))};
+    return {_mm512_mask_mov_epi32(_mm512_set1_epi8(static_cast<char>(clear)), where,
+                                  _mm512_set1_epi8(static_cast<char>(set)))};
 }
 
 struct TwoBytes64 {
     Bytes64 first, second;
 };
-// The first four bytes of sixteen entries, and the last four. Two are moved at a time: gather instructions are slow on some
-// processors.
+// The first four bytes of sixteen entries, and the last four. Two are moved at a time: gather instructions are slow on
+// some processors.
 template <class Place>
 static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place* at) {
     const auto two = [&](int i) {
         const __m128i first = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(table + at[i]));
-        return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), reinterpret_cast<const double*>(table + at[i + 1])));
+        return _mm_castpd_si128(
+            _mm_loadh_pd(_mm_castsi128_pd(first), reinterpret_cast<const double*>(table + at[i + 1])));
     };
     const auto four = [&](int i) { return _mm256_inserti128_si256(_mm256_castsi128_si256(two(i)), two(i + 2), 1); };
     const __m512i low = _mm512_inserti64x4(_mm512_castsi256_si512(four(0)), four(4), 1);
@@ -78,8 +81,8 @@ static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place*
     return {{_mm512_permutex2var_epi32(low, even, high)},
             {_mm512_permutex2var_epi32(low, _mm512_or_si512(even, _mm512_set1_epi32(1)), high)}};
 }
-// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of the four
-// bytes at `high` is set (if there are more words than 256)
+// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of
+// the four bytes at `high` is set (if there are more words than 256)
 template <std::size_t words>
 static inline TwoBytes64 look_up_fours(const std::uint16_t* from, const std::uint8_t* low, const std::uint8_t* high,
                                        Bytes64 table) {
@@ -153,7 +156,8 @@ struct Table16 {
 };
 static inline Table16 load_table(const float* table) { return {_mm512_loadu_ps(table)}; }
 static inline F32x16 lookup_low(Table16 table, const std::uint8_t* from) {
-    return {_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), table.v)};
+    return {
+        _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))), table.v)};
 }
 static inline F32x16 lookup_high(Table16 table, const std::uint8_t* from) {
     const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));

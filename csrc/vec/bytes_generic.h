@@ -89,15 +89,16 @@ static inline TwoBytes64 look_up_eights(const std::uint64_t* table, const Place*
     }
     return out;
 }
-// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of the four
-// bytes at `high` is set (if there are more words than 256)
+// table[nibble] for the four nibbles, low first, of thirty-two words, at places low[i] and 256 more where the bit of
+// the four bytes at `high` is set (if there are more words than 256)
 template <std::size_t words>
 static inline TwoBytes64 look_up_fours(const std::uint16_t* from, const std::uint8_t* low, const std::uint8_t* high,
                                        const Bytes64& table) {
     TwoBytes64 out;
     for (int i = 0; i < 32; ++i) {
         const int word = from[words > 256 ? low[i] | (high[i / 8] >> i % 8 & 1) << 8 : low[i]];
-        for (int j = 0; j < 4; ++j) (i < 16 ? out.first : out.second).lane[i % 16 * 4 + j] = table.lane[word >> 4 * j & 15];
+        for (int j = 0; j < 4; ++j)
+            (i < 16 ? out.first : out.second).lane[i % 16 * 4 + j] = table.lane[word >> 4 * j & 15];
     }
     return out;
 }

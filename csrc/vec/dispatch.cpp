@@ -30,13 +30,13 @@ extern const OpTable op_table;
 namespace amx_emulated {
 extern const OpTable op_table;
 void tile_product(const std::uint16_t* activations, int rows, const std::uint16_t* weights, int units, float* sums);
-}
+}  // namespace amx_emulated
 #endif
 #ifdef PENSTOCK_HAVE_AMX
 namespace amx {
 extern const OpTable op_table;
 void tile_product(const std::uint16_t* activations, int rows, const std::uint16_t* weights, int units, float* sums);
-}
+}  // namespace amx
 #endif
 
 namespace {
@@ -137,9 +137,10 @@ Verdict usable(std::string_view name) {
     if (verdict.refusal != Refusal::none) return verdict;
     const Isa* isa = find(name);
     if (isa->computes_rightly && !isa->computes_rightly())
-        return {Refusal::wrong, "a test product of instruction set \"" + std::string(name) +
-                                    "\" differs from what its instructions are documented to compute: this processor, or "
-                                    "what emulates it, is not to be trusted with it. Choose auto."};
+        return {Refusal::wrong,
+                "a test product of instruction set \"" + std::string(name) +
+                    "\" differs from what its instructions are documented to compute: this processor, or "
+                    "what emulates it, is not to be trusted with it. Choose auto."};
     return verdict;
 }
 

@@ -20,7 +20,8 @@ bool same_products(TileProduct one, TileProduct other) {
     };
     fill(activations, 16 * 32 * units);
     fill(weights, 512 * units);
-    for (int i = 0; i < 32 * units; ++i) activations[i] = static_cast<std::uint16_t>((i & 1) << 15 | 3 << 7);  // tiny sums
+    for (int i = 0; i < 32 * units; ++i)
+        activations[i] = static_cast<std::uint16_t>((i & 1) << 15 | 3 << 7);  // tiny sums
     for (const int rows : {16, 5, 1}) {
         alignas(64) float a[256] = {}, b[256] = {};
         one(activations, rows, weights, units, a);

@@ -10,7 +10,9 @@ namespace penstock::PENSTOCK_ISA::vec {
 static inline F32x16 load_some(const float* from, std::int64_t count) {
     return count == 16 ? load16(from) : load16(from, count);
 }
-static inline void store_some(float* to, F32x16 a, std::int64_t count) { count == 16 ? store(to, a) : store(to, a, count); }
+static inline void store_some(float* to, F32x16 a, std::int64_t count) {
+    count == 16 ? store(to, a) : store(to, a, count);
+}
 
 // One bfloat16 in all lanes.
 static inline F32x16 splat16_bf16(std::uint16_t bits) {
@@ -20,8 +22,8 @@ static inline F32x16 splat16_bf16(std::uint16_t bits) {
     return splat16(value);
 }
 
-// e^x for x <= 88; 0 below -87.3 (no subnormal results). Cephes' expf: argument reduction by ln 2 in two parts, a polynomial
-// of degree 5 (relative error below 2e-7).
+// e^x for x <= 88; 0 below -87.3 (no subnormal results). Cephes' expf: argument reduction by ln 2 in two parts, a
+// polynomial of degree 5 (relative error below 2e-7).
 static inline F32x16 exp(F32x16 x) {
     const F32x16 low = splat16(-87.33654f);
     const F32x16 inside = max(x, low);
@@ -57,8 +59,8 @@ static inline F32x16 tanh(F32x16 x) {
     return zero_below(large, size, split) + (p - zero_below(p, size, split));
 }
 
-// To the nearest e4m3 (ties to even) of magnitude 448 at most. A half of 2^-8 times the value has the same bits, seven further
-// up.
+// To the nearest e4m3 (ties to even) of magnitude 448 at most. A half of 2^-8 times the value has the same bits, seven
+// further up.
 static inline void store16_e4m3(std::uint8_t* to, F32x16 a) {
     const F32x16 end = splat16(448.0f), least = splat16(0x1p-6f);
     const F32x16 x = max(splat16(-448.0f), min(end, a)), size = abs(x);

@@ -15,7 +15,9 @@ static inline __mmask16 first(std::int64_t count) { return static_cast<__mmask16
 
 static inline F32x16 load16(const float* from) { return {_mm512_loadu_ps(from)}; }
 // The first `count` (0 to 15) values, then zeros; nothing beyond them is read.
-static inline F32x16 load16(const float* from, std::int64_t count) { return {_mm512_maskz_loadu_ps(first(count), from)}; }
+static inline F32x16 load16(const float* from, std::int64_t count) {
+    return {_mm512_maskz_loadu_ps(first(count), from)};
+}
 static inline F32x16 splat16(float value) { return {_mm512_set1_ps(value)}; }
 static inline void store(float* to, F32x16 a) { _mm512_storeu_ps(to, a.v); }
 static inline void store(float* to, F32x16 a, std::int64_t count) { _mm512_mask_storeu_ps(to, first(count), a.v); }
@@ -120,7 +122,8 @@ static inline void transpose(F32x16 (&row)[16]) {
     }
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) {
-        const __m512 even_top = _mm512_shuffle_f32x4(b[c], b[c + 4], 0x88), odd_top = _mm512_shuffle_f32x4(b[c], b[c + 4], 0xdd);
+        const __m512 even_top = _mm512_shuffle_f32x4(b[c], b[c + 4], 0x88),
+                     odd_top = _mm512_shuffle_f32x4(b[c], b[c + 4], 0xdd);
         const __m512 even_low = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0x88),
                      odd_low = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0xdd);
         row[c].v = _mm512_shuffle_f32x4(even_top, even_low, 0x88);

@@ -132,10 +132,10 @@ struct Cache {
                                       row.blocks[at(position / layout.block_size)] * layout.key_block_bytes +
                                       (head * tiles_per_block(layout) + offset / 16) * key_tile_bytes(layout);
         const bool packed = shape.type == KvType::i4;
-        const std::int64_t place = shape.type == KvType::bf16 ? d / 2 * 32 + lane * 2 + d % 2
-                                                              : (packed ? d / 2 : d) * 16 + lane;
-        const double code = in_fours(layout) ? biased(tile, in_four(d, lane, 16))
-                                             : element(shape.type, tile, place, d % 2);
+        const std::int64_t place =
+            shape.type == KvType::bf16 ? d / 2 * 32 + lane * 2 + d % 2 : (packed ? d / 2 : d) * 16 + lane;
+        const double code =
+            in_fours(layout) ? biased(tile, in_four(d, lane, 16)) : element(shape.type, tile, place, d % 2);
         const std::int64_t second = shape.latent && has_token_scale(shape.type) && d >= shape.value_dim ? 16 : 0;
         return scaled(shape.type, code, tile + key_code_bytes(layout), d, lane + second);
     }
@@ -150,8 +150,8 @@ struct Cache {
         const std::int64_t place = packed                       ? lane * room / 2 + d / 32 * 16 + d % 16
                                    : shape.type == KvType::bf16 ? lane / 2 * 2 * room + 2 * d + lane % 2
                                                                 : lane * room + d;
-        const double code = in_fours(layout) ? biased(tile, in_four(lane, d, room))
-                                             : element(shape.type, tile, place, d / 16 % 2);
+        const double code =
+            in_fours(layout) ? biased(tile, in_four(lane, d, room)) : element(shape.type, tile, place, d / 16 % 2);
         return scaled(shape.type, code, tile + value_code_bytes(layout), d, lane);
     }
 };
@@ -284,8 +284,8 @@ double exact(const Cache& cache, const Row& row, std::int64_t position, std::int
     return sum / total;
 }
 
-// Of the formula on the stored keys and values; queries and weights are bfloat16 where pairs of those are multiplied, and
-// whole numbers of 15 bits where integers are.
+// Of the formula on the stored keys and values; queries and weights are bfloat16 where pairs of those are multiplied,
+// and whole numbers of 15 bits where integers are.
 double tolerance(const Case& c) {
     if (c.type == KvType::i8 && !c.latent) return 2e-4;
     return c.type == KvType::bf16 && std::strcmp(ops().isa, "avx512_bf16") == 0 ? 2e-2 : 2e-5;
@@ -458,7 +458,8 @@ std::vector<Case> cases() {
         out.push_back({.type = t, .heads = 6, .kv_heads = 2, .dim = 20, .value_dim = 36, .window = 40, .sinks = true});
         out.push_back({.type = t, .heads = 8, .kv_heads = 1, .dim = 32, .value_dim = 32, .cap = 2.0f});
         out.push_back({.type = t, .heads = 5, .kv_heads = 1, .dim = 57, .value_dim = 48, .latent = true});
-        out.push_back({.type = t, .heads = 80, .kv_heads = 1, .dim = 100, .value_dim = 96, .latent = true, .both = true});
+        out.push_back(
+            {.type = t, .heads = 80, .kv_heads = 1, .dim = 100, .value_dim = 96, .latent = true, .both = true});
     }
     out.push_back({.type = KvType::f32, .heads = 3, .kv_heads = 3, .dim = 8, .value_dim = 80, .block_size = 4});
     out.push_back(
@@ -476,7 +477,8 @@ std::vector<Case> cases() {
     out.push_back({.type = KvType::bf16, .heads = 5, .kv_heads = 1, .dim = 17, .value_dim = 72, .block_size = 13});
     out.push_back(
         {.type = KvType::bf16, .heads = 4, .kv_heads = 2, .dim = 16, .value_dim = 16, .block_size = 7, .window = 9});
-    for (const KvType type : {KvType::f32, KvType::bf16, KvType::f16})  // values of more vectors than are summed at a time
+    for (const KvType type :
+         {KvType::f32, KvType::bf16, KvType::f16})  // values of more vectors than are summed at a time
         out.push_back({.type = type, .heads = 4, .kv_heads = 2, .dim = 32, .value_dim = 144});
     return out;
 }

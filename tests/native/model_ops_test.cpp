@@ -125,9 +125,11 @@ void pointwise(Random& random, std::int64_t tokens, std::int64_t size) {
         near(a[i] / (1 + std::exp(-double{b[i]})), gated_by[i], "a sigmoid's gate", 2e-6);
         near(20 * std::tanh(a[i] / 20.0), capped[i], "a soft cap", 1e-6);
     }
-    for (const auto activation : {Activation::silu, Activation::gelu, Activation::relu, Activation::relu2, Activation::clip}) {
+    for (const auto activation :
+         {Activation::silu, Activation::gelu, Activation::relu, Activation::relu2, Activation::clip}) {
         run(ops().activate, {a.data(), tokens, size, activation, 8.0f, capped.data()});
-        for (std::size_t i = 0; i < a.size(); ++i) near(gated(activation, a[i], 1, 0, 8.0), capped[i], "an activation", 2e-5);
+        for (std::size_t i = 0; i < a.size(); ++i)
+            near(gated(activation, a[i], 1, 0, 8.0), capped[i], "an activation", 2e-5);
     }
     for (std::int64_t r = 0; r < 3; ++r)
         for (std::int64_t i = 0; i < size; ++i)
@@ -179,7 +181,8 @@ void rotated_heads(Random& random, std::int64_t tokens, std::int64_t heads, std:
             for (std::int64_t i = 0; i < dim; ++i) {
                 const std::size_t head = at((t * heads + h) * dim), j = head + at(i), table = at(t * rotary + i);
                 const std::int64_t other = (i + rotary / 2) % rotary;
-                const double want = i < rotary ? double(x[j]) * cos[table] + double(x[head + at(other)]) * sin[table] : x[j];
+                const double want =
+                    i < rotary ? double(x[j]) * cos[table] + double(x[head + at(other)]) * sin[table] : x[j];
                 require(std::fabs(want - out[j]) < 1e-5, "a rotated head");
             }
 }

@@ -101,11 +101,20 @@ void add_affine_samples(Random& random, std::vector<Sample>& out) {
             for (std::size_t k = 0; k < order.size(); ++k) order[k] = static_cast<std::int32_t>(k);
             std::ranges::shuffle(order, random);
             const bool ordered = group == 128;
-            const AffineSource source{rows, cols, 1, group, bits, shape == 0 ? 1 << (bits - 1) : 0, codes.data(),
-                                      scales.data(), shape == 1 ? zeros.data() : nullptr,
-                                      shape == 3 ? minimums.data() : nullptr, shape == 2 ? minimums.data() : nullptr,
+            const AffineSource source{rows,
+                                      cols,
+                                      1,
+                                      group,
+                                      bits,
+                                      shape == 0 ? 1 << (bits - 1) : 0,
+                                      codes.data(),
+                                      scales.data(),
+                                      shape == 1 ? zeros.data() : nullptr,
+                                      shape == 3 ? minimums.data() : nullptr,
+                                      shape == 2 ? minimums.data() : nullptr,
                                       ordered ? order.data() : nullptr};
-            Sample sample{"affine " + std::to_string(bits) + "/" + std::to_string(group), pack_affine(source), codes.size() ? Floats(codes.size()) : Floats{}};
+            Sample sample{"affine " + std::to_string(bits) + "/" + std::to_string(group), pack_affine(source),
+                          codes.size() ? Floats(codes.size()) : Floats{}};
             for (std::int64_t i = 0; i < rows * cols; ++i) {
                 const auto g = static_cast<std::size_t>(i / group), at = static_cast<std::size_t>(i);
                 const float zero = shape == 3 ? minimums[g] : static_cast<float>(shape == 1 ? zeros[g] : source.zero);
@@ -133,9 +142,11 @@ void add_sorted_samples(Random& random, std::vector<Sample>& out) {
                 const float root = static_cast<float>(random() % 16 + 1);
                 scales[scale] = root * root * static_cast<float>(g + 3) / 1024;
             }
-            values[static_cast<std::size_t>(i - k + order[static_cast<std::size_t>(k)])] = scales[scale] * static_cast<float>(codes[at] - 128);
+            values[static_cast<std::size_t>(i - k + order[static_cast<std::size_t>(k)])] =
+                scales[scale] * static_cast<float>(codes[at] - 128);
         }
-        const AffineSource source{rows, cols, 1, group, 8, 128, codes.data(), scales.data(), nullptr, nullptr, nullptr, order.data()};
+        const AffineSource source{rows,         cols,          1,       group,   8,       128,
+                                  codes.data(), scales.data(), nullptr, nullptr, nullptr, order.data()};
         out.push_back({"sorted by width/" + std::to_string(group), pack_affine(source), values});
         require(out.back().packed->widths() != nullptr, "widths differ");
     }
@@ -179,7 +190,10 @@ void add_plain_samples(Random& random, std::vector<Sample>& out) {
             }
             const std::int64_t tiles = (cols + tile_cols - 1) / tile_cols;
             const Floats scales = random_floats(random, (rows + tile_rows - 1) / tile_rows * tiles);
-            Sample sample{"plain", pack_plain({kind, rows, cols, 1, data.data(), tile ? scales.data() : nullptr, tile_rows, tile_cols}), plain};
+            Sample sample{
+                "plain",
+                pack_plain({kind, rows, cols, 1, data.data(), tile ? scales.data() : nullptr, tile_rows, tile_cols}),
+                plain};
             for (std::int64_t i = 0; tile && i < rows * cols; ++i) {
                 const std::int64_t at = i / cols / tile_rows * tiles + i % cols / tile_cols;
                 sample.values[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>(at)];
@@ -188,14 +202,16 @@ void add_plain_samples(Random& random, std::vector<Sample>& out) {
         }
 }
 
-Floats run_linear(const std::vector<const PackedMatrix*>& parts, const Floats& x, std::int64_t tokens, const float* bias,
-                  const float* residual, Activation activation, std::int64_t width) {
+Floats run_linear(const std::vector<const PackedMatrix*>& parts, const Floats& x, std::int64_t tokens,
+                  const float* bias, const float* residual, Activation activation, std::int64_t width) {
     Floats out(static_cast<std::size_t>(tokens * width));
     const int count = static_cast<int>(parts.size());
     const auto bytes = static_cast<std::size_t>(linear_scratch(parts.data(), count, tokens));
     auto* const scratch = static_cast<std::byte*>(::operator new(bytes + 1, std::align_val_t{64}));
     run_team([&](Worker& worker) {
-        ops().linear({parts.data(), count, x.data(), tokens, bias, residual, activation, 1.7f, 7.0f, out.data(), scratch}, worker);
+        ops().linear(
+            {parts.data(), count, x.data(), tokens, bias, residual, activation, 1.7f, 7.0f, out.data(), scratch},
+            worker);
     });
     ::operator delete(scratch, std::align_val_t{64});
     return out;
@@ -218,18 +234,21 @@ double bound(const float* w, const float* x, std::int64_t cols, bool integer) {
 void check_linear(const Sample& sample, Random& random) {
     const PackedMatrix& matrix = *sample.packed;
     const std::int64_t rows = matrix.rows(), cols = matrix.cols(), most = 14;
-    const Floats x = random_floats(random, most * cols), bias = random_floats(random, rows), residual = random_floats(random, most * rows);
+    const Floats x = random_floats(random, most * cols), bias = random_floats(random, rows),
+                 residual = random_floats(random, most * rows);
     const Floats all = run_linear({&matrix}, x, most, bias.data(), residual.data(), Activation::none, rows);
     for (std::int64_t t = 0; t < most; ++t)
         for (std::int64_t n = 0; n < rows && !matrix.order(); ++n) {
-            double sum = static_cast<double>(bias[static_cast<std::size_t>(n)]) + static_cast<double>(residual[static_cast<std::size_t>(t * rows + n)]);
+            double sum = static_cast<double>(bias[static_cast<std::size_t>(n)]) +
+                         static_cast<double>(residual[static_cast<std::size_t>(t * rows + n)]);
             const float *w = sample.values.data() + n * cols, *a = x.data() + t * cols;
             for (std::int64_t k = 0; k < cols; ++k) sum += static_cast<double>(w[k]) * static_cast<double>(a[k]);
             const double error = std::fabs(sum - static_cast<double>(all[static_cast<std::size_t>(t * rows + n)]));
             require(error <= bound(w, a, cols, matrix.integer()), sample.name + ": linear is near its reference");
         }
     for (const std::int64_t tokens : {1, 2, 5, 7})
-        require(same(run_linear({&matrix}, x, tokens, bias.data(), residual.data(), Activation::none, rows).data(), all.data(), tokens * rows),
+        require(same(run_linear({&matrix}, x, tokens, bias.data(), residual.data(), Activation::none, rows).data(),
+                     all.data(), tokens * rows),
                 sample.name + ": a row does not depend on how many there are");
     if (rows % 2 == 0) {
         const Floats two = run_linear({&matrix, &matrix}, x, 3, nullptr, nullptr, Activation::silu, rows);
@@ -249,7 +268,8 @@ void check_values(const Sample& sample) {
         unpack_row(matrix, n, row.data());
         for (std::int64_t k = 0; k < cols; ++k) {
             const float expected = sample.values[static_cast<std::size_t>(n * cols + k)];
-            require(row[static_cast<std::size_t>(k)] == expected, sample.name + " (" + matrix.kind() + "): unpacked values are the reference's");
+            require(row[static_cast<std::size_t>(k)] == expected,
+                    sample.name + " (" + matrix.kind() + "): unpacked values are the reference's");
         }
     }
     const PackedMatrix mapped(matrix.header(), matrix.data(), nullptr);
@@ -275,22 +295,25 @@ Sample stack(Random& random, BlockFormat format, std::int64_t experts, std::int6
 // Experts are the same as dense layers of their rows, added up in order.
 void check_experts(Random& random) {
     const std::int64_t experts = 3, inner = 32 * 5, width = 64, tokens = 9, top_k = 2;
-    const Sample gate = stack(random, BlockFormat::q4_0, experts, inner, width), up = stack(random, BlockFormat::q8_0, experts, inner, width);
+    const Sample gate = stack(random, BlockFormat::q4_0, experts, inner, width),
+                 up = stack(random, BlockFormat::q8_0, experts, inner, width);
     const Sample down = stack(random, BlockFormat::q5_0, experts, width, inner);
     const Floats x = random_floats(random, tokens * width, 1e-2f), weights = random_floats(random, tokens * top_k);
     const Floats residual = random_floats(random, tokens * width);
     std::vector<std::int64_t> ids(static_cast<std::size_t>(tokens * top_k));
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i % 2 ? random() % 2 : 2);
-    // Two of them with one team, as in a program's layers: a member may still be in the first when others begin the second.
+    // Two of them with one team, as in a program's layers: a member may still be in the first when others begin the
+    // second.
     const auto run = [&](std::int64_t first, std::int64_t count) {
         Floats out(static_cast<std::size_t>(count * width)), again(out.size());
-        const auto bytes = static_cast<std::size_t>(experts_scratch(*gate.packed, *up.packed, *down.packed, count, top_k));
+        const auto bytes =
+            static_cast<std::size_t>(experts_scratch(*gate.packed, *up.packed, *down.packed, count, top_k));
         auto* const scratch = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
         run_team([&](Worker& worker) {
             for (float* const to : {out.data(), again.data()})
-                ops().experts({x.data() + first * width, weights.data() + first * top_k, ids.data() + first * top_k, count, top_k,
-                               gate.packed.get(), up.packed.get(), down.packed.get(), nullptr, nullptr, residual.data() + first * width,
-                               Activation::silu, 0, 0, to, scratch},
+                ops().experts({x.data() + first * width, weights.data() + first * top_k, ids.data() + first * top_k,
+                               count, top_k, gate.packed.get(), up.packed.get(), down.packed.get(), nullptr, nullptr,
+                               residual.data() + first * width, Activation::silu, 0, 0, to, scratch},
                               worker);
         });
         ::operator delete(scratch, std::align_val_t{64});
@@ -309,16 +332,20 @@ void check_experts(Random& random) {
                 double g = 0, u = 0;
                 for (std::int64_t j = 0; j < width; ++j) {
                     const auto at = static_cast<std::size_t>((e * inner + i) * width + j);
-                    g += static_cast<double>(gate.values[at]) * static_cast<double>(x[static_cast<std::size_t>(t * width + j)]);
-                    u += static_cast<double>(up.values[at]) * static_cast<double>(x[static_cast<std::size_t>(t * width + j)]);
+                    g += static_cast<double>(gate.values[at]) *
+                         static_cast<double>(x[static_cast<std::size_t>(t * width + j)]);
+                    u += static_cast<double>(up.values[at]) *
+                         static_cast<double>(x[static_cast<std::size_t>(t * width + j)]);
                 }
                 hidden[static_cast<std::size_t>(i)] = g / (1 + std::exp(-g)) * u;
             }
             for (std::int64_t n = 0; n < width; ++n) {
                 double y = 0;
                 for (std::int64_t i = 0; i < inner; ++i)
-                    y += static_cast<double>(down.values[static_cast<std::size_t>((e * width + n) * inner + i)]) * hidden[static_cast<std::size_t>(i)];
-                sum[static_cast<std::size_t>(n)] += y * static_cast<double>(weights[static_cast<std::size_t>(t * top_k + k)]);
+                    y += static_cast<double>(down.values[static_cast<std::size_t>((e * width + n) * inner + i)]) *
+                         hidden[static_cast<std::size_t>(i)];
+                sum[static_cast<std::size_t>(n)] +=
+                    y * static_cast<double>(weights[static_cast<std::size_t>(t * top_k + k)]);
             }
         }
         double error = 0;
@@ -344,14 +371,17 @@ void check_head_linear(Random& random) {
             auto* const scratch = static_cast<std::byte*>(::operator new(bytes, std::align_val_t{64}));
             const Rotation rotation{cos.data() + first * rotated, sin.data() + first * rotated, rotated, false};
             run_team([&](Worker& worker) {
-                ops().head_linear({x.data() + first * heads * from, weight.packed.get(), count, rotation, out.data(), scratch}, worker);
+                ops().head_linear(
+                    {x.data() + first * heads * from, weight.packed.get(), count, rotation, out.data(), scratch},
+                    worker);
             });
             ::operator delete(scratch, std::align_val_t{64});
             return out;
         };
         const Floats all = run(0, tokens);
         for (std::int64_t t = 0; t < tokens; ++t) {
-            require(same(run(t, 1).data(), all.data() + t * heads * to, heads * to), "a token's heads do not depend on others");
+            require(same(run(t, 1).data(), all.data() + t * heads * to, heads * to),
+                    "a token's heads do not depend on others");
             for (std::int64_t h = 0; h < heads; ++h) {
                 const float* const in = x.data() + (t * heads + h) * from;
                 const float* const out = all.data() + (t * heads + h) * to;
@@ -359,7 +389,8 @@ void check_head_linear(Random& random) {
                 for (std::int64_t n = 0; n < rows; ++n) {
                     double y = 0;
                     for (std::int64_t k = 0; k < cols; ++k)
-                        y += static_cast<double>(weight.values[static_cast<std::size_t>((h * rows + n) * cols + k)]) * static_cast<double>(in[k]);
+                        y += static_cast<double>(weight.values[static_cast<std::size_t>((h * rows + n) * cols + k)]) *
+                             static_cast<double>(in[k]);
                     error += std::pow(y - static_cast<double>(out[n]), 2);
                     size += y * y;
                 }
@@ -367,7 +398,8 @@ void check_head_linear(Random& random) {
                 for (std::int64_t i = 0; i < rotated; ++i) {
                     const auto at = static_cast<std::size_t>(t * rotated + i);
                     const float other = in[cols + (i + rotated / 2) % rotated];
-                    require(std::fabs(in[cols + i] * cos[at] + other * sin[at] - out[rows + i]) < 1e-5f, "the rotated part");
+                    require(std::fabs(in[cols + i] * cos[at] + other * sin[at] - out[rows + i]) < 1e-5f,
+                            "the rotated part");
                 }
             }
         }
@@ -392,8 +424,8 @@ int main() {
         std::vector<Floats> own;
         for (const Sample& sample : samples) {
             check_linear(sample, fresh);
-            own.push_back(run_linear({sample.packed.get()}, random_floats(fresh, 2 * sample.packed->cols()), 2, nullptr, nullptr,
-                                     Activation::none, sample.packed->rows()));
+            own.push_back(run_linear({sample.packed.get()}, random_floats(fresh, 2 * sample.packed->cols()), 2, nullptr,
+                                     nullptr, Activation::none, sample.packed->rows()));
         }
         check_experts(fresh);
         check_head_linear(fresh);

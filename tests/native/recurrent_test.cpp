@@ -38,8 +38,8 @@ void run(void (*op)(const Args&, Worker&), const Args& args) {
     run_team([&](Worker& worker) { op(args, worker); });
 }
 
-// Runs step(first token, rows, state, out) over two rows of `tokens` at once, then a token at a time, and compares. Row 0
-// keeps its state in slot 1, row 1 in slot 0; both find NaN there.
+// Runs step(first token, rows, state, out) over two rows of `tokens` at once, then a token at a time, and compares. Row
+// 0 keeps its state in slot 1, row 1 in slot 0; both find NaN there.
 template <class F>
 void whole_and_single(std::int64_t tokens, std::int64_t state_size, std::int64_t width, const char* what, F&& step) {
     const std::vector<std::int64_t> slots = {1, 0};
@@ -67,14 +67,15 @@ void convolution(std::int64_t channels, std::int64_t taps) {
                          const auto part = [&](int i) {
                              return Columns{x.data() + token * 3 * channels + i * channels, 3 * channels};
                          };
-                         run(ops().short_conv, {part(0), part(1), part(2), weight.data(), bias.data(), taps, channels, true,
-                                                rows, state, out});
+                         run(ops().short_conv, {part(0), part(1), part(2), weight.data(), bias.data(), taps, channels,
+                                                true, rows, state, out});
                      });
 }
 
 void scan(std::int64_t heads, std::int64_t groups, std::int64_t size, std::int64_t states, bool per_channel) {
     const std::int64_t tokens = 5, width = heads * size, steps = per_channel ? width : heads;
-    const Floats x = normals(2 * tokens * width), dt = normals(2 * tokens * steps), b = normals(2 * tokens * groups * states);
+    const Floats x = normals(2 * tokens * width), dt = normals(2 * tokens * steps),
+                 b = normals(2 * tokens * groups * states);
     const Floats c = normals(2 * tokens * groups * states), bias = normals(steps), skip = normals(steps);
     Floats a = normals(per_channel ? states * width : heads);
     for (float& value : a) value = -std::fabs(value);
@@ -85,8 +86,8 @@ void scan(std::int64_t heads, std::int64_t groups, std::int64_t size, std::int64
                          };
                          run(ops().selective_scan,
                              {part(x, width), part(dt, steps), part(b, groups * states), part(c, groups * states),
-                              part(x, width), a.data(), bias.data(), skip.data(), per_channel, 0.0f, 10.0f, heads, groups,
-                              size, states, rows, state, out});
+                              part(x, width), a.data(), bias.data(), skip.data(), per_channel, 0.0f, 10.0f, heads,
+                              groups, size, states, rows, state, out});
                      });
 }
 
@@ -100,8 +101,8 @@ void delta(std::int64_t heads, std::int64_t key_heads, std::int64_t dim, std::in
                              return Columns{of.data() + token * wide, wide};
                          };
                          run(ops().delta_rule,
-                             {part(q, keys), part(k, keys), part(v, width), part(step, heads), part(beta, heads), a.data(),
-                              nullptr, 1e-6f, heads, key_heads, dim, size, false, rows, state, out});
+                             {part(q, keys), part(k, keys), part(v, width), part(step, heads), part(beta, heads),
+                              a.data(), nullptr, 1e-6f, heads, key_heads, dim, size, false, rows, state, out});
                      });
 }
 
@@ -110,8 +111,16 @@ void gated_norm(std::int64_t size, std::int64_t group) {
     const Floats x = normals(tokens * 2 * size), weight = normals(size);
     for (const bool first : {false, true}) {
         Floats out(at(tokens * size));
-        run(ops().gated_norm, {{x.data(), 2 * size}, {x.data() + size, 2 * size}, weight.data(), tokens, size, group, 1e-5f,
-                               first, 0, out.data()});
+        run(ops().gated_norm, {{x.data(), 2 * size},
+                               {x.data() + size, 2 * size},
+                               weight.data(),
+                               tokens,
+                               size,
+                               group,
+                               1e-5f,
+                               first,
+                               0,
+                               out.data()});
         const double g = x[at(size)], gate = g / (1 + std::exp(-g)), squares = [&] {
             double sum = 0;
             for (std::int64_t i = 0; i < group; ++i) {
@@ -134,14 +143,15 @@ void adapters(std::int64_t inputs, std::int64_t outputs, std::int64_t rank) {
     slots[2] = 0;
     const Floats scales(at(tokens), 1.0f);
     Floats out(at(tokens * outputs), 1.0f), scratch(at(tokens * rank));
-    run(ops().adapter, {x.data(), inputs, &table, slots.data(), scales.data(), 1, nullptr, tokens, outputs, 0, out.data(),
-                        scratch.data()});
+    run(ops().adapter, {x.data(), inputs, &table, slots.data(), scales.data(), 1, nullptr, tokens, outputs, 0,
+                        out.data(), scratch.data()});
     for (std::int64_t t = 0; t < tokens; ++t)
         for (std::int64_t o = 0; o < outputs; ++o) {
             double want = 1.0, size = 1.0;
             for (std::int64_t r = 0; r < rank && t != 2; ++r) {
                 double low = 0.0;
-                for (std::int64_t i = 0; i < inputs; ++i) low += double(x[at(t * inputs + i)]) * down[at(r * inputs + i)];
+                for (std::int64_t i = 0; i < inputs; ++i)
+                    low += double(x[at(t * inputs + i)]) * down[at(r * inputs + i)];
                 want += 0.25 * low * up[at(r * outputs + o)];
                 size += std::fabs(low * up[at(r * outputs + o)]);
             }
@@ -150,8 +160,8 @@ void adapters(std::int64_t inputs, std::int64_t outputs, std::int64_t rank) {
     const std::vector<std::int64_t> some = {10, 2, 0};
     Floats rows, part(at(3 * outputs), 1.0f);
     for (const std::int64_t t : some) rows.insert(rows.end(), x.begin() + t * inputs, x.begin() + (t + 1) * inputs);
-    run(ops().adapter, {rows.data(), inputs, &table, slots.data(), scales.data(), 1, some.data(), 3, outputs, 0, part.data(),
-                        scratch.data()});
+    run(ops().adapter, {rows.data(), inputs, &table, slots.data(), scales.data(), 1, some.data(), 3, outputs, 0,
+                        part.data(), scratch.data()});
     for (std::int64_t i = 0; i < 3; ++i)
         for (std::int64_t o = 0; o < outputs; ++o)
             require(part[at(i * outputs + o)] == out[at(some[at(i)] * outputs + o)], "an adapter over some tokens");

@@ -29,7 +29,8 @@ float value(std::uint16_t bits) {
 }
 float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 
-// One multiply-add at a time, as the processor's manual writes it. `chained`: in one chain instead of two, as VDPBF16PS does.
+// One multiply-add at a time, as the processor's manual writes it. `chained`: in one chain instead of two, as VDPBF16PS
+// does.
 template <bool flush, bool chained>
 void scalar_product(const std::uint16_t* activations, int rows, const std::uint16_t* weights, int units, float* sums) {
     const auto keep = [](float x) { return flush ? flushed(x) : x; };
@@ -40,7 +41,8 @@ void scalar_product(const std::uint16_t* activations, int rows, const std::uint1
                 float half[2] = {};
                 for (int k = 0; k < 32; ++k) {
                     float& at = half[chained ? 0 : k % 2];
-                    at = keep(std::fma(value(activations[(m * units + u) * 32 + k]), value(weights[u * 512 + k / 2 * 32 + 2 * n + k % 2]), at));
+                    at = keep(std::fma(value(activations[(m * units + u) * 32 + k]),
+                                       value(weights[u * 512 + k / 2 * 32 + 2 * n + k % 2]), at));
                 }
                 sum = keep(sum + keep(half[0] + half[1]));
             }
@@ -56,7 +58,8 @@ int main() {
     require(!same_products(scalar_product<true, false>, scalar_product<false, false>), "subnormal sums are noticed");
 #ifdef __x86_64__
     if (usable("amx_emulated").refusal == Refusal::none)
-        require(same_products(amx_emulated::tile_product, scalar_product<true, false>), "the emulation is the manual's arithmetic");
+        require(same_products(amx_emulated::tile_product, scalar_product<true, false>),
+                "the emulation is the manual's arithmetic");
 #endif
     std::printf("tiles passed\n");
 }
