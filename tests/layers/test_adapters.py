@@ -21,6 +21,7 @@ from penstock.models.registry import Model, build_model
 from penstock.runtime.executor import EagerExecutor, RecordedExecutor
 from penstock.weights.loader import load_weights
 from penstock.weights.open import open_checkpoint
+from penstock.weights.weight_plan import LoadTarget, plan_weights
 from tests.models import tiny
 from tests.models.harness import Harness, load
 
@@ -126,7 +127,7 @@ def plain_weights(folder: Path) -> dict[str, Tensor]:
     checkpoint = open_checkpoint(folder)
     kernels = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=True))
     model = build_model(checkpoint.config, kernels, dtype=torch.float32)
-    load_weights(model, checkpoint, dtype=torch.float32)
+    load_weights(model, checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
     return {layer.weight.parts[0].key: layer.weight.value for layer in model.walk() if isinstance(layer, Linear)}
 
 
