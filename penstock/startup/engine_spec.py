@@ -127,7 +127,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
         return make_spec_on_cpu(options, machine, model.runs, drafts)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
-    plans = _weight_plans(model, checkpoint, concrete)
+    plans = weight_plans(model, checkpoint, concrete)
     weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete)
     limits = replace(_limits(options, concrete, machine, gpu), draft_states=drafts + 1 if drafts else 0)
     if gpu is not None:
@@ -137,7 +137,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
     plan = _plan(kernels, concrete, model, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
-        plans = _weight_plans(model, checkpoint, concrete)
+        plans = weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += _notes(model, plan, plans, kernels)
     return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans)
@@ -157,7 +157,7 @@ def _notes(model: Model, plan: MemoryPlan, plans: Sequence[WeightPlan], kernels:
     return notes
 
 
-def _weight_plans(model: Model, checkpoint: Checkpoint, options: EngineOptions) -> tuple[WeightPlan, ...]:
+def weight_plans(model: Model, checkpoint: Checkpoint, options: EngineOptions) -> tuple[WeightPlan, ...]:
     """How a model's weights come into memory; () for one that reads them itself.
 
     Raises:
