@@ -56,8 +56,8 @@ def _strings_of(*folders: str) -> list[re.Pattern[str]]:
 MADE: Mapping[str, Callable[[], list[re.Pattern[str]]]] = {
     "config.resolve:validate": lambda: [re.compile(r"(?:cuda|interpreter):\d{1,3}")],
     "quant.methods.record:Method.count": lambda: _strings_of("quant/methods"),
-    "weights.loader:_matched": lambda: _strings_of("models", "quant/methods"),
-    "weights.loader:_named": lambda: _strings_of("models"),
+    "weights.sources:matched": lambda: _strings_of("models", "quant/methods"),
+    "weights.sources:_named": lambda: _strings_of("models"),
     "text.grammar.lark:_tree": lambda: [lark._tree(frozenset(("<a>", "[b]")))[0]],
     "text.parsers.calls:CallMarks.head": lambda: [s.head[1] for s in shapes() if "{arguments}" in s.format.call],
     "text.parsers.calls:CallMarks.parameter_head": lambda: [
@@ -68,7 +68,7 @@ MADE: Mapping[str, Callable[[], list[re.Pattern[str]]]] = {
 }
 """Expressions that are made while running, by their place."""
 _NAMES: Final = (
-    "quant.methods.record:Method.count", "weights.loader:_matched", "weights.loader:_named",
+    "quant.methods.record:Method.count", "weights.sources:matched", "weights.sources:_named",
     "weights.readers.tied:_EMBEDDING", "weights.readers.tied:_HEAD", "weights.writers.folder_model:_LINEAR",
     "weights.writers.folder_model:_NOT_LINEAR",
 )  # fmt: skip

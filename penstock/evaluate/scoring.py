@@ -19,7 +19,7 @@ from penstock.kernels.api import KernelSet
 from penstock.models.registry import Model, build_model
 from penstock.startup.build_runner import load, make_parts
 from penstock.startup.claim import Claim
-from penstock.startup.engine_spec import EngineSpec, make_engine_spec, weight_plans
+from penstock.startup.engine_spec import EngineSpec, make_engine_spec
 
 Progress = Callable[[int, int], None]
 _LOGIT_ROWS = 128  # logits are made for that many positions at a time: [128, vocab] float32
@@ -134,8 +134,7 @@ class Scorer:
         if kernels is not None:
             used, dtype = kernels(spec), spec.model.dtype
             model = build_model(spec.checkpoint.config, used, dtype=dtype, max_model_len=context)
-            plans = weight_plans(model, spec.checkpoint, spec.options)
-            spec = replace(spec, kernels=used, model=model, weights=plans)
+            spec = spec.with_model(model, used)
         self.spec, self.kv_types, self.notes = load(spec, progress)
         self.model: Model = spec.model
         self._memory, self._builder, self._executor = make_parts(self.spec, self.kv_types, 1, _LOGIT_ROWS)

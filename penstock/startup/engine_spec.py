@@ -68,6 +68,11 @@ class EngineSpec:
     limits: MemoryLimits
     weights: tuple[WeightPlan, ...]
 
+    def with_model(self, model: Model, kernels: KernelSet) -> EngineSpec:
+        """The same engine with another declaration of its model, on other kernels."""
+        plans = _weight_plans(model, self.checkpoint, self.options)
+        return replace(self, model=model, kernels=kernels, weights=plans)
+
     def quantized_bytes(self, format: str) -> int:
         """What the weights would take, had the model been quantised to a format as it loads."""
         return _quantized_bytes(self.facts, self.kernels, self.options, self.weights, format)
@@ -127,7 +132,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
         return make_spec_on_cpu(options, machine, model.runs, drafts)
     groups = group_layers(model.cache_specs)
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
-    plans = weight_plans(model, checkpoint, concrete)
+    plans = _weight_plans(model, checkpoint, concrete)
     weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete)
     limits = replace(_limits(options, concrete, machine, gpu), draft_states=drafts + 1 if drafts else 0)
     if gpu is not None:
@@ -137,7 +142,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
     plan = _plan(kernels, concrete, model, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
-        plans = weight_plans(model, checkpoint, concrete)
+        plans = _weight_plans(model, checkpoint, concrete)
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += _notes(model, plan, plans, kernels)
     return EngineSpec(checkpoint, facts, concrete, model, groups, plan, tuple(settings), kernels, limits, plans)
@@ -157,7 +162,7 @@ def _notes(model: Model, plan: MemoryPlan, plans: Sequence[WeightPlan], kernels:
     return notes
 
 
-def weight_plans(model: Model, checkpoint: Checkpoint, options: EngineOptions) -> tuple[WeightPlan, ...]:
+def _weight_plans(model: Model, checkpoint: Checkpoint, options: EngineOptions) -> tuple[WeightPlan, ...]:
     """How a model's weights come into memory; () for one that reads them itself.
 
     Raises:

@@ -50,9 +50,12 @@ def load_weights(
 
     Raises:
         CheckpointError: tensors cannot be decoded.
+        ValueError: the plans are of another model.
     """
     if model.load_from(checkpoint.path):
         return
+    if [id(plan.weight) for plan in plans] != [id(weight) for weight in model.weights()]:
+        raise ValueError("the plans are of another model's weights.")
     total = sum(source.nbytes for plan in plans for source in plan.sources)
     reader = _Reader(checkpoint, checkpoint_method(checkpoint.config, checkpoint.tensors), _Meter(total, progress))
     for plan in plans:

@@ -105,3 +105,12 @@ def test_what_a_method_stores_is_decided_by_the_same_rule() -> None:
     assert WeightPlan(weight, made.sources, (None,), BFLOAT16, converted=True).nbytes == 2 * 16 * 64
     codes = Affine(np.zeros((16, 64), np.uint8), 4, 8, np.ones((16, 8), np.float32))
     assert decide(weight, codes, BFLOAT16) == Form(decoded="groups of 8 inputs")
+
+
+def test_plans_of_another_model_are_refused(tmp_path: Path) -> None:
+    tiny.save("llama", tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    kernels = resolve_kernels(KernelContext("cpu", "float32", prefer_reference=True))
+    model, other = (build_model(checkpoint.config, kernels, dtype=torch.float32) for _ in range(2))
+    with pytest.raises(ValueError, match="another model"):
+        load_weights(other, checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
