@@ -134,7 +134,17 @@ def _decided() -> dict[str, Make]:
         texts = [{"const": f"v{i}"} for i in range(min(n // 8, 60))]
         return {"prefixItems": [{"not": {"anyOf": [*texts, {"minLength": i}]}} for i in range(n // 64)]}
 
+    def referring(one: Callable[[int], Any]) -> Make:
+        return lambda n: {
+            "$defs": {"r": one(n // 16)},
+            "allOf": [{"enum": [1], "not": {"$ref": "#/$defs/r"}} for _ in range(n // 16)],
+        }
+
     return {
+        "denied names by reference": referring(lambda n: {"required": [f"p{i}" for i in range(n)]}),
+        "denied values by reference": referring(lambda n: {"enum": list(range(n))}),
+        "denied lists by reference": referring(lambda n: {"anyOf": [{"enum": list(range(n))}]}),
+        "denied members by reference": referring(lambda n: {"properties": {f"p{i}": {"const": i} for i in range(n)}}),
         "compared options of one list": lambda n: shared({"enum": [f"v{i}" for i in range(n)]}),
         "compared options of one object": lambda n: shared({"required": [f"v{i}" for i in range(n)], "type": "object"}),
         "decided conditions on many members": conditions(lambda n: n // 16, names=True),

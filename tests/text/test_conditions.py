@@ -146,3 +146,87 @@ def test_all_texts_but_some(texts: list[str]) -> None:
         ids = list(document.encode())
         own = matcher.deep_copy()
         assert (own.try_consume_tokens(ids) == len(ids) and own.is_accepting()) == (text not in texts), text
+
+
+CHILD = {"type": "object", "required": ["x"]}
+KINDS_OF = [
+    {"if": {"properties": {"kind": {"const": value}}, "required": ["kind"]}, "then": {"required": [name]}}
+    for value, name in (("a", "x"), ("b", "y"))
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "document"),
+    [
+        (
+            {"$defs": {"p": {"$anchor": "p", "type": "string"}}, "properties": {"k": {"not": {"$ref": "#p"}}}},
+            {"k": "x"},
+        ),
+        (
+            {"$defs": {"x": {"type": "string"}}, "properties": {"a": {
+                "$id": "http://e.x/sub", "$defs": {"x": {"type": "number"}}, "not": {"$ref": "#/$defs/x"}}}},
+            {"a": 1},
+        ),
+        ({"properties": {"child": {"$ref": "#/allOf/0"}}, "allOf": [*KINDS_OF, CHILD]}, {"child": {"kind": "a"}}),
+        ({"not": {"not": {"maximum": 0.999999}}}, 1),
+        ({"not": {"exclusiveMinimum": 4.999999}}, 5),
+        ({"not": {"exclusiveMaximum": 5.000001}}, 5),
+        (
+            {"$defs": {"a": {"not": {"type": "number", "exclusiveMinimum": 1, "maximum": 1.5}}},
+             "not": {"$ref": "#/$defs/a"}},
+            1,
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_referred_to_or_near_a_bound_is_not_let_through(schema: dict[str, Any], document: Any) -> None:
+    assert not jsonschema.Draft202012Validator(schema).is_valid(document)
+    matcher = LLMatcher(BYTES, translate("json_schema", json.dumps(schema)), log_level=0)
+    assert matcher.is_error() or not accepts(matcher, document)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *({"not": {word: 10**400}} for word in ("minimum", "const", "maxLength")),
+        *({"allOf": wrong, "not": {"type": "string"}} for wrong in (5, None, {"a": 1}, "ab")),
+        {"allOf": 1, "pattern": "a", "format": "idn-email"},
+    ],
+)
+def test_what_cannot_be_rewritten_is_left(schema: dict[str, Any]) -> None:
+    assert json.loads(translate("json_schema", json.dumps(schema)))
+
+
+def nested(depth: int) -> Any:
+    schema: dict[str, Any] = {"items": {"type": "string", "description": "x" * 5000}}
+    for _ in range(depth):
+        schema = {"if": {"not": schema}, "then": {"type": "string"}}
+    return schema
+
+
+def chained(depth: int) -> Any:
+    schema: dict[str, Any] = {"minLength": 1}
+    for _ in range(depth):
+        first = {"if": {"properties": {"k": {"const": "a"}}}, "then": {"type": "object"}, "else": schema}
+        schema = {"allOf": [first, {"if": {"properties": {"k": {"const": "b"}}}, "then": {"type": "object"}}]}
+    return schema
+
+
+def referring(denied: Any, count: int) -> Any:
+    return {"$defs": {"r": denied}, "allOf": [{"enum": [1], "not": {"$ref": "#/$defs/r"}}] * count}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *(nested(20), chained(18), referring({"required": ["x" * 5000]}, 2000)),
+        *(referring({"enum": list(range(1000))}, 4000), referring({"anyOf": [{"enum": list(range(9000))}]}, 2000)),
+        referring({"properties": {f"p{i}": {"const": i} for i in range(100)}}, 400),
+    ],
+)
+def test_what_is_written_more_than_once_is_bounded(schema: Any) -> None:
+    source = json.dumps(schema)
+    try:
+        written = translate("json_schema", source)
+    except RequestError:
+        written = ""
+    assert len(written) < 2 * len(source) + 2_000_000

@@ -6,16 +6,16 @@ Written out condition by condition, the choices multiply; by the member's value 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from penstock.config import limits
 from penstock.text.grammar.compared import KINDS, member, required_names, value_key
 from penstock.text.grammar.decided import join
-from penstock.text.grammar.denied import NOTES
+from penstock.text.grammar.denied import NOTES, weight
 
 _MOST_CASES: Final = 256
-_MOST_COPIES: Final = 1024  # of what conditions ask for
 _FACTS: Final = ("type", "enum", "const")  # by which the values that are left can be told
 _CONDITIONAL: Final = frozenset(("if", "then", "else"))
 
@@ -43,18 +43,23 @@ class _Condition:
         return self.then if fits else self.other
 
 
-def split_cases(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema; conditions on one member in it and in its `allOf`, two at least, become one choice."""
+def split_cases(schema: dict[str, Any], take: Callable[[int], bool]) -> dict[str, Any]:
+    """The same schema; conditions on one member in it and in its `allOf`, two at least, become one choice.
+
+    `take` tells whether so many more schemas may be written: what conditions ask for is written for each case.
+    """
     parts = schema["allOf"] if isinstance(schema.get("allOf"), list) else []
     own = {word: schema[word] for word in _CONDITIONAL if word in schema}
     found = [condition for part in (own, *parts) if (condition := _condition(part)) is not None]
     if len(found) < 2 or len({condition.name for condition in found}) > 1:
         return schema
     values = {key: value for condition in found for key, value in condition.values.items()}
+    if max(len(values), len(found)) > _MOST_CASES:
+        return schema
     groups: dict[tuple[bool, ...], list[Any]] = {}
     for key, value in values.items():
         groups.setdefault(tuple(key in condition.values for condition in found), []).append(value)
-    if len(groups) > _MOST_CASES or len(groups) * sum(c.other is not True for c in found) > _MOST_COPIES:
+    if not take(sum(_copies(condition, groups, place) for place, condition in enumerate(found))):
         return schema
     plain = {word: value for word, value in schema.items() if word not in _CONDITIONAL}
     if _condition(own) is None:
@@ -78,6 +83,14 @@ def split_cases(schema: dict[str, Any]) -> dict[str, Any]:
         cases.append(_joined({"type": [kind for kind in KINDS if kind != "object"]}, others))
     join(plain, [{"anyOf": [case for case in cases if case is not False]}])
     return plain
+
+
+def _copies(condition: _Condition, groups: Iterable[tuple[bool, ...]], place: int) -> int:
+    """How many schemas a condition's demands become: one case a group, and three others."""
+    fitting = sum(group[place] for group in groups)
+    rest = sum(not group[place] for group in groups)
+    most = limits.MAX_GRAMMAR_PARTS
+    return (fitting + 2) * weight(condition.then, most) + (rest + 3) * weight(condition.other, most)
 
 
 def _case(value: dict[str, Any], found: list[_Condition], fits: Iterable[bool]) -> Any:

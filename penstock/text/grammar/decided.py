@@ -1,16 +1,20 @@
 """Keywords that the matchers do not have, in terms of others where what they mean can be decided.
 
-What is rewritten means exactly the same.
+What is rewritten means exactly the same, but that numbers within a millionth of a denied one are denied too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.text.grammar.compared import Comparer, is_number
 from penstock.text.grammar.denied import Denier
 
+_MOVED: Final = frozenset(
+    ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependencies", "dependentSchemas", "dependentRequired")
+)
 _MOST_DEPENDENT: Final = 6  # each doubles what is compiled
 
 
@@ -20,15 +24,25 @@ class Decider:
 
     Args:
         root: where references point into; it stays as it is.
+
+    Attributes:
+        movable: whether schemas may be put elsewhere: no reference goes by a place that is rewritten, and none is told
+            from where it stands by an `$id`.
     """
 
     root: Any
+    movable: bool = field(init=False)
     _compared: Comparer = field(init=False)
     _denier: Denier = field(init=False)
 
     def __post_init__(self) -> None:
+        self.movable = not any(map(_fixes_places, _objects(self.root)))
         self._compared = Comparer(self.root)
         self._denier = Denier(self._compared)
+
+    def take(self, parts: int) -> bool:
+        """Whether so many more schemas may be written, which then are."""
+        return self._denier.take(parts)
 
     def rewrite(self, schema: dict[str, Any]) -> None:
         """Changes what can be decided, and leaves the rest."""
@@ -79,6 +93,24 @@ class Decider:
         if True not in options:
             left = [option for option in options if option is not False]
             join(schema, [{"anyOf": left} if len(left) > 1 else left[0] if left else False])
+
+
+def _objects(root: Any) -> Iterator[dict[str, Any]]:
+    """All objects within a value, but the outermost one's `$id` says nothing about the others."""
+    stack = [{**root, "$id": None, "id": None}] if isinstance(root, dict) else [root]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, dict):
+            yield value
+            stack += value.values()
+        elif isinstance(value, list):
+            stack += value
+
+
+def _fixes_places(schema: dict[str, Any]) -> bool:
+    pointer = schema.get("$ref")
+    by_place = isinstance(pointer, str) and not _MOVED.isdisjoint(pointer.split("/"))
+    return by_place or isinstance(schema.get("$id"), str) or str(schema.get("id", "")).startswith(("http", "#", "/"))
 
 
 def join(schema: dict[str, Any], parts: list[Any]) -> None:

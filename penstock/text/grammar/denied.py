@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from penstock.config import limits
-from penstock.text.grammar.compared import BOUNDS, DEEPEST, KINDS, Comparer, is_number, kind_of, member
+from penstock.text.grammar.compared import BOUNDS, DEEPEST, KINDS, Comparer, is_number, kind_of, member, value_key
 
 NOTES: Final = frozenset(
     ("title", "description", "$comment", "default", "examples", "$schema", "$id", "$anchor", "$defs", "definitions")
 )
 """Keywords that no document is held to."""
 _MOST_WRITTEN: Final = 2 * limits.MAX_GRAMMAR_CHARS
+_MOST_PARTS: Final = limits.MAX_GRAMMAR_PARTS
+_ITEMS_A_PART: Final = 16
+_CHARACTERS_A_PART: Final = 16
 _MOST_LISTED: Final = 256  # values that are denied one by one
 _LONGEST: Final = 64  # characters of each of them that is a text
 _NEXT_TO_NOTHING: Final = 1e-6  # what plain schemas move exclusive bounds inwards by
@@ -31,61 +33,76 @@ class Denier:
 
     Attributes:
         room: characters of values that may still be written once more.
+        parts: schemas that may still be written, copies of the client's included.
     """
 
     _compared: Comparer
     room: int = _MOST_WRITTEN
+    parts: int = _MOST_PARTS
 
-    def denied(self, schema: Any, beside: Any = True, depth: int = 0) -> Denied | None:
-        """What does not fit `schema`, where `beside` is asked for anyway; None if that cannot be written."""
+    def take(self, parts: int) -> bool:
+        """Whether so many more schemas may be written, which then are. Once they may not, no others may."""
+        self.parts = max(0, self.parts - parts)
+        return self.parts > 0
+
+    def denied(self, schema: Any, beside: Any = True, depth: int = 0, *, raw: bool = False) -> Denied | None:
+        """What does not fit `schema`, where `beside` is asked for anyway; None if that cannot be written.
+
+        `raw`: `schema` is as the client wrote it.
+        """
         self._compared.left -= 1
         if isinstance(schema, bool):
             return not schema
-        if not isinstance(schema, dict) or self._compared.left < 0 or depth > DEEPEST:
+        if not isinstance(schema, dict) or self._compared.left < 0 or depth > DEEPEST or not self.take(4 * len(schema)):
             return None
         if isinstance(schema.get("$ref"), str):
             target = self._compared.target(schema["$ref"])
-            return self.denied(target, beside, depth + 1) if schema.keys() - NOTES == {"$ref"} else None
+            alone = schema.keys() - NOTES == {"$ref"}
+            return self.denied(target, beside, depth + 1, raw=True) if alone else None
         kinds = self._compared.kinds(beside)
         options: list[Denied] = []
         for word in schema:
             if word in NOTES:
                 continue
-            option = self._denied_by(word, schema, beside, depth)
+            option = self._denied_by(word, schema, beside, depth, raw)
             if option is None:
                 return None
             if option is True or (isinstance(option, dict) and _possible(option, kinds)):
                 options.append(option)
         return _any_of(options)
 
-    def _denied_by(self, word: str, schema: dict[str, Any], beside: Any, depth: int) -> Denied | None:
+    def _denied_by(self, word: str, schema: dict[str, Any], beside: Any, depth: int, raw: bool) -> Denied | None:
         value = schema[word]
+        if isinstance(value, (dict, list)) and not self.take(1 + len(value) // _ITEMS_A_PART):
+            return None
         if word == "not" and isinstance(value, (dict, bool)):
-            return value
+            return value if not raw and self.take(weight(value, self.parts)) else None
         if word in ("anyOf", "allOf") and isinstance(value, list) and value:
-            return self._none_of(word, value, beside, depth)
+            return self._none_of(word, value, beside, depth, raw)
         if word == "required" and isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+            if not self.take(weight(value, self.parts)):
+                return None
             return _any_of([{"type": "object", "properties": {name: False}} for name in value])
         if word == "type":
             return _other_types(value, beside)
-        if word in ("const", "enum"):
-            return self._unlisted(schema, beside)
+        if word == "const" or (word == "enum" and isinstance(value, list)):
+            return self._unlisted([value] if word == "const" else value, beside)
         if word == "properties" and isinstance(value, dict):
-            return self._denied_members(value, beside, depth)
+            return self._denied_members(value, beside, depth, raw)
         return _out_of_bounds(word, value)
 
-    def _denied_members(self, members: dict[str, Any], beside: Any, depth: int) -> Denied | None:
+    def _denied_members(self, members: dict[str, Any], beside: Any, depth: int, raw: bool) -> Denied | None:
         options: list[Denied] = []
         for name, schema in members.items():
             around = member(beside, name) if isinstance(beside, dict) else True
-            found = self.denied(schema, around, depth + 1)
+            found = self.denied(schema, around, depth + 1, raw=raw)
             if found is None:
                 return None
             if found is not False:
                 options.append({"type": "object", "properties": {name: found}, "required": [name]})
         return _any_of(options)
 
-    def _none_of(self, word: str, parts: list[Any], beside: Any, depth: int) -> Denied | None:
+    def _none_of(self, word: str, parts: list[Any], beside: Any, depth: int, raw: bool) -> Denied | None:
         """What fits none, or not all, of some schemas. Those that only list values are taken together."""
         own = self._compared.values(beside)
         lists: list[Set[str]] = []
@@ -93,8 +110,11 @@ class Denier:
         for part in parts:
             if own is not None and (values := self._listing(part)) is not None:
                 lists.append(values.keys())
+                self.room -= 8 * len(values)
+                if self.room < 0:
+                    return None
                 continue
-            found = self.denied(part, beside, depth + 1)
+            found = self.denied(part, beside, depth + 1, raw=raw)
             if found is None:
                 return None
             denied.append(found)
@@ -119,22 +139,20 @@ class Denier:
         left = [value for key, value in own.items() if key not in denied]
         return {"enum": left} if left else False
 
-    def _unlisted(self, schema: dict[str, Any], beside: Any) -> Denied | None:
-        """All values but those a schema lists: by type, as far as those beside it may have it."""
-        listed = self._compared.values(schema)
-        if listed is None:
-            return None
+    def _unlisted(self, values: list[Any], beside: Any) -> Denied | None:
+        """All values but some: by type, as far as those beside it may have it."""
         if (own := self._compared.values(beside)) is not None:
-            return self._without(own, listed.keys())
-        kinds = self._compared.kinds(beside)
-        found = {kind: [value for value in listed.values() if kind_of(value) == kind] for kind in kinds}
-        if sum(map(len, found.values())) > _MOST_LISTED or self.room < 0:
+            self.room -= 8 * len(values)
+            return self._without(own, {value_key(value) for value in values}) if self.room >= 0 else None
+        if len(values) > _MOST_LISTED or self.room < 0:
             return None
+        kinds = self._compared.kinds(beside)
+        found = {kind: [value for value in values if kind_of(value) == kind] for kind in kinds}
         options: list[Denied] = []
         if untouched := [kind for kind in KINDS if kind in kinds and not found[kind]]:
             options.append({"type": untouched} if len(untouched) < len(KINDS) else True)
-        for kind, values in found.items():
-            option = _others(kind, values) if values else False
+        for kind, listed in found.items():
+            option = _others(kind, listed) if listed else False
             if option is None:
                 return None
             self.room -= len(str(option))
@@ -168,7 +186,7 @@ def _other_types(value: Any, beside: Any) -> Denied | None:
 
 
 def _out_of_bounds(word: str, value: Any) -> Denied | None:
-    if not is_number(value) or not math.isfinite(value):
+    if not _is_common(value):
         return None
     if word in _RANGES:
         return {"type": "number", **_beyond(word, value)}
@@ -186,9 +204,32 @@ def _beyond(word: str, value: float) -> dict[str, float]:
         return {"exclusiveMaximum": _moved(value, -1)}
     if word == "maximum":
         return {"exclusiveMinimum": _moved(value, 1)}
-    near = round(value)  # a whole bound that was moved inwards
-    kept = near if abs(abs(value - near) - _NEXT_TO_NOTHING) < _NEXT_TO_NOTHING / 10 else value
-    return {"maximum" if word == "exclusiveMinimum" else "minimum": kept}
+    near = round(value)
+    side = 1 if word == "exclusiveMinimum" else -1
+    moved = word in ("exclusiveMinimum", "exclusiveMaximum") and _moved(near, side) == value
+    return {"maximum" if side > 0 else "minimum": near if moved else value}
+
+
+def _is_common(value: Any) -> TypeGuard[int | float]:
+    """Whether this is a number that arithmetic takes, and that others can be told from."""
+    return is_number(value) and abs(value) < 2**53
+
+
+def weight(value: Any, most: int) -> int:
+    """How many schemas a value is as large as, counted up to `most`."""
+    count = 0
+    stack = [value]
+    while stack and count <= most:
+        found = stack.pop()
+        count += 1
+        if isinstance(found, str):
+            count += len(found) // _CHARACTERS_A_PART
+        elif isinstance(found, dict):
+            stack += found.keys()
+            stack += found.values()
+        elif isinstance(found, list):
+            stack += found
+    return count
 
 
 def _moved(value: float, side: int) -> float:
@@ -205,7 +246,7 @@ def _others(kind: str, values: list[Any]) -> Denied | None:
         return {"enum": left} if left else False
     if kind == "number":
         ends = sorted(values)
-        if not all(map(math.isfinite, ends)):
+        if not all(map(_is_common, ends)):
             return None
         lows: list[dict[str, float]] = [{}, *({"exclusiveMinimum": _moved(end, 1)} for end in ends)]
         highs: list[dict[str, float]] = [*({"exclusiveMaximum": _moved(end, -1)} for end in ends), {}]

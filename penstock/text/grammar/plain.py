@@ -48,7 +48,7 @@ def plain_schema(schema: Any) -> Any:
 def _plain(schema: Any, decider: Decider) -> Any:
     if not isinstance(schema, dict):
         return schema
-    plain = dict(split_cases(schema))
+    plain = dict(split_cases(schema, decider.take) if decider.movable else schema)
     for name in _ONE:
         if name in plain:
             plain[name] = _plain(plain[name], decider)
@@ -69,7 +69,8 @@ def _plain(schema: Any, decider: Decider) -> Any:
     if _IN_PLACE.isdisjoint(plain):
         _close(plain, "unevaluatedProperties", "additionalProperties", decider)
         _close(plain, "unevaluatedItems", "items", decider)
-    decider.rewrite(plain)
+    if decider.movable and isinstance(plain.get("allOf", []), list):
+        decider.rewrite(plain)
     _move_bounds(plain)
     _spell_format(plain)
     if isinstance(plain.get("pattern"), str):
@@ -131,7 +132,7 @@ def _spell_format(schema: dict[str, Any]) -> None:
         schema["format"] = SAME[kind]
     elif kind in PATTERNS:
         del schema["format"]
-        if "pattern" in schema:
+        if "pattern" in schema and isinstance(schema.get("allOf", []), list):
             schema["allOf"] = [*schema.get("allOf", ()), {"pattern": PATTERNS[kind]}]
         else:
             schema["pattern"] = PATTERNS[kind]

@@ -19,15 +19,17 @@ class Pointers:
     _found: dict[str, Any] = field(default_factory=dict)
 
     def target(self, pointer: str) -> Any:
-        """What a `$ref` within the schema points at, None for any other."""
+        """What a `$ref` by place within the schema points at, None for any other, as of an `$anchor`."""
         if pointer not in self._found:
             self._found[pointer] = self._follow(pointer)
         return self._found[pointer]
 
     def _follow(self, pointer: str) -> Any:
+        if pointer != "#" and not pointer.startswith("#/"):
+            return None
         value = self.root
-        for part in pointer.removeprefix("#").split("/")[1:] if pointer.startswith("#") else ():
+        for part in pointer.split("/")[1:]:
             if not isinstance(value, dict):
                 return None
             value = value.get(unquote(part).replace("~1", "/").replace("~0", "~"))
-        return value if pointer.startswith("#") else None
+        return value
