@@ -64,9 +64,12 @@ class LimitedProtocol(WatchingProtocol):
         if self._goes_on(data):
             self._body_left -= len(data)
             super().data_received(data)
-            return
-        self._unparsed += data
-        self._parse()
+        else:
+            self._unparsed += data
+            self._parse()
+        answered = self.cycle is None or self.cycle.response_complete
+        if answered and self._timer is None and self.timeout_keep_alive_task is None:  # what came began no request
+            self._arm(limits.HEADER_TIMEOUT_S, self.transport.close)
 
     def _goes_on(self, data: bytes) -> bool:
         """Whether all of this is more of a body that does not end with it: a large one is copied less often."""

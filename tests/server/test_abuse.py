@@ -133,6 +133,23 @@ def test_slow_headers_are_cut(server: Running, monkeypatch: pytest.MonkeyPatch) 
         assert read_all(connection) == b""
 
 
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/nowhere"])
+def test_what_follows_an_answer_and_is_no_request_does_not_keep_a_connection(
+    server: Running, monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    monkeypatch.setattr(limits, "HEADER_TIMEOUT_S", 0.3)
+    body = b"" if path == b"/nowhere" else BODY
+    length = max(10, len(body))  # the one is answered before its body, which comes later
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n" % (path, JSON, length)
+    with server.connect() as connection:
+        connection.sendall(head + body)
+        assert connection.recv(65536)
+        connection.sendall(b"\r\n" if body else b" " * 10)
+        connection.settimeout(5)
+        while connection.recv(65536):  # a connection that stays open ends in TimeoutError
+            pass
+
+
 def test_slow_bodies_are_cut(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.3)
     with server.connect() as connection:
