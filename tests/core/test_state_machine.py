@@ -337,5 +337,5 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
     assert counts["load whole"] >= 30 and counts["load failed"] >= 3, counts
     assert counts["errors"] >= 500 and counts["preemptions for memory"] >= 100, counts
     assert counts["plans beside one in flight"] >= 5_000, counts
-    assert counts["hits after checkpoints"] >= 2_000 and counts["pinned prompts"] >= 50, counts
+    assert counts["hits after checkpoints"] >= 1_000 and counts["pinned prompts"] >= 50, counts
     assert counts["hits"] >= 5_000 and counts["whole answers"] >= 5_000, counts

@@ -93,10 +93,10 @@ def gated_linear(
             products = adapter(x, products, adapters, bias)
         return gate(products, activation, alpha, limit)
     check(activation)
-    if adapters is not None:  # in float32, as the products are where the activation is taken in the same pass
-        products = torch.empty(len(x), weight.rows, dtype=torch.float32, device=x.device)
+    if adapters is not None:  # rounded, as products are where the activation is taken in the same pass
+        products = torch.empty(len(x), weight.rows, dtype=x.dtype, device=x.device)
         multiply(x if x.stride(1) == 1 else x.contiguous(), part, products, bias)
-        return gate(adapter(x, products, adapters, bias), activation, alpha, limit).to(x.dtype)
+        return gate(adapter(x, products, adapters, bias), activation, alpha, limit)
     out = torch.empty(len(x), weight.rows // 2, dtype=x.dtype, device=x.device)
     multiply(x if x.stride(1) == 1 else x.contiguous(), part, out, bias, gating=Gating(activation, alpha, limit))
     return out

@@ -52,6 +52,25 @@ def _run(kind: str, a: Tensor, b: Tensor, rows: int, number: float = 0.0) -> Ten
     return out
 
 
+@triton.jit
+def _inject(x, rows, values, x_stride, size, ADDED: tl.constexpr, BLOCK: tl.constexpr):
+    one, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    target = x + tl.load(rows + one) * x_stride + place
+    given = wide(tl.load(values + one * size + place, mask=inside, other=0.0))
+    if ADDED:
+        given += wide(tl.load(target, mask=inside, other=0.0))
+    tl.store(target, narrow(given, x.dtype.element_ty), mask=inside)
+
+
+def inject(x: Tensor, rows: Tensor, values: Tensor, level: int) -> Tensor:
+    given = values[level].to(x.dtype).contiguous()
+    if len(rows):
+        grid = (len(rows), triton.cdiv(x.shape[1], BLOCK))
+        _inject[grid](x, rows, given, x.stride(0), x.shape[1], level > 0, BLOCK)
+    return x
+
+
 def add(a: Tensor, b: Tensor) -> Tensor:
     return _run("add", a, b, len(a))
 
