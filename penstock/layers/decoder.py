@@ -318,12 +318,14 @@ class DecoderModel(Layer):
         hidden = self._begin(step, given)
         end = len(self.blocks) if part.end is None else part.end
         for index in range(part.first, end):
-            tap(layer_input(index), hidden)
+            if part.taps:
+                tap(layer_input(index), hidden)
             step.last = index == len(self.blocks) - 1
             hidden = self.blocks[index](hidden, step)
             if index + 1 < self.media_levels:
                 hidden = step.inject(hidden, index + 1)
-            tap(layer_output(index), hidden)
+            if part.taps:
+                tap(layer_output(index), hidden)
         if part.end is not None:
             return PartOutput(LayerStates(hidden, step.streams, step.per_layer_embeddings), taps, step.scores)
         for layer in self.closing:

@@ -48,6 +48,8 @@ class ModelPart:
         end = layers if self.end is None else self.end
         if not 0 <= self.first < end <= layers:
             raise ValueError(f"layers {self.first} to {end} are no part of a model of {layers} layers")
+        if not self.taps:
+            return
         known = [name(layer) for layer in range(self.first, end) for name in (layer_input, layer_output)]
         known += [FINAL] if self.end is None else []
         for tap in self.taps:

@@ -71,9 +71,7 @@ def split_cases(schema: dict[str, Any], take: Callable[[int], bool]) -> dict[str
     cases = [_case({"enum": listed}, found, fits) for fits, listed in groups.items()]
     name = found[0].name
     known = member(schema, name)
-    facts = (
-        {word: known[word] for word in ("type", "enum", "const") if word in known} if isinstance(known, dict) else {}
-    )
+    facts = {word: known[word] for word in _FACTS if word in known} if isinstance(known, dict) else {}
     cases.append(_case({**facts, "not": {"enum": list(values.values())}}, found, [False] * len(found)))
     if name not in required_names(schema):
         absent = [condition.asked(condition.absent) for condition in found]
