@@ -17,6 +17,7 @@ from penstock.text.grammar.schema import check_schema
 from penstock.text.grammar.tags import tags_to_lark
 from penstock.text.grammar.translate import translate
 from penstock.text.grammar.wellformed import first_fault
+from penstock.text.json_tree import objects
 from penstock.text.parsers.format import AnswerFormat, formats
 from penstock.text.parsers.parser import AnswerParser
 from penstock.text.parsers.schema import types
@@ -230,6 +231,7 @@ def grammar_readers() -> Iterator[Scanner]:
     yield Scanner(
         "text.grammar.scan read_json", refusing(lambda t: read_json(t, "JSON")), repeated("[", '["', "[… ", '["\\')
     )
+    yield Scanner("text.json_tree", lambda value: list(objects(value)), schemas)
     yield Scanner("text.grammar.schema", refusing(check_schema), schemas)
     yield Scanner("text.grammar.plain", refusing(plain_schema), schemas)
     for name, make in _decided().items():

@@ -126,6 +126,35 @@ class TokenAdapters:
 
 
 @dataclass(frozen=True, slots=True)
+class RowAdapters:
+    """Which adapters the rows of a product have.
+
+    Attributes:
+        slot, scale: [R, A], as in TokenAdapters.
+        expert: [R] int64, whose matrices count; None where there is one for all.
+    """
+
+    slot: Tensor
+    scale: Tensor
+    expert: Tensor | None = None
+
+    def repeated(self, times: int, expert: Tensor) -> RowAdapters:
+        """The same for so many rows a token, of these experts."""
+        return RowAdapters(self.slot.repeat_interleave(times, 0), self.scale.repeat_interleave(times, 0), expert)
+
+    def some(self, rows: Tensor | slice) -> RowAdapters:
+        """Those of some rows."""
+        expert = None if self.expert is None else self.expert[rows]
+        return RowAdapters(self.slot[rows], self.scale[rows], expert)
+
+
+def rows_of(tokens: TokenAdapters, x: Tensor) -> RowAdapters:
+    """Which adapters the tokens have that x holds."""
+    every = RowAdapters(tokens.slot, tokens.scale)
+    return every if len(x) == len(tokens.slot) else every.some(tokens.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class PlacedAdapters:
     """Adapters of the columns of a merged projection from `offset` on."""
 

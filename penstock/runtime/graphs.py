@@ -170,7 +170,7 @@ class DecodeGraphs:
             capture: how to capture.
             sizes: numbers of rows to record for, ascending.
             tokens: positions that rows may have in each cache group in all; those that rows share count for each.
-            queries: tokens of every row. Steps of this engine have one; more are for drafts, which nothing makes yet.
+            queries: tokens of every row. Steps with drafts, which would have more, run layer by layer.
             taps: hidden states that are kept of every step, as in `layers.part.ModelPart`.
         """
         self._model = model

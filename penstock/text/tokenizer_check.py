@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.text.json_tree import objects
 
 _MOST_UNITS: Final = 2**22  # of a character map; SentencePiece's own have some 60,000
 _PARTS: Final = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -48,21 +50,10 @@ def check_document(document: Mapping[str, Any]) -> None:
     try:
         _check_merges(document.get("model"))
         for part in _PARTS:
-            for found in _objects(document.get(part)):
+            for found in objects(document.get(part)):
                 _check_part(part, found)
     except (TypeError, IndexError) as error:
         raise ValueError(f"a part of it has the wrong form ({error})") from None
-
-
-def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
-    todo = [value]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            yield value
-            todo += value.values()
-        elif isinstance(value, list):
-            todo += value
 
 
 def _check_merges(model: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.kernels.adapters import Adapted, AdapterSlots, PlacedAdapters, TokenAdapters
+from penstock.kernels.adapters import Adapted, AdapterSlots, PlacedAdapters, TokenAdapters, rows_of
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.recording import Eager, Recording, extent_of, tape_of, width_of
 
@@ -21,10 +21,8 @@ def _tell(tape: Recording, tokens: TokenAdapters, x: Any) -> None:
     """Tells a tape that runs at once which adapters the rows of x have; a recording is told with each step."""
     if not isinstance(tape, Eager):
         return
-    slot, scale = tokens.slot, tokens.scale
-    if len(x) != len(slot):
-        slot, scale = slot[tokens.rows], scale[tokens.rows]
-    slot, scale = slot.contiguous(), scale.contiguous()
+    rows = rows_of(tokens, x)
+    slot, scale = rows.slot.contiguous(), rows.scale.contiguous()
     tape.refs.append((slot, scale))
     tape.step.set_adapters(slot.data_ptr(), scale.data_ptr(), slot.shape[1])
 

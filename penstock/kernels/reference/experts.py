@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.kernels.adapters import ExpertAdapters
+from penstock.kernels.adapters import ExpertAdapters, rows_of
 from penstock.kernels.reference import dense, low_rank
 
 
@@ -101,7 +101,7 @@ def grouped_experts(
     outputs = torch.empty_like(inputs)
     has = None
     if adapters is not None:
-        every = low_rank.rows_of(adapters.tokens, x).some(order // top_k)
+        every = rows_of(adapters.tokens, x).some(order // top_k)
         has = replace(every, expert=flat[order])
     begin = 0
     for expert, count in enumerate(torch.bincount(flat, minlength=len(gate_up)).tolist()):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.adapters import Adapted
+from penstock.kernels.adapters import Adapted, rows_of
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.reference import dense, low_rank
 
@@ -42,7 +42,7 @@ def head_linear(
     if adapters is not None:
         out = out.contiguous()
         given = rows[..., :inputs].reshape(-1, inputs)
-        each = low_rank.rows_of(adapters.tokens, x).repeated(heads)
+        each = rows_of(adapters.tokens, x).repeated(heads, torch.arange(heads, device=x.device).repeat(len(x)))
         low_rank.change_parts(given, out.view(-1, outputs), adapters.parts, each)
     if cos is not None and sin is not None:
         rotated = _rotate(rows[..., inputs:], cos, sin, interleaved).to(x.dtype)

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters, TokenAdapters
+from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters, RowAdapters, rows_of
 
 
 def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256, experts: int = 1) -> AdapterSlots:
     return AdapterSlots(slots, inputs, outputs, max_rank, experts)
-
-
-@dataclass(frozen=True, slots=True)
-class RowAdapters:
-    """Which adapters the rows of a product have.
-
-    Attributes:
-        slot, scale: [R, A], as in TokenAdapters.
-        expert: [R] int64, whose matrices count; None where there is one for all.
-    """
-
-    slot: Tensor
-    scale: Tensor
-    expert: Tensor | None = None
-
-    def repeated(self, times: int) -> RowAdapters:
-        """The same for so many rows a token; their experts are told apart."""
-        each = torch.arange(times, device=self.slot.device).repeat(len(self.slot))
-        return RowAdapters(self.slot.repeat_interleave(times, 0), self.scale.repeat_interleave(times, 0), each)
-
-    def some(self, rows: Tensor | slice) -> RowAdapters:
-        """Those of some rows."""
-        expert = None if self.expert is None else self.expert[rows]
-        return RowAdapters(self.slot[rows], self.scale[rows], expert)
-
-
-def rows_of(tokens: TokenAdapters, x: Tensor) -> RowAdapters:
-    """Which adapters the tokens have that x holds."""
-    every = RowAdapters(tokens.slot, tokens.scale)
-    return every if len(x) == len(tokens.slot) else every.some(tokens.rows)
 
 
 def change(x: Tensor, out: Tensor, slots: AdapterSlots, rows: RowAdapters, known: Tensor | None = None) -> None:

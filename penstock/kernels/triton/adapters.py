@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters, TokenAdapters
+from penstock.kernels.adapters import Adapted, AdapterSlots, LowRank, PlacedAdapters, RowAdapters, rows_of
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.triton.packing import HOME
 from penstock.kernels.triton.products import GroupedRows, multiply
@@ -85,31 +83,6 @@ class DeviceAdapters(AdapterSlots):
 def make_adapters(slots: int, inputs: int, outputs: int, max_rank: int = 256, experts: int = 1) -> DeviceAdapters:
     """As kernels.api.MakeAdapters."""
     return DeviceAdapters(slots, inputs, outputs, max_rank, experts)
-
-
-@dataclass(frozen=True, slots=True)
-class RowAdapters:
-    """Which adapters the rows of a product have.
-
-    Attributes:
-        slot, scale: [R, A], as in TokenAdapters.
-        expert: [R] int64, whose matrices count; None where there is one for all.
-    """
-
-    slot: Tensor
-    scale: Tensor
-    expert: Tensor | None = None
-
-    def repeated(self, times: int, expert: Tensor) -> RowAdapters:
-        """The same for so many rows a token, of these experts."""
-        return RowAdapters(self.slot.repeat_interleave(times, 0), self.scale.repeat_interleave(times, 0), expert)
-
-
-def rows_of(tokens: TokenAdapters, x: Tensor) -> RowAdapters:
-    """Which adapters the tokens have that x holds."""
-    if len(x) == len(tokens.slot):
-        return RowAdapters(tokens.slot, tokens.scale)
-    return RowAdapters(tokens.slot[tokens.rows], tokens.scale[tokens.rows])
 
 
 def change(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.adapters import ExpertAdapters
+from penstock.kernels.adapters import ExpertAdapters, RowAdapters, rows_of
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.triton import adapters as low_rank
@@ -173,7 +173,7 @@ def _product(x: Tensor, weight: Packed, bias: Tensor | None, rows: GroupedRows) 
     return out
 
 
-def _each(bias: Tensor | None, rows: low_rank.RowAdapters) -> Tensor | None:
+def _each(bias: Tensor | None, rows: RowAdapters) -> Tensor | None:
     """The bias of each row's expert."""
     return None if bias is None or rows.expert is None else bias[rows.expert].float()
 
@@ -202,7 +202,7 @@ def grouped_experts(
     hidden = _product(x if x.stride(1) == 1 else x.contiguous(), gate_up, gate_up_bias, rows)
     has = None
     if adapters is not None:
-        has = low_rank.rows_of(adapters.tokens, x).repeated(top_k, ids.reshape(-1))
+        has = rows_of(adapters.tokens, x).repeated(top_k, ids.reshape(-1))
         low_rank.change(x, hidden, adapters.gate_up, has, _each(gate_up_bias, has), top_k)
     hidden = gate(hidden, activation, alpha, limit) if gated else activate(hidden, activation, limit)
     each = _product(hidden, down, down_bias, GroupedRows(rows.rows, rows.experts, rows.size, rows.count, 1))

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.adapters import Adapted
+from penstock.kernels.adapters import Adapted, rows_of
 from penstock.kernels.canonical import Canonical
 from penstock.kernels.registry import KernelContext
 from penstock.kernels.triton import adapters as low_rank
@@ -77,7 +77,7 @@ def head_linear(
         multiply(rows[:, :inputs], part, out[:, :outputs], grouped=grouped, experts=heads)
         if adapters is not None:
             each = torch.arange(heads, device=x.device).repeat(tokens)
-            has = low_rank.rows_of(adapters.tokens, x).repeated(heads, each)
+            has = rows_of(adapters.tokens, x).repeated(heads, each)
             low_rank.change(rows[:, :inputs], out[:, :outputs], adapters.parts, has)
         if turning:
             _turn[(tokens, heads)](

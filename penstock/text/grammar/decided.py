@@ -5,12 +5,12 @@ What is rewritten means exactly the same, but that numbers within a millionth of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from penstock.text.grammar.compared import Comparer, is_number
 from penstock.text.grammar.denied import Denier
+from penstock.text.json_tree import objects
 
 _MOVED: Final = frozenset(
     ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependencies", "dependentSchemas", "dependentRequired")
@@ -36,7 +36,7 @@ class Decider:
     _denier: Denier = field(init=False)
 
     def __post_init__(self) -> None:
-        self.movable = not any(map(_fixes_places, _objects(self.root)))
+        self.movable = not any(map(_fixes_places, objects(_unnamed(self.root))))
         self._compared = Comparer(self.root)
         self._denier = Denier(self._compared)
 
@@ -95,16 +95,9 @@ class Decider:
             join(schema, [{"anyOf": left} if len(left) > 1 else left[0] if left else False])
 
 
-def _objects(root: Any) -> Iterator[dict[str, Any]]:
-    """All objects within a value, but the outermost one's `$id` says nothing about the others."""
-    stack = [{**root, "$id": None, "id": None}] if isinstance(root, dict) else [root]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, dict):
-            yield value
-            stack += value.values()
-        elif isinstance(value, list):
-            stack += value
+def _unnamed(root: Any) -> Any:
+    """A schema without its own `$id`, which says nothing of where the others stand."""
+    return _without(root, "$id", "id") if isinstance(root, dict) else root
 
 
 def _fixes_places(schema: dict[str, Any]) -> bool:
