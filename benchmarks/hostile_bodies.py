@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -199,7 +200,13 @@ def _told(stranger: Stranger, number: int) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> Mapping[str, Any]:
-    with serve(["--threads", "1", "--max-model-len", "512", "--kv-blocks", "600"]) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        # Responses are kept in a file: in memory they would grow to their bound, which is no leak.
+        serve(
+            ["--threads", "1", "--max-model-len", "512", "--kv-blocks", "600", "--responses-store", f"{folder}/kept"]
+        ) as server,
+    ):
         client = http.client.HTTPConnection(urlsplit(server.url).netloc)
         client.request("GET", "/openapi.json")
         document = json.loads(client.getresponse().read())

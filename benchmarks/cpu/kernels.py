@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.cpu.limits import measure_limits
-from benchmarks.report import arguments, report
+from benchmarks.cpu.limits import measure_limits, settings, share
+from benchmarks.report import report
 from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook, Plain
 from penstock.kernels.cpu import native, ops
 from penstock.quant.formats import FORMATS
@@ -96,13 +96,13 @@ def measure(kind: str, megabytes: int) -> Measured:
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    options = settings(__doc__)
     options.add_argument("--kinds", default=",".join(FORMATS_ALL), help="formats, separated by commas")
     options.add_argument(
         "--megabytes", type=int, default=256, help="size of the weight that few rows are multiplied with"
     )
-    options.add_argument("--threads", type=int, default=native.library().num_threads())
     given = options.parse_args()
+    native.select_isa(given.isa)
     native.library().set_num_threads(given.threads)
     limits = measure_limits(given.threads)
     table, figures = [], {}
@@ -118,12 +118,10 @@ def main() -> None:
             "share_of_bandwidth": reads[1] / limits["read"],
             "tera_operations_a_second": {str(n): rate for n, rate in rates.items()},
             "unit": found.unit,
-            "share_of_peak": {str(n): rate / peak for n, rate in rates.items()},
+            "share_of_peak": {str(n): rate / peak for n, rate in rates.items()} if peak else {},
         }
-        shares = [f"{rates[n]:.3f} ({rates[n] / peak:.0%})" for n in rates]
-        table.append(
-            [kind, 8 * found.bytes_a_weight, f"{reads[1]:.1f} ({reads[1] / limits['read']:.0%})", reads[4], *shares]
-        )
+        shares = [share(reads[1], limits["read"]), reads[4], *(share(rate, peak) for rate in rates.values())]
+        table.append([kind, 8 * found.bytes_a_weight, *shares])
     columns = ["format", "bits", "1 row: GB/s", "4 rows: GB/s", *(f"{n} rows: TOPS" for n in TOKENS if n > 4)]
     everything = {"isa": native.isa(), "threads": given.threads, "limits": dict(limits), "formats": figures}
     report("cpu_kernels", given.results, everything, columns, table)

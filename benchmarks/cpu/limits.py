@@ -5,6 +5,7 @@ python -m benchmarks.cpu.limits
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 
 from benchmarks.report import arguments, report
@@ -26,11 +27,25 @@ def measure_limits(threads: int, read_bytes: int = READ_BYTES) -> Mapping[str, f
         library.set_num_threads(before)
 
 
+def share(rate: float, limit: float) -> str:
+    """A rate and its share of a limit, which is 0 where the processor has no such instruction."""
+    return f"{rate:.3g} ({rate / limit:.0%})" if limit else f"{rate:.3g}"
+
+
+def settings(description: str | None) -> argparse.ArgumentParser:
+    """A parser with what every benchmark of kernels takes."""
+    parser = arguments(description)
+    parser.add_argument("--isa", default="auto", help="instruction set to measure")
+    parser.add_argument("--threads", type=int, default=native.library().num_threads())
+    return parser
+
+
 def main() -> None:
-    options = arguments(__doc__)
+    options = settings(__doc__)
     options.add_argument("--read-bytes", type=int, default=READ_BYTES, help="memory to read")
     given = options.parse_args()
-    counts = sorted({1, native.library().num_threads()})
+    native.select_isa(given.isa)
+    counts = sorted({1, given.threads})
     found = {threads: measure_limits(threads, given.read_bytes) for threads in counts}
     rows = [[f"{what} ({UNITS[what]})", *(found[threads][what] for threads in counts)] for what in UNITS]
     figures = {"isa": native.isa(), "units": UNITS, "threads": {str(n): dict(limits) for n, limits in found.items()}}

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from benchmarks.cpu.kernels import best_seconds
-from benchmarks.cpu.limits import measure_limits
-from benchmarks.report import arguments, report
+from benchmarks.cpu.limits import measure_limits, settings, share
+from benchmarks.report import report
 from penstock.kernels.cpu import native, ops
 from penstock.kernels.sampling import RowSettings
 
@@ -72,11 +72,11 @@ def small_ops(tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    options = settings(__doc__)
     options.add_argument("--kv-types", default=",".join(KV_TYPES))
     options.add_argument("--megabytes", type=int, default=256, help="size of all caches that are read in turns")
-    options.add_argument("--threads", type=int, default=native.library().num_threads())
     given = options.parse_args()
+    native.select_isa(given.isa)
     native.library().set_num_threads(given.threads)
     limits = measure_limits(given.threads)
     figures: dict[str, Any] = {}
@@ -90,12 +90,12 @@ def main() -> None:
             copies = max(1, int(given.megabytes * 1e6 / read))
             rate = read / attention(kv_type, rows, 1, context, min(copies, 64)) / 1e9
             found[f"decode {rows} x {context}, GB/s"] = rate
-            cells.append(f"{rate:.1f} ({rate / limits['read']:.0%})")
+            cells.append(share(rate, limits["read"]))
         for prompt in PROMPTS:
             work = 4 * HEADS * DIM * prompt * (prompt + 1) / 2
             rate = work / attention(kv_type, 1, prompt, prompt, 1) / 1e12
             found[f"prompt {prompt}, TFLOPS"] = rate
-            cells.append(f"{rate:.3f} ({rate / peak:.0%})")
+            cells.append(share(rate, peak))
         figures[kv_type] = found
         table.append([kv_type, token / (2 * KV_HEADS * DIM) * 8, *cells])
     small = {str(tokens): small_ops(tokens) for tokens in (1, 32, 512)}

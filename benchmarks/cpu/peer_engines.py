@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from benchmarks.cpu.peer_install import Places
+from benchmarks.cpu.peer_install import ISA_VARIABLES, Places
 from benchmarks.cpu.peer_models import SHAPES, gguf_path, hf_path, openvino_path
 from benchmarks.cpu.peer_works import AT_LOAD, CLASSES, Work, llama_command, llama_rate, rate
 
@@ -37,6 +37,10 @@ class Run:
     threads: int
     priority: int | None = None
     penstock: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"penstock": {}})
+
+    def environment(self) -> dict[str, str]:
+        """Of every engine's process: its threads, and the instruction set it is held to."""
+        return {**os.environ, **ISA_VARIABLES[self.places.isa], "OMP_NUM_THREADS": str(self.threads)}
 
 
 class Engine(Protocol):
@@ -67,10 +71,9 @@ def set_priority(pid: int, niceness: int | None) -> None:
 class Worker:
     """A process of `benchmarks.cpu.workers`; stopped by a signal whenever it is not asked, so that it costs no time."""
 
-    def __init__(self, python: Path, module: str, setup: Mapping[str, Any], vocab: int, priority: int | None) -> None:
+    def __init__(self, run: Run, python: Path, module: str, setup: Mapping[str, Any], vocab: int) -> None:
         self._vocab = vocab
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        environment = {**os.environ, "OMP_NUM_THREADS": str(setup["threads"])}
         self._process = subprocess.Popen(
             [python, "-m", f"benchmarks.cpu.workers.{module}", json.dumps(setup)],
             stdin=subprocess.PIPE,
@@ -78,10 +81,10 @@ class Worker:
             stderr=self._log,
             text=True,
             cwd=REPOSITORY,
-            env=environment,
+            env=run.environment(),
             start_new_session=True,
         )
-        set_priority(self._process.pid, priority)
+        set_priority(self._process.pid, run.priority)
         try:
             self.facts: Mapping[str, str] = self._answer()["ready"]
         except BaseException:
@@ -204,9 +207,9 @@ def open_worker(
             return None
         options = {"max_model_len": length, "enable_prefix_caching": caching, "kv_cache_memory": cache << 30}
         setup |= {"model": str(source), "options": options | penstock_options(run, name, kind)}
-        return Worker(Path(sys.executable), "penstock", setup, vocab, run.priority)
+        return Worker(run, Path(sys.executable), "penstock", setup, vocab)
     folder = peer_folder(run, name, model, kind)
     if not folder.exists():
         return None
     setup |= {"model": str(folder), "cache_gib": cache, "caching": caching, "length": length, "sequences": sequences}
-    return Worker(run.places.python(name), name, setup, vocab, run.priority)
+    return Worker(run, run.places.python(name), name, setup, vocab)

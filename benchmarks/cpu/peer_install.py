@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,18 @@ BINARIES = (
     "llama-imatrix",
 )
 PEERS = ("llama.cpp", "openvino", "vllm")
+# What holds an engine to an instruction set: options of llama.cpp's build, and variables that the others read.
+LLAMA_ISAS = {
+    "auto": ("-DGGML_NATIVE=ON",),
+    "avx2": (
+        "-DGGML_NATIVE=OFF",
+        *(f"-DGGML_{name}=ON" for name in ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")),
+    ),
+}
+ISA_VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "auto": {},
+    "avx2": {"PENSTOCK_ISA": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
+}
 _NOT_MATCHING = ("torchvision", "torchaudio", "torchcodec")  # built for another torch; importing them fails
 _TILES = "_tile_loadconfig(&tc);"
 _BARRIER = 'asm volatile("" :: "r"(&tc) : "memory"); '
@@ -34,9 +46,14 @@ _BARRIER = 'asm volatile("" :: "r"(&tc) : "memory"); '
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where everything lies, under one folder outside the repository."""
+    """Where everything lies, under one folder outside the repository.
+
+    Attributes:
+        isa: the instruction set that engines are held to; "auto" is all that the machine has.
+    """
 
     root: Path
+    isa: str = "auto"
 
     @property
     def downloads(self) -> Path:
@@ -55,7 +72,8 @@ class Places:
 
     def llama(self, name: str) -> Path:
         """One of llama.cpp's programs."""
-        return self.root / "llama.cpp" / "build" / "bin" / name
+        build = "build" if self.isa == "auto" else f"build-{self.isa}"
+        return self.root / "llama.cpp" / build / "bin" / name
 
     def environment(self, peer: str) -> Path:
         """A virtual environment's folder."""
@@ -121,7 +139,7 @@ def _install_llama(places: Places, indexes: Sequence[str], jobs: int) -> None:
         _unpack_llama(places)
     protect_tiles(places.llama_source)
     build = places.llama("x").parents[1]
-    options = ("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF")
+    options = ("-DCMAKE_BUILD_TYPE=Release", *LLAMA_ISAS[places.isa], "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF")
     parts = ("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF")
     subprocess.run(["cmake", "-S", places.llama_source, "-B", build, *options, *parts], check=True)
     targets = [part for name in BINARIES for part in ("--target", name)]
@@ -130,8 +148,9 @@ def _install_llama(places: Places, indexes: Sequence[str], jobs: int) -> None:
 
 def _unpack_llama(places: Places) -> None:
     places.downloads.mkdir(parents=True, exist_ok=True)
-    wanted = ("download", LLAMA_CPP, "--no-binary", ":all:", "--no-deps", "--dest", str(places.downloads))
-    _pip(Path(sys.executable), *wanted)
+    # Its build tools are not needed to read the package, and pip would build them from source as well.
+    wanted = ("download", LLAMA_CPP, "--no-binary", ":all:", "--no-deps", "--no-build-isolation")
+    _pip(Path(sys.executable), *wanted, "--dest", str(places.downloads))
     (archive,) = places.downloads.glob("llama_cpp_python-*.tar.gz")
     unpacked = places.downloads / "unpacked"
     with tarfile.open(archive) as packed:

@@ -44,7 +44,7 @@ class Server(Protocol):
 class HttpServer:
     """A server process that is asked over HTTP."""
 
-    def __init__(self, command: Sequence[str], ready: str, priority: int | None, timeout: float = 300.0) -> None:
+    def __init__(self, run: Run, command: Sequence[str], ready: str, timeout: float = 300.0) -> None:
         """`command` is given the port; `ready` is the path that answers 200 once requests are served.
 
         Raises:
@@ -56,9 +56,13 @@ class HttpServer:
         self._url = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=self._log, stderr=self._log, start_new_session=True
+            [*command, "--port", str(port)],
+            stdout=self._log,
+            stderr=self._log,
+            env=run.environment(),
+            start_new_session=True,
         )
-        set_priority(self._process.pid, priority)
+        set_priority(self._process.pid, run.priority)
         deadline = time.monotonic() + timeout
         with httpx.Client(trust_env=False) as client:
             while not self._is_ready(client, ready):
@@ -156,12 +160,12 @@ def open_server(run: Run, name: str, model: str, kind: str) -> Server | None:
         file = llama_model(run, model, kind)
         program = str(run.places.llama("llama-server"))
         slots = ["-np", str(CLIENTS), "-cb", "-c", str(CLIENTS * LENGTH)]
-        return HttpServer([program, "-m", str(file), "-t", threads, *slots], "/health", run.priority)
+        return HttpServer(run, [program, "-m", str(file), "-t", threads, *slots], "/health")
     if name in run.penstock:
         options: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory": 3 << 30}
         options |= penstock_options(run, name, kind)
         command = [sys.executable, "-m", "penstock.cli.main", "serve", str(penstock_model(run, model, kind))]
-        return HttpServer([*command, "--threads", threads, *flags(options)], "/readyz", run.priority)
+        return HttpServer(run, [*command, "--threads", threads, *flags(options)], "/readyz")
     return open_worker(run, name, model, kind, caching=True, length=LENGTH, sequences=CLIENTS)
 
 

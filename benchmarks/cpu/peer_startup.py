@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -92,7 +91,7 @@ def time_start(command: Sequence[str], run: Run, cache: str) -> tuple[float, int
     Raises:
         RuntimeError: the process failed; the end of its log is in the message.
     """
-    environment = {**os.environ, "XDG_CACHE_HOME": cache, "OMP_NUM_THREADS": str(run.threads)}
+    environment = {**run.environment(), "XDG_CACHE_HOME": cache}
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         started = time.perf_counter()
         process = subprocess.Popen(

@@ -5,6 +5,7 @@
     python -m benchmarks.cpu.peers measure --models llama-3.2-1b --formats q4_k_m --repeat 5
     python -m benchmarks.cpu.peers serving                    # 16 clients that share a long prefix
     python -m benchmarks.cpu.peers startup                    # process start to first token, peak memory
+    python -m benchmarks.cpu.peers --isa avx2 install         # and the other commands: as on a machine with AVX2 alone
 
 Engines take turns, each in its own process, and figures are medians. `measure` keeps what earlier runs on the same
 machine found for other models, formats and works. KV caches are each engine's default, and stated.
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of peers and models")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--isa", choices=tuple(peer_install.LLAMA_ISAS), default="auto", help="hold all engines to it")
     parser.add_argument("--priority", type=int, help="niceness of each engine's scheduling group, -20 to 19")
     parser.add_argument(
         "--penstock",
@@ -98,10 +100,15 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
+def _name(given: argparse.Namespace, report_name: str) -> str:
+    """Of a results file: one an instruction set."""
+    return report_name if given.isa == "auto" else f"{report_name}_{given.isa}"
+
+
 def _setting(given: argparse.Namespace) -> tuple[Run, list[str]]:
     """The run, and the engines in order, "penstock" standing for each Penstock engine."""
     penstock = dict(given.penstock) if given.penstock else {"penstock": {}}
-    run = Run(Places(given.root), given.threads, given.priority, penstock)
+    run = Run(Places(given.root, given.isa), given.threads, given.priority, penstock)
     engines: list[str] = []
     for name in given.engines:
         if name not in ENGINES:
@@ -116,14 +123,14 @@ def _setting(given: argparse.Namespace) -> tuple[Run, list[str]]:
 
 
 def _install(given: argparse.Namespace) -> None:
-    peer_install.install(Places(given.root), given.peers, indexes=given.index, jobs=given.threads)
+    peer_install.install(Places(given.root, given.isa), given.peers, indexes=given.index, jobs=given.threads)
 
 
 def _models(given: argparse.Namespace) -> None:
     from benchmarks.cpu.peer_models import SHAPES, make  # needs torch
 
     for model in given.models:
-        make(Places(given.root), SHAPES[model], list(given.formats), given.data, given.threads)
+        make(Places(given.root, given.isa), SHAPES[model], list(given.formats), given.data, given.threads)
 
 
 def _measure(given: argparse.Namespace) -> None:
@@ -132,13 +139,13 @@ def _measure(given: argparse.Namespace) -> None:
 
     run, engines = _setting(given)
     works = [parse_work(name) for name in given.works]
-    file = given.results / "cpu_peers.json"
+    file = given.results / f"{_name(given, 'cpu_peers')}.json"
     for model in given.models:
         for kind in given.formats:
             found = measure(run, engines, model, kind, works, given.repeat)
             rows = merge(_earlier(file), found)
             columns, cells = table(found)
-            report("cpu_peers", given.results, {"rows": rows}, columns, cells)
+            report(file.stem, given.results, {"rows": rows}, columns, cells)
             plot(rows, file.with_suffix(".png"))
 
 
@@ -158,7 +165,7 @@ def _serving(given: argparse.Namespace) -> None:
 
     run, engines = _setting(given)
     figures = compare(run, engines, given.model, given.format, given.repeat)
-    report("cpu_peers_serving", given.results, figures, *columns_and_cells(figures))
+    report(_name(given, "cpu_peers_serving"), given.results, figures, *columns_and_cells(figures))
 
 
 def _startup(given: argparse.Namespace) -> None:
@@ -166,7 +173,7 @@ def _startup(given: argparse.Namespace) -> None:
 
     run, engines = _setting(given)
     figures = compare(run, engines, given.models, given.format, given.repeat)
-    report("cpu_peers_startup", given.results, figures, *columns_and_cells(figures))
+    report(_name(given, "cpu_peers_startup"), given.results, figures, *columns_and_cells(figures))
 
 
 if __name__ == "__main__":

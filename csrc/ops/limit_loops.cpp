@@ -32,9 +32,18 @@ std::int64_t run_limit([[maybe_unused]] Limit limit, [[maybe_unused]] std::int64
     PENSTOCK_LOOP(PENSTOCK_ZERO, PENSTOCK_12("vfmadd231ps", "zmm14, %%zmm15", "zmm"), PENSTOCK_CLOBBERED);
     return done * 32;
 #elif defined(__AVX2__)
+#define PENSTOCK_ZERO "vxorps %%ymm14, %%ymm14, %%ymm14\nvxorps %%ymm15, %%ymm15, %%ymm15\n"
+    if (limit == Limit::int8) {  // products of bytes, summed in 16 bits
+#define PENSTOCK_BYTES(sum) "vpmaddubsw %%ymm14, %%ymm15, %%ymm13\nvpaddw %%ymm13, %%ymm" sum ", %%ymm" sum "\n"
+        PENSTOCK_LOOP(PENSTOCK_ZERO,
+                      PENSTOCK_BYTES("0") PENSTOCK_BYTES("1") PENSTOCK_BYTES("2") PENSTOCK_BYTES("3")
+                          PENSTOCK_BYTES("4") PENSTOCK_BYTES("5") PENSTOCK_BYTES("6") PENSTOCK_BYTES("7")
+                              PENSTOCK_BYTES("8") PENSTOCK_BYTES("9") PENSTOCK_BYTES("10") PENSTOCK_BYTES("11"),
+                      PENSTOCK_CLOBBERED, "xmm13");
+        return done * 64;
+    }
     if (limit != Limit::fp32) return 0;
-    PENSTOCK_LOOP("vxorps %%ymm14, %%ymm14, %%ymm14\nvxorps %%ymm15, %%ymm15, %%ymm15\n",
-                  PENSTOCK_12("vfmadd231ps", "ymm14, %%ymm15", "ymm"), PENSTOCK_CLOBBERED);
+    PENSTOCK_LOOP(PENSTOCK_ZERO, PENSTOCK_12("vfmadd231ps", "ymm14, %%ymm15", "ymm"), PENSTOCK_CLOBBERED);
     return done * 16;
 #else
     return 0;
