@@ -21,7 +21,7 @@ def starred_tuples(module: Module) -> Iterator[str]:
 
     Such a tuple is a display, a local name or an attribute of `self` that is assigned one, or a parameter annotated as
     one. A function's own `*args` may be handed on, and so may what has any length: lists, comprehensions, results.
-    Triton's kernels are left out: their language has no records, and a function in it takes many single values.
+    Triton's kernels are left out: their language's own tuples are spread there.
     """
     named = named_tuples(module.tree)
     attributes = _fixed_attributes(module.tree, named)

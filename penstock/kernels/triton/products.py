@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +12,7 @@ from penstock.kernels.devices import shared_memory
 from penstock.kernels.triton import tiles
 from penstock.kernels.triton.activations import gate
 from penstock.kernels.triton.numbers import INTERPRETED
+from penstock.kernels.triton.operands import Owners, Rows, Tile, codes_of, matrix_of, offsets_of, result_of
 from penstock.kernels.triton.packing import PLANES, TILE, Eights, Part, Planes, rows_of
 
 PROGRAMS = 264  # that a launch should have at least: two a multiprocessor of a large card
@@ -159,59 +159,40 @@ def multiply(
     outputs, inputs = rows_of(part) // experts, x.shape[1]
     if isinstance(part, Planes) and part.order is not None:
         x = x.index_select(1, part.order)
-    x, x_scales = quantized(x, part) if isinstance(part, Eights) else (x, x)
     segment, segments = _segments(outputs, inputs)
     count = len(x) if grouped is None else grouped.count
-    shape = _tiles_of(part, count, grouped, segments, x.element_size())
+    rows = _rows(x, part)
+    shape = _tiles_of(part, count, grouped, segments, rows.elements.element_size())
     programs = triton.cdiv(count, shape.rows) if grouped is None else len(grouped.experts)
     programs *= triton.cdiv(outputs, shape.outputs)
     if not programs:
         return
     splits = segments > 1 and programs < PROGRAMS and (split or grouped is None)
-    partial, halved = torch.empty(segments, count, outputs, device=x.device) if splits else out, out
+    partial, halved = torch.empty(segments, count, outputs, device=x.device) if splits else None, out
     out = out if gating is None or splits else torch.empty(count, outputs, dtype=out.dtype, device=out.device)
-    memory, kinds = _operands(part)
-    added_bias, added_residual = out if bias is None else bias, out if residual is None else residual
-    residual_stride = 0 if residual is None else residual.stride(0)
-    rows, owners = (out, out) if grouped is None else (grouped.rows, grouped.experts)
+    result = result_of(out, bias, residual)
+    tile = Tile(
+        outputs=shape.outputs, rows=shape.rows, inputs=shape.inputs, even=inputs % shape.inputs == 0, near=_NEAR,
+        alone=splits or segments == 1, share=1 if grouped is None else grouped.share,
+    )  # fmt: skip
     tiles._multiply[programs, segments if splits else 1](
-        x, x_scales, *memory, out, partial, added_bias, added_residual, rows, owners,
-        count, outputs, inputs, memory[0].shape[1], rows_of(part), part.zero if isinstance(part, Planes) else 0,
-        x.stride(0), out.stride(0), residual_stride, triton.cdiv(inputs, shape.inputs), x_scales.shape[1],
-        segment // shape.inputs, segments, *kinds,
-        isinstance(part, Eights) and part.tiled, inputs % shape.inputs == 0, splits or segments == 1, splits,
-        grouped is not None, 1 if grouped is None else grouped.share, bias is not None, residual is not None,
-        shape.outputs, shape.rows, shape.inputs, _NEAR, num_warps=shape.warps, num_stages=shape.stages,
+        rows, matrix_of(part), None if grouped is None else Owners(grouped.rows, grouped.experts), result, partial,
+        outputs, inputs, count, segment // shape.inputs, segments, codes_of(part), tile,
+        num_warps=shape.warps, num_stages=shape.stages,
         enable_fp_fusion=not isinstance(part, Eights),  # a scaled segment is rounded before it is added, split or not
     )  # fmt: skip
-    if splits:
+    if partial is not None:
         how = gating or Gating("none", 0.0, 0.0)
         tiles._finish[count, triton.cdiv(halved.shape[1], _FINISH)](
-            partial, out, added_bias, added_residual, count, outputs, out.stride(0), residual_stride, how.alpha,
-            how.limit, segments, bias is not None, residual is not None, how.activation, _FINISH,
-        )  # fmt: skip
+            partial, result, count, outputs, how.alpha, how.limit, segments, how.activation, _FINISH
+        )
     elif gating is not None:
         gate(out, gating.activation, gating.alpha, gating.limit, out=halved)
 
 
-def _operands(part: Part) -> tuple[tuple[Tensor, ...], tuple[str | int, ...]]:
-    """Pointers of a part (any where there is nothing), and facts of its codes, KIND to RUN of `tiles`."""
-    if isinstance(part, Tensor):
-        return (part,) * 5, ("plain", "none", 0, 0, 0, 1, 1)
-    values = part.values if isinstance(part, Eights) else part.low
-    if isinstance(part, Eights):
-        kind = "int8" if values.dtype == torch.int8 else "fp8"
-        return (values, values, part.scales, values, values), (kind, "none", 0, 0, 0, 1, 1)
-    high = values if part.high is None else part.high
-    offsets = values if part.offsets is None else part.offsets
-    table = values if part.table is None else part.table
-    run = math.gcd(part.group // part.span, PLANES)
-    kinds = part.kind, offsets_of(part), *part.widths, part.span, part.group, run
-    return (values, high, part.scales, offsets, table), kinds
-
-
-def offsets_of(planes: Planes) -> str:
-    """What a group's second number is: "none", "zeros" or "minimums"."""
-    if planes.offsets is None:
-        return "none"
-    return "minimums" if planes.offsets.is_floating_point() else "zeros"
+def _rows(x: Tensor, part: Part) -> Rows:
+    """x as a part multiplies it."""
+    if not isinstance(part, Eights):
+        return Rows(x, x.stride(0))
+    values, scales = quantized(x, part)
+    return Rows(values, values.stride(0), scales, scales.shape[1])

@@ -8,31 +8,27 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.triton.numbers import narrow, wide
+from penstock.kernels.triton.operands import codes_of, matrix_of
 from penstock.kernels.triton.packing import PLANES, TILE, Packed, Planes
-from penstock.kernels.triton.products import offsets_of
 from penstock.kernels.triton.tiles import coded
 
 
 @triton.jit(do_not_specialize_on_alignment=["numbers"])
-def _look_up(
-    numbers, low, high, scales, offsets, table, out, factor, inputs, words, rows, zero,
-    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, SPAN: tl.constexpr,
-    GROUP: tl.constexpr, COUNT: tl.constexpr,
-):  # fmt: skip
+def _look_up(numbers, weight, out, factor, inputs, CODES: tl.constexpr, COUNT: tl.constexpr):
+    SPAN: tl.constexpr = CODES.span
+    GROUP: tl.constexpr = CODES.group
     token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(numbers + token) + tl.zeros((1,), tl.int64)
     column = tl.arange(0, SPAN)
-    place = row[:, None] * words + block * SPAN + column[None, :]
-    lower = tl.load(low + place)
+    place = row[:, None] * weight.words + block * SPAN + column[None, :]
+    lower = tl.load(weight.low + place)
     upper = lower
-    if HIGH:
-        upper = tl.load(high + place)
+    if weight.high is not None:
+        upper = tl.load(weight.high + place)
     for plane in tl.static_range(COUNT):
         first = (block * COUNT + plane) * SPAN
         group = tl.minimum(first // GROUP, inputs // GROUP - 1).to(tl.int64)
-        value = coded(
-            lower, upper, scales, offsets, table, group * rows + row, plane, zero, KIND, OFFSETS, LOW, HIGH
-        )  # fmt: skip
+        value = coded(lower, upper, weight, group * weight.rows + row, plane, CODES)
         value = narrow(wide(narrow(value, out.dtype.element_ty)) * factor, out.dtype.element_ty)
         k = first + column
         tl.store(out + token * inputs + k[None, :], value, mask=(k < inputs)[None, :])
@@ -60,10 +56,5 @@ def _coded_rows(numbers: Tensor, part: Planes, factor: float, dtype: torch.dtype
     out = torch.empty(len(numbers), part.inputs, dtype=dtype, device=numbers.device)
     if len(numbers):
         grid = len(numbers), triton.cdiv(part.inputs, PLANES * part.span)
-        _look_up[grid](
-            numbers, part.low, part.low if part.high is None else part.high, part.scales,
-            part.low if part.offsets is None else part.offsets, part.low if part.table is None else part.table, out,
-            factor, part.inputs, part.low.shape[1], part.rows, part.zero, part.kind, offsets_of(part), *part.widths,
-            part.span, part.group, PLANES, num_warps=1,
-        )  # fmt: skip
+        _look_up[grid](numbers, matrix_of(part), out, factor, part.inputs, codes_of(part), PLANES, num_warps=1)
     return out

@@ -50,21 +50,22 @@ def numbers_of(codes, table, KIND: tl.constexpr):
 
 
 @triton.jit
-def coded(
-    lower, upper, scales, offsets, table, place, plane, zero,
-    KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-):  # fmt: skip
+def coded(lower, upper, weight, place, plane, CODES: tl.constexpr):
     """The values [N, S] of a plane of words, in float32; the scales of their groups lie at `place` [N]."""
+    KIND: tl.constexpr = CODES.kind
+    LOW: tl.constexpr = CODES.low
+    HIGH: tl.constexpr = CODES.high
+    OFFSETS: tl.constexpr = CODES.offsets
     codes = fields(lower, plane, LOW)
     if HIGH:
         codes |= fields(upper, plane, HIGH) << LOW
-    value = numbers_of(codes, table, KIND)
-    scale = wide(tl.load(scales + place))[:, None]
+    value = numbers_of(codes, weight.table, KIND)
+    scale = wide(tl.load(weight.scales + place))[:, None]
     if OFFSETS == "minimums":
-        return value * scale + wide(tl.load(offsets + place))[:, None]
+        return value * scale + wide(tl.load(weight.offsets + place))[:, None]
     if OFFSETS == "zeros":
-        return (value - wide(tl.load(offsets + place))[:, None]) * scale
-    return (value - zero) * scale
+        return (value - wide(tl.load(weight.offsets + place))[:, None]) * scale
+    return (value - CODES.zero) * scale
 
 
 @triton.jit
@@ -90,97 +91,103 @@ def _halves(words, like, plane: tl.constexpr, zero: tl.constexpr, KIND: tl.const
 
 
 @triton.jit
-def _operand(
-    lower, upper, table, like, plane: tl.constexpr, zero: tl.constexpr,
-    KIND: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-):  # fmt: skip
+def _operand(lower, upper, table, like, plane: tl.constexpr, CODES: tl.constexpr):
     """The numbers of a plane without their scales, in the type of the activations they are multiplied with."""
+    KIND: tl.constexpr = CODES.kind
+    LOW: tl.constexpr = CODES.low
+    HIGH: tl.constexpr = CODES.high
+    ZERO: tl.constexpr = CODES.zero
     if not INTERPRETED and LOW == 4 and HIGH == 0 and KIND != "table" and like.dtype != tl.float32:
-        return _halves(lower, like, plane, zero, KIND)
+        return _halves(lower, like, plane, ZERO, KIND)
     codes = fields(lower, plane, LOW)
     if HIGH:
         codes |= fields(upper, plane, HIGH) << LOW
-    value = numbers_of(codes - zero if KIND == "affine" else codes, table, KIND)
+    value = numbers_of(codes - ZERO if KIND == "affine" else codes, table, KIND)
     if INTERPRETED:
         return value
     return value.to(like.dtype)
 
 
 @triton.jit
-def _plane_product(
-    fresh, part, lower, upper, table, zeros, plane: tl.constexpr, zero: tl.constexpr, KIND: tl.constexpr,
-    OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-):  # fmt: skip
+def _plane_product(fresh, part, lower, upper, weight, group, plane: tl.constexpr, CODES: tl.constexpr):
     """fresh + a plane's numbers · part, without their scales; both halves of eight bits are multiplied by themselves,
 
     which takes a third of the instructions that joining them would.
     """
+    KIND: tl.constexpr = CODES.kind
+    LOW: tl.constexpr = CODES.low
+    HIGH: tl.constexpr = CODES.high
+    OFFSETS: tl.constexpr = CODES.offsets
+    ZERO: tl.constexpr = CODES.zero
     if not INTERPRETED and KIND == "affine" and LOW == 4 and HIGH == 4 and part.dtype != tl.float32:
-        fresh = dot(_halves(lower, part, plane, zero % 16, "affine"), part, fresh)
-        value = _halves(upper, part, plane, zero // 16 * 16, "sixteens")
+        fresh = dot(_halves(lower, part, plane, ZERO % 16, "affine"), part, fresh)
+        value = _halves(upper, part, plane, ZERO // 16 * 16, "sixteens")
     else:
-        value = _operand(lower, upper, table, part, plane, zero, KIND, LOW, HIGH)
+        value = _operand(lower, upper, weight.table, part, plane, CODES)
     if OFFSETS == "zeros":
-        value -= wide(tl.load(zeros)).to(value.dtype)[:, None]
+        value -= wide(tl.load(weight.offsets + group)).to(value.dtype)[:, None]
     return dot(value, part, fresh)
 
 
 @triton.jit
 def _codes_block(
-    acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows,
-    zero: tl.constexpr, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    SPAN: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr,
+    acc, x, weight, x_row, w_row, real, block, inputs, CODES: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """acc += the block of 8 · SPAN inputs. Scales are applied to the products of RUN planes, which share them."""
+    """acc += the block of 8 · span inputs. Scales are applied to the products of `run` planes, which share them."""
+    SPAN: tl.constexpr = CODES.span
+    GROUP: tl.constexpr = CODES.group
+    RUN: tl.constexpr = CODES.run
+    OFFSETS: tl.constexpr = CODES.offsets
     column = tl.arange(0, SPAN)
-    place = w_row[:, None] * words + block * SPAN + column[None, :]
-    lower = tl.load(low + place)
+    place = w_row[:, None] * weight.words + block * SPAN + column[None, :]
+    lower = tl.load(weight.low + place)
     upper = lower
-    if HIGH:
-        upper = tl.load(high + place)
+    if weight.high is not None:
+        upper = tl.load(weight.high + place)
     for run in tl.static_range(PLANES // RUN):
         first = block * (PLANES * SPAN) + run * (RUN * SPAN)
-        group = w_row + tl.minimum(first // GROUP, inputs // GROUP - 1).to(tl.int64) * rows
+        group = w_row + tl.minimum(first // GROUP, inputs // GROUP - 1).to(tl.int64) * weight.rows
         fresh = tl.zeros(acc.shape, tl.float32)
         sums = fresh
         for each in tl.static_range(RUN):
             k = first + each * SPAN + column
             mask = real[None, :] if EVEN else (real[None, :] & (k < inputs)[:, None])
-            part = tl.load(x + x_row[None, :] + k[:, None], mask=mask, other=0.0)
+            part = tl.load(x.elements + x_row[None, :] + k[:, None], mask=mask, other=0.0)
             if OFFSETS == "minimums":
                 ones = operand(tl.full((acc.shape[0], SPAN), 1.0, tl.float32), part.dtype)
                 sums = dot(ones, part, sums)  # of x, in every row
-            fresh = _plane_product(
-                fresh, part, lower, upper, table, offsets + group, run * RUN + each, zero, KIND, OFFSETS, LOW, HIGH
-            )  # fmt: skip
-        acc += fresh * wide(tl.load(scales + group))[:, None]
+            fresh = _plane_product(fresh, part, lower, upper, weight, group, run * RUN + each, CODES)
+        acc += fresh * wide(tl.load(weight.scales + group))[:, None]
         if OFFSETS == "minimums":
-            acc += sums * wide(tl.load(offsets + group))[:, None]
+            acc += sums * wide(tl.load(weight.offsets + group))[:, None]
     return acc
 
 
 @triton.jit
 def _plain_block(
-    acc, x, values, scales, x_scales, x_row, scale_row, w_row, real, block, inputs, rows, x_groups,
-    KIND: tl.constexpr, TILED: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
+    acc, x, weight, x_row, source, w_row, real, block, inputs, CODES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """acc += the block of BK inputs of values that are multiplied as they lie."""
+    """acc += a block of values that are multiplied as they lie."""
+    KIND: tl.constexpr = CODES.kind
+    TILED: tl.constexpr = CODES.tiled
+    BK: tl.constexpr = TILE.inputs
+    EVEN: tl.constexpr = TILE.even
     k = block * BK + tl.arange(0, BK)
     if EVEN:
-        weight = tl.load(values + w_row[:, None] * inputs + k[None, :])
-        part = tl.load(x + x_row[None, :] + k[:, None], mask=real[None, :], other=0.0)
+        value = tl.load(weight.low + w_row[:, None] * inputs + k[None, :])
+        part = tl.load(x.elements + x_row[None, :] + k[:, None], mask=real[None, :], other=0.0)
     else:
-        weight = tl.load(values + w_row[:, None] * inputs + k[None, :], mask=(k < inputs)[None, :], other=0.0)
-        part = tl.load(x + x_row[None, :] + k[:, None], mask=real[None, :] & (k < inputs)[:, None], other=0.0)
+        value = tl.load(weight.low + w_row[:, None] * inputs + k[None, :], mask=(k < inputs)[None, :], other=0.0)
+        part = tl.load(x.elements + x_row[None, :] + k[:, None], mask=real[None, :] & (k < inputs)[:, None], other=0.0)
     if KIND == "int8":  # branches, not returns: some versions of Triton compile what stands behind a return
-        acc = tl.dot(weight, part, acc, out_dtype=tl.int32)
+        acc = tl.dot(value, part, acc, out_dtype=tl.int32)
     elif TILED:
-        fresh = dot(weight, part, tl.zeros(acc.shape, tl.float32), True)
-        w_scale = tl.load(scales + block * tl.cast(rows, tl.int64) + w_row)
-        x_scale = tl.load(x_scales + scale_row * x_groups + block, mask=real, other=0.0)
+        fresh = dot(value, part, tl.zeros(acc.shape, tl.float32), True)
+        w_scale = tl.load(weight.scales + block * tl.cast(weight.rows, tl.int64) + w_row)
+        x_scale = tl.load(x.scales + source * x.groups + block, mask=real, other=0.0)
         acc += fresh * w_scale[:, None] * x_scale[None, :]
     else:
-        acc = dot(weight, part, acc)
+        acc = dot(value, part, acc)
     return acc
 
 
@@ -196,124 +203,112 @@ def _tile(tiles_n, tiles_m, NEAR: tl.constexpr):
 
 @inlined
 def _segment(
-    x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, begin, end, inputs, words, rows,
-    zero: tl.constexpr, x_groups, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    SPAN: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr,
-    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    x, weight, x_row, source, w_row, real, begin, end, inputs, CODES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The sum [BN, BM] of blocks [begin, end)."""
+    """The sum [outputs, rows] of blocks [begin, end)."""
+    KIND: tl.constexpr = CODES.kind
+    LOW: tl.constexpr = CODES.low
+    TILED: tl.constexpr = CODES.tiled
+    BN: tl.constexpr = TILE.outputs
+    BM: tl.constexpr = TILE.rows
+    EVEN: tl.constexpr = TILE.even
     acc = tl.zeros((BN, BM), tl.int32 if KIND == "int8" else tl.float32)
     for block in range(begin, end):
         if LOW:
-            acc = _codes_block(
-                acc, x, low, high, scales, offsets, table, x_row, w_row, real, block, inputs, words, rows, zero,
-                KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, EVEN,
-            )  # fmt: skip
+            acc = _codes_block(acc, x, weight, x_row, w_row, real, block, inputs, CODES, EVEN)
         else:
-            acc = _plain_block(
-                acc, x, low, scales, x_scales, x_row, source, w_row, real, block, inputs, rows, x_groups,
-                KIND, TILED, BK, EVEN,
-            )  # fmt: skip
+            acc = _plain_block(acc, x, weight, x_row, source, w_row, real, block, inputs, CODES, TILE)
     if LOW == 0 and KIND != "plain" and not TILED:
-        x_scale = tl.load(x_scales + source * x_groups, mask=real, other=0.0)
-        total = wide(acc) * tl.load(scales + w_row)[:, None] * x_scale[None, :]
+        x_scale = tl.load(x.scales + source * x.groups, mask=real, other=0.0)
+        total = wide(acc) * tl.load(weight.scales + w_row)[:, None] * x_scale[None, :]
     else:
         total = acc
     return total
 
 
-@triton.jit(do_not_specialize=["count", "blocks", "segment", "segments"])
+@triton.jit(do_not_specialize=["count", "segment", "segments"])
 def _multiply(
-    x, x_scales, low, high, scales, offsets, table, out, partial, bias, residual, sorted_rows, experts,
-    count, outputs, inputs, words, rows, zero: tl.constexpr, x_stride, out_stride, residual_stride, blocks, x_groups,
-    segment, segments, KIND: tl.constexpr, OFFSETS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    SPAN: tl.constexpr, GROUP: tl.constexpr, RUN: tl.constexpr, TILED: tl.constexpr, EVEN: tl.constexpr,
-    ONE: tl.constexpr, SPLIT: tl.constexpr, GROUPED: tl.constexpr, SHARE: tl.constexpr, BIASED: tl.constexpr,
-    ADDS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NEAR: tl.constexpr,
+    x, weight, owners, out, partial, outputs, inputs, count, segment, segments,
+    CODES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One tile; see `products.multiply` for what is what.
+    """One tile of x · weightᵀ; what arguments consist of stands in `operands`.
 
-    `inputs` divide into `blocks` of BK, those into `segments` of `segment`: a program has ONE, or all.
+    Blocks of inputs divide into `segments` of `segment`: a program has one of them, or all. With `owners` rows are
+    those of experts; sums go to `partial` where that is given.
     """
+    BN: tl.constexpr = TILE.outputs
+    BM: tl.constexpr = TILE.rows
+    BK: tl.constexpr = TILE.inputs
+    NEAR: tl.constexpr = TILE.near
+    ALONE: tl.constexpr = TILE.alone
+    blocks = tl.cdiv(inputs, BK)
     tile_n, tile_m = _tile(tl.cdiv(outputs, BN), tl.num_programs(0) // tl.cdiv(outputs, BN), NEAR)
     target = tile_m * BM + tl.arange(0, BM)
     expert = tl.zeros((), tl.int64)
-    if GROUPED:
-        expert = tl.load(experts + tile_m).to(tl.int64)
+    if owners is not None:
+        expert = tl.load(owners.experts + tile_m).to(tl.int64)
         if expert < 0:
             return
-        target = tl.load(sorted_rows + target)
+        target = tl.load(owners.rows + target)
     real = target < count
-    source = tl.where(real, target // SHARE, 0).to(tl.int64)
+    source = tl.where(real, target // TILE.share, 0).to(tl.int64)
     column = tile_n * BN + tl.arange(0, BN)
     w_row = expert * outputs + tl.minimum(column, outputs - 1).to(tl.int64)
-    x_row = source * x_stride
+    x_row = source * x.stride
     number = tl.program_id(1)  # 0 where one program has all segments
-    if ONE:
-        total = _segment(
-            x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, number * segment,
-            tl.minimum(number * segment + segment, blocks), inputs, words, rows, zero, x_groups,
-            KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, TILED, EVEN, BN, BM, BK,
-        )  # fmt: skip
+    if ALONE:
+        end = tl.minimum(number * segment + segment, blocks)
+        total = _segment(x, weight, x_row, source, w_row, real, number * segment, end, inputs, CODES, TILE)
     else:
         total = tl.zeros((BN, BM), tl.float32)
         for each in range(segments):
-            total += _segment(
-                x, x_scales, low, high, scales, offsets, table, x_row, source, w_row, real, each * segment,
-                tl.minimum(each * segment + segment, blocks), inputs, words, rows, zero, x_groups,
-                KIND, OFFSETS, LOW, HIGH, SPAN, GROUP, RUN, TILED, EVEN, BN, BM, BK,
-            )  # fmt: skip
+            end = tl.minimum(each * segment + segment, blocks)
+            total += _segment(x, weight, x_row, source, w_row, real, each * segment, end, inputs, CODES, TILE)
     result = tl.trans(total)
     target = target.to(tl.int64)
     mask = real[:, None] & (column < outputs)[None, :]
-    if SPLIT:
+    if partial is not None:
         row = number * count + target
         tl.store(partial + row[:, None] * outputs + column[None, :], result, mask=mask)
     else:
-        if BIASED:
-            result += wide(tl.load(bias + expert * outputs + column, mask=column < outputs, other=0.0))[None, :]
-        if ADDS:
-            result += wide(
-                tl.load(residual + target[:, None] * residual_stride + column[None, :], mask=mask, other=0.0)
-            )
-        tl.store(out + target[:, None] * out_stride + column[None, :], narrow(result, out.dtype.element_ty), mask=mask)
+        if out.bias is not None:
+            bias = tl.load(out.bias + expert * outputs + column, mask=column < outputs, other=0.0)
+            result += wide(bias)[None, :]
+        if out.residual is not None:
+            place = target[:, None] * out.residual_stride + column[None, :]
+            result += wide(tl.load(out.residual + place, mask=mask, other=0.0))
+        place = target[:, None] * out.stride + column[None, :]
+        tl.store(out.elements + place, narrow(result, out.elements.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _summed(
-    partial, bias, residual, row, column, inside, count, outputs, residual_stride,
-    SEGMENTS: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr,
-):  # fmt: skip
+def _summed(partial, out, row, column, inside, count, outputs, SEGMENTS: tl.constexpr):
     """Segments of some columns of a row, added in order."""
     total = tl.zeros(column.shape, tl.float32)
     for segment in range(SEGMENTS):
         total += tl.load(partial + (segment * count + row) * outputs + column, mask=inside, other=0.0)
-    if BIASED:
-        total += wide(tl.load(bias + column, mask=inside, other=0.0))
-    if ADDS:
-        total += wide(tl.load(residual + row * residual_stride + column, mask=inside, other=0.0))
+    if out.bias is not None:
+        total += wide(tl.load(out.bias + column, mask=inside, other=0.0))
+    if out.residual is not None:
+        total += wide(tl.load(out.residual + row * out.residual_stride + column, mask=inside, other=0.0))
     return total
 
 
 @triton.jit(do_not_specialize=["count"])
 def _finish(
-    partial, out, bias, residual, count, outputs, out_stride, residual_stride, alpha, limit,
-    SEGMENTS: tl.constexpr, BIASED: tl.constexpr, ADDS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    partial, out, count, outputs, alpha, limit,
+    SEGMENTS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What segments add up to; with an activation the first half of it, gates, times the second."""
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     size = outputs if ACTIVATION == "none" else outputs // 2
     inside = column < size
-    kind: tl.constexpr = out.dtype.element_ty
-    total = _summed(
-        partial, bias, residual, row, column, inside, count, outputs, residual_stride, SEGMENTS, BIASED, ADDS
-    )  # fmt: skip
+    kind: tl.constexpr = out.elements.dtype.element_ty
+    total = _summed(partial, out, row, column, inside, count, outputs, SEGMENTS)
     if ACTIVATION != "none":
-        up = _summed(
-            partial, bias, residual, row, column + size, inside, count, outputs, residual_stride, SEGMENTS, BIASED, ADDS
-        )  # fmt: skip
+        up = _summed(partial, out, row, column + size, inside, count, outputs, SEGMENTS)
         total = gated(wide(narrow(total, kind)), wide(narrow(up, kind)), alpha, limit, ACTIVATION)
-    tl.store(out + row * out_stride + column, narrow(total, kind), mask=inside)
+    tl.store(out.elements + row * out.stride + column, narrow(total, kind), mask=inside)
 
 
 @triton.jit

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from penstock.kernels.adapters import Adapted, PlacedAdapters, TokenAdapters
 from penstock.kernels.api import KernelSet, resolve_kernels
@@ -30,11 +31,6 @@ from tests.kernels.triton.compare_adapters import fill
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_MEMORY = 232448  # bytes a program may have there
-POINTERS = {
-    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64",
-    torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.int8: "*i8", torch.uint8: "*u8",
-    torch.float8_e4m3fn: "*fp8e4nv",
-}  # fmt: skip
 
 
 class Launches:
@@ -44,44 +40,38 @@ class Launches:
         self.problems: list[str] = []
         self.made: list[tuple[str, int, str]] = []
         self.seen: set[str] = set()
+        self.backend = make_backend(HOPPER)
+        self.binders: dict[Any, Any] = {}
 
     def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **more: Any) -> None:
-        given = dict(zip(kernel.arg_names, args, strict=False))
-        options = {name: value for name, value in more.items() if name not in kernel.arg_names}
-        given |= {name: value for name, value in more.items() if name in kernel.arg_names}
-        signature, constants, hints = {}, {}, {}
-        for at, parameter in enumerate(kernel.params):
-            value = given[parameter.name]
-            constant = parameter.is_constexpr or value is None
-            signature[parameter.name] = "constexpr" if constant else _type_of(value)
-            if constant:
-                constants[(at,)] = value
-            elif isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
-                hints[(at,)] = [["tt.divisibility", 16]]
-        key = f"{kernel.__name__} {signature} {constants} {hints} {options}"
+        """As Triton binds a launch's arguments, tuples of them too."""
+        if kernel not in self.binders:
+            self.binders[kernel] = create_function_from_signature(kernel.signature, kernel.params, self.backend)
+        bound, specialization, options = self.binders[kernel](*args, **more)
+        key = f"{kernel.__name__} {specialization} {more}"
         if key in self.seen:
             return
         self.seen.add(key)
         try:
-            made = triton.compile(ASTSource(kernel, signature, constants, hints), target=HOPPER, options=options)
+            made = self.compiled(kernel, more, bound, specialization, options)
         except Exception as error:
-            self.problems.append(f"{key}: {error}")
+            while error.__cause__ is not None:  # the compiler tells each call on the way to what it refuses
+                error = error.__cause__  # type: ignore[assignment]
+            self.problems.append(f"{key}: {error!r}")
             return
         code = made.asm["ptx"]
         units = "wgmma" if "wgmma" in code else "mma" if "mma.sync" in code else ""
         self.made.append((kernel.__name__, made.metadata.shared, units))
-        if given.get("KIND") == "fp8" and not given["TILED"] and "maxNumImpreciseAcc = 128 " not in made.asm["ttgir"]:
+        codes = bound.get("CODES")
+        apart = codes is not None and codes.kind == "fp8" and not codes.tiled
+        if apart and "maxNumImpreciseAcc = 128 " not in made.asm["ttgir"]:
             self.problems.append(f"{key}: sums of FP8 stay in the matrix unit, which keeps 14 bits of them")
         if made.metadata.shared > SHARED_MEMORY:
             self.problems.append(f"{key}: {made.metadata.shared} bytes of shared memory")
 
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return POINTERS[value.dtype]
-    if isinstance(value, float):
-        return "fp32"
-    return "i32" if -(2**31) <= value < 2**31 else "i64"
+    def compiled(self, kernel: Any, more: dict[str, Any], bound: Any, specialization: Any, options: Any) -> Any:
+        options, signature, constants, hints = kernel._pack_args(self.backend, more, bound, specialization, options)
+        return triton.compile(ASTSource(kernel, signature, constants, hints), target=HOPPER, options=options.__dict__)
 
 
 def products() -> None:
