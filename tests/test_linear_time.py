@@ -27,11 +27,8 @@ ELSEWHERE = {
         "text.gguf_fields", "text.gguf_vocab", "text.length", "text.tokenizer_check", "text.vocabulary_file",
         "text.grammar.lark", "text.parsers.calls",
         "text.parsers.stream", "text.parsers.values", "text.parsers.events", "text.parsers.reading",
-        "weights.readers.gguf", "weights.readers.gguf_config", "weights.readers.gguf_decoders",
-        "weights.readers.gguf_encoders", "weights.readers.gguf_gemma", "weights.readers.gguf_keys",
-        "weights.readers.gguf_layouts",
-        "weights.readers.gguf_names", "weights.readers.gguf_recurrent", "weights.readers.modules",
-        "weights.readers.tied",
+        "weights.readers.gguf", "weights.readers.gguf_companions", "weights.readers.gguf_names",
+        "weights.readers.modules", "weights.readers.tied",
     ),
     "written by this project": (
         "text.grammar.forcing", "text.grammar.formats", "text.parsers.document", "text.pretokenizer",

@@ -155,3 +155,9 @@ class OverloadedError(RequestError):
     def __init__(self, message: str, *, retry_after: int = 1) -> None:
         super().__init__(message, code="overloaded")
         self.retry_after = retry_after
+
+
+def quoted(text: str, most: int = 80) -> str:
+    """A name from a file as it can stand in a message: quoted, printable, cut."""
+    full = ascii(text)
+    return full if len(full) <= most else full[: most - 4] + "...'"

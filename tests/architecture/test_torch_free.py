@@ -18,6 +18,7 @@ FREE = (
     "penstock.quant.tensor", "penstock.structured", "penstock.startup.memory_plan", "penstock.startup.resident",
     "penstock.startup.gpu_memory", "penstock.startup.shortage", "penstock.cli.plan", "penstock.weights.facts",
     "penstock.models.defaults", "penstock.models.families", "penstock.models.family_facts", "penstock.models.fields",
+    "penstock.models.gguf",
 )  # fmt: skip
 # Their files may not even name torch, not in a function either.
 NEVER_NAMED = tuple(name for name in FREE if name != "penstock.engine")

@@ -17,9 +17,9 @@ import penstock.models
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.registry import KernelContext
 from penstock.models.families import ARCHITECTURES
+from penstock.models.gguf import configuration
+from penstock.models.gguf.decoders import DECODERS
 from penstock.models.registry import build_model
-from penstock.weights.readers import gguf_config
-from penstock.weights.readers.gguf_decoders import DECODERS
 from tests.models import outcomes, tiny
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -78,9 +78,9 @@ def known() -> dict[tuple[str, str], list[str]]:
 
 
 def gguf_names() -> Mapping[str, list[str]]:
-    """Architecture → the names GGUF files have for it, from the readers' tables and sources."""
+    """Architecture → the names GGUF files have for it, from their tables and sources."""
     found: dict[str, list[str]] = {}
-    for name, build in gguf_config.BUILDERS.items():
+    for name, build in configuration.BUILDERS.items():
         decoder = DECODERS.get(name)
         sources = repr(decoder.architecture) + inspect.getsource(decoder.own) if decoder else inspect.getsource(build)
         for architecture in re.findall(r"""["'](\w+(?:ForCausalLM|Model|LMHeadModel))["']""", sources):

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from penstock.config.errors import CheckpointError
+from penstock.models.gguf.configuration import gguf_config
+from penstock.models.gguf.decoders import DECODERS
 from penstock.quant.formats import decode_to_float32
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
-from penstock.weights.readers.gguf_config import gguf_config
-from penstock.weights.readers.gguf_decoders import DECODERS
 from penstock.weights.readers.gguf_file import read_gguf_file
 from tests.models import tiny
 from tests.models.harness import Harness, check_logits, load

@@ -11,14 +11,8 @@ from typing import Any
 import numpy as np
 
 from penstock.config import limits
-from penstock.config.errors import CheckpointError
+from penstock.config.errors import CheckpointError, quoted
 from penstock.quant.formats.record import Bytes
-
-
-def quoted(text: str, most: int = 80) -> str:
-    """A name from a file as it can stand in a message: quoted, printable, cut."""
-    full = ascii(text)
-    return full if len(full) <= most else full[: most - 4] + "...'"
 
 
 def map_file(path: Path) -> tuple[mmap.mmap, Bytes]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from penstock.config.errors import CheckpointError
+from penstock.config.errors import CheckpointError, quoted
+from penstock.models.gguf.configuration import gguf_config
 from penstock.quant.tensor import StoredTensor, TensorInfo
-from penstock.weights.readers.files import quoted
-from penstock.weights.readers.gguf_config import gguf_config, gguf_generation_config, gguf_tokenizer_config
+from penstock.weights.readers.gguf_companions import gguf_generation_config, gguf_tokenizer_config
 from penstock.weights.readers.gguf_file import GgufFile, GgufTensor, read_gguf_file
 from penstock.weights.readers.gguf_names import VirtualTensor, hugging_face_tensors
 

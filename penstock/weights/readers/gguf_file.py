@@ -16,11 +16,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.config import limits
-from penstock.config.errors import CheckpointError
+from penstock.config.errors import CheckpointError, quoted
+from penstock.quant.formats import decode_to_float32
 from penstock.quant.formats.record import Bytes
-from penstock.weights.readers.files import map_file, quoted
+from penstock.weights.readers.files import map_file
 
 _MAX_KEY_BYTES = 65_535
 _MAX_ARRAY_DEPTH = 4
@@ -99,6 +101,14 @@ class GgufTensor:
     shape: tuple[int, ...]
     format: str
     data: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.size)
+
+    def decoded(self) -> npt.NDArray[np.float32]:
+        """All values, one after the other."""
+        return decode_to_float32(self.format, self.data)
 
 
 @dataclass(frozen=True, slots=True)

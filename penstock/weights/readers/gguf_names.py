@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.config.errors import CheckpointError
-from penstock.quant.formats import decode_to_float32, mxfp4
+from penstock.config.errors import CheckpointError, quoted
+from penstock.models.gguf.layouts import TensorLayout, layout_of
+from penstock.quant.formats import FORMATS, decode_to_float32, mxfp4
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import TensorInfo
-from penstock.weights.readers.files import quoted
-from penstock.weights.readers.gguf_config import undecodable_reason
 from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_layouts import TensorLayout, layout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +66,20 @@ _ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.we
 _SINGLE_EXPERT = re.compile(r"blk\.(0|[1-9]\d{0,3})\.ffn_(gate|down|up)\.(0|[1-9]\d{0,4})\.weight")
 
 
+def _undecodable_reason(fmt: str) -> str | None:
+    """Why a known ggml type cannot be decoded, with the nearest one that can; None if it can be."""
+    if fmt in FORMATS:
+        return None
+    return f"{fmt.upper()} is a type for intermediate results, not for weights; take a file in Q8_0"
+
+
 def load_raw(tensor: GgufTensor) -> Bytes:
     """The tensor's bytes in the file.
 
     Raises:
         CheckpointError: its format cannot be decoded.
     """
-    reason = undecodable_reason(tensor.format)
+    reason = _undecodable_reason(tensor.format)
     if reason is not None:
         raise CheckpointError(f"tensor {quoted(tensor.name)}: {reason}.")
     return tensor.data
@@ -374,4 +379,4 @@ def _explained(freqs: GgufTensor, config: Mapping[str, Any]) -> bool:
         if scaling["rope_type"] == "proportional":
             return freqs.shape == (config["per_layer_config"][min(config["per_layer_config"])]["head_dim"] // 2,)
         return bool(scaling["rope_type"] == ("llama3" if freqs.name == "rope_freqs.weight" else "longrope"))
-    return freqs.format == "f32" and bool((decode_to_float32("f32", freqs.data) == 1).all())
+    return freqs.format == "f32" and bool((freqs.decoded() == 1).all())

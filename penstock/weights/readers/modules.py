@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from penstock.config.errors import CheckpointError
-from penstock.weights.readers.files import quoted, read_object
+from penstock.config.errors import CheckpointError, quoted
+from penstock.weights.readers.files import read_object
 
 SERVED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LogitScore")
 

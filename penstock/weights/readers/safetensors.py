@@ -17,11 +17,11 @@ from typing import Any, TypeGuard
 from safetensors import SafetensorError, safe_open
 
 from penstock.config import limits
-from penstock.config.errors import CheckpointError
+from penstock.config.errors import CheckpointError, quoted
 from penstock.quant.formats import FORMATS
 from penstock.quant.formats.record import Bytes
 from penstock.quant.tensor import StoredTensor, TensorInfo
-from penstock.weights.readers.files import map_file, parse_object, quoted, read_object
+from penstock.weights.readers.files import map_file, parse_object, read_object
 from penstock.weights.readers.modules import dense_layers, read_modules
 from penstock.weights.readers.tied import untie
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.quantisation import GGUF_FILE_TYPES
+from penstock.models.gguf.layouts import LAYER_NAMES, TOP_NAMES, layout_of
+from penstock.models.gguf.written import architecture_of, llama3_divisors
 from penstock.quant.formats.record import Bytes, Floats
 from penstock.quant.recipes import ModelShape, tensor_format
 from penstock.quant.tensor import StoredTensor, TensorInfo
@@ -19,9 +21,8 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.imatrix import ImportanceMatrix
 from penstock.weights.readers.gguf import shard_paths
 from penstock.weights.readers.gguf_file import GgufTensor, read_gguf_file
-from penstock.weights.readers.gguf_layouts import LAYER_NAMES, TOP_NAMES, layout_of
 from penstock.weights.writers.gguf import RawValue, TensorToWrite
-from penstock.weights.writers.gguf_metadata import architecture_of, file_metadata, llama3_divisors, resolved_config
+from penstock.weights.writers.gguf_metadata import file_metadata, resolved_config
 from penstock.weights.writers.rows import MatrixToWrite, encoded, rows_of
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
@@ -145,15 +146,16 @@ def _plain_name(name: str) -> str:
 
 
 def _changed(arch: str, name: str, rows: MatrixToWrite, config: Mapping[str, Any]) -> MatrixToWrite:
-    """What GGUF stores differently: Llama's query and key rows, Gemma's norms."""
-    if arch == "llama" and (".attn_q." in name or ".attn_k." in name):
+    """What GGUF stores differently: some families' query and key rows, and norms."""
+    layout = layout_of(arch, config)
+    if layout.permuted and (".attn_q." in name or ".attn_k." in name):
         heads = config["num_attention_heads"]
         if ".attn_k." in name:
             heads = config.get("num_key_value_heads", heads)
         if rows.shape[0] == 1:  # a bias: its values are the rows
             rows = replace(rows, shape=(rows.shape[1], 1))
         return replace(rows, order=_interleaving(rows.shape[0], heads))
-    if arch == "gemma3" and name.endswith("norm.weight"):
+    if layout.around_one and name.endswith("norm.weight"):
         return replace(rows, plus=1.0)
     return rows
 

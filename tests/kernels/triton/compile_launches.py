@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from triton._utils import find_paths_if, get_iterable_path
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -47,13 +48,13 @@ class Launches:
         """As Triton binds a launch's arguments, tuples of them too."""
         if kernel not in self.binders:
             self.binders[kernel] = create_function_from_signature(kernel.signature, kernel.params, self.backend)
-        bound, specialization, options = self.binders[kernel](*args, **more)
+        bound, specialization, _ = self.binders[kernel](*args, **more)
         key = f"{kernel.__name__} {specialization} {more}"
         if key in self.seen:
             return
         self.seen.add(key)
         try:
-            made = self.compiled(kernel, more, bound, specialization, options)
+            made = self.compiled(kernel, more, bound, specialization)
         except Exception as error:
             while error.__cause__ is not None:  # the compiler tells each call on the way to what it refuses
                 error = error.__cause__  # type: ignore[assignment]
@@ -69,9 +70,19 @@ class Launches:
         if made.metadata.shared > SHARED_MEMORY:
             self.problems.append(f"{key}: {made.metadata.shared} bytes of shared memory")
 
-    def compiled(self, kernel: Any, more: dict[str, Any], bound: Any, specialization: Any, options: Any) -> Any:
-        options, signature, constants, hints = kernel._pack_args(self.backend, more, bound, specialization, options)
-        return triton.compile(ASTSource(kernel, signature, constants, hints), target=HOPPER, options=options.__dict__)
+    def compiled(self, kernel: Any, more: dict[str, Any], bound: Any, specialization: Any) -> Any:
+        """As JITFunction.run does from a binder's result, which has other names for it in other versions."""
+        types = [kind for kind, _ in specialization]
+        hints = ["" if kind == "constexpr" else hint for kind, hint in specialization]
+        constant = find_paths_if(types, lambda _, kind: kind == "constexpr")
+        hinted = find_paths_if(hints, lambda _, hint: isinstance(hint, str))
+        source = ASTSource(
+            kernel,
+            {parameter.name: kind for parameter, kind in zip(kernel.params, types, strict=True)},
+            {path: get_iterable_path(list(bound.values()), path) for path in constant},
+            {path: self.backend.parse_attr(get_iterable_path(hints, path)) for path in hinted},
+        )
+        return triton.compile(source, target=HOPPER, options=more)
 
 
 def products() -> None:

@@ -12,11 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import CheckpointError
-from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_gemma import BESIDE_EXPERTS, STREAMS, gemma3n, gemma4
-from penstock.weights.readers.gguf_keys import MAX_EXPERTS, MAX_LAYERS, Keys
+from penstock.models.gguf.gemma import BESIDE_EXPERTS, STREAMS, gemma3n, gemma4
+from penstock.models.gguf.metadata import MAX_EXPERTS, MAX_LAYERS, Keys, Tensors
 
-Tensors = Mapping[str, GgufTensor]
 Own = Callable[[Keys, Tensors], dict[str, Any]]
 UNEVEN = ("gemma3n", "gemma4")  # sizes of heads and MLPs differ from layer to layer
 _SIGMOID = 2  # expert_gating_func
@@ -288,16 +286,20 @@ def _bigcode(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return {"multi_query": keys.integer("attention.head_count_kv", 1, most=2**16) == 1}
 
 
-_TANH = {"hidden_act": "gelu_pytorch_tanh"}
-_GEMMA = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
-_LATENT = {
-    **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q_a", "q_b", "kv_b", "k_b", "v_b")},
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-}
-_FUSED_UP = {"ffn_up": "mlp.gate_up_proj"}
-_SPARSE = {"ffn_gate_inp": "block_sparse_moe.gate"}
+_TANH = MappingProxyType({"hidden_act": "gelu_pytorch_tanh"})
+_GEMMA = MappingProxyType(
+    {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+)
+_LATENT = MappingProxyType(
+    {
+        **{f"attn_{part}": f"self_attn.{part}_proj" for part in ("q_a", "q_b", "kv_b", "k_b", "v_b")},
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    }
+)
+_FUSED_UP = MappingProxyType({"ffn_up": "mlp.gate_up_proj"})
+_SPARSE = MappingProxyType({"ffn_gate_inp": "block_sparse_moe.gate"})
 _SPARSE_NUMBERED = ("block_sparse_moe.experts", NUMBERED)
 DECODERS: Mapping[str, Decoder] = MappingProxyType(
     {

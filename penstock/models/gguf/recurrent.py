@@ -7,10 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import CheckpointError
-from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_keys import MAX_EXPERTS, MAX_LAYERS, Keys
-
-Tensors = Mapping[str, GgufTensor]
+from penstock.models.gguf.metadata import MAX_EXPERTS, MAX_LAYERS, Keys, Tensors
 
 
 def _named(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:

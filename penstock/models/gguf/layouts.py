@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from penstock.weights.readers.gguf_decoders import DECODERS, GATED, NAMES, NUMBERED, shared
-from penstock.weights.readers.gguf_decoders import TOP_NAMES as DECODER_TOP_NAMES
-from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_recurrent import NEMOTRON_H
+from penstock.models.gguf.decoders import DECODERS, GATED, NAMES, NUMBERED, shared
+from penstock.models.gguf.decoders import TOP_NAMES as DECODER_TOP_NAMES
+from penstock.models.gguf.metadata import Tensors
+from penstock.models.gguf.recurrent import NEMOTRON_H
 
 TOP_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -76,7 +76,7 @@ class TensorLayout:
         own = self.top.get(whole)
         return TOP_NAMES.get(name, name) if own is None else f"{own}.{ending}"
 
-    def layer_names(self, tensors: Mapping[str, GgufTensor]) -> Mapping[str, str]:
+    def layer_names(self, tensors: Tensors) -> Mapping[str, str]:
         """Names of a layer's tensors in a file."""
         joint = {"ffn_gate_up_exps.weight": f"{self.experts[0]}.gate_up_proj"} if self.experts else {}
         present = [names for tensor, names in self.layer_with.items() if f"blk.0.{tensor}" in tensors]
@@ -93,48 +93,58 @@ def _mixer(prefix: str) -> dict[str, str]:
     return {f"ssm_{ours}": f"{prefix}.{theirs}" for ours, theirs in (parts | norms).items()}
 
 
-_QWEN = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_in": "linear_attn.in_proj_qkvz",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_out": "linear_attn.out_proj",
-    "ffn_gate_inp": "mlp.gate",
-    **shared("mlp.shared_expert"),
-}
-_LFM2 = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
-_GEMMA3 = {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_BERT = {
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output_norm": "post_attention_layernorm",
-    "layer_output_norm": "post_feedforward_layernorm",
-}
-_NEMOTRON = {**_mixer("mixer"), **NEMOTRON_H}
-_MAMBA = {**_mixer("mixer"), "attn_norm": "norm"}
-_LAST_NORM = {"token_embd_norm": "model.norm"}  # the name says otherwise
-_STREAMS = {
-    "altup_proj.weight": "model.altup_projections",
-    "altup_unembd_proj.weight": "model.altup_unembed_projections",
-}
-_DECODERS = {
-    arch: TensorLayout(
-        DECODER_TOP_NAMES,
-        {**NAMES, **decoder.names},
-        decoder.names_with,
-        decoder.experts,
-        permuted=decoder.permuted,
-        around_one=decoder.around_one,
-        fused=True,
-        stacks=_STREAMS if arch == "gemma3n" else {},
-    )
-    for arch, decoder in DECODERS.items()
-}
+_QWEN = MappingProxyType(
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_in": "linear_attn.in_proj_qkvz",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_out": "linear_attn.out_proj",
+        "ffn_gate_inp": "mlp.gate",
+        **shared("mlp.shared_expert"),
+    }
+)
+_LFM2 = MappingProxyType({f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")})
+_GEMMA3 = MappingProxyType(
+    {
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_attention_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+_BERT = MappingProxyType(
+    {
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output_norm": "post_attention_layernorm",
+        "layer_output_norm": "post_feedforward_layernorm",
+    }
+)
+_NEMOTRON = MappingProxyType({**_mixer("mixer"), **NEMOTRON_H})
+_MAMBA = MappingProxyType({**_mixer("mixer"), "attn_norm": "norm"})
+_LAST_NORM = MappingProxyType({"token_embd_norm": "model.norm"})  # the name says otherwise
+_STREAMS = MappingProxyType(
+    {
+        "altup_proj.weight": "model.altup_projections",
+        "altup_unembd_proj.weight": "model.altup_unembed_projections",
+    }
+)
+_DECODERS = MappingProxyType(
+    {
+        arch: TensorLayout(
+            DECODER_TOP_NAMES,
+            {**NAMES, **decoder.names},
+            decoder.names_with,
+            decoder.experts,
+            permuted=decoder.permuted,
+            around_one=decoder.around_one,
+            fused=True,
+            stacks=_STREAMS if arch == "gemma3n" else {},
+        )
+        for arch, decoder in DECODERS.items()
+    }
+)
 _PLAIN = TensorLayout()
 LAYOUTS: Mapping[str, TensorLayout] = MappingProxyType(
     {

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from penstock.config.errors import CheckpointError
-from penstock.quant.formats import decode_to_float32
-from penstock.weights.readers.files import quoted
-from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_keys import MAX_EXPERTS, MAX_LAYERS, Keys
+from penstock.config.errors import CheckpointError, quoted
+from penstock.models.gguf.metadata import MAX_EXPERTS, MAX_LAYERS, Keys, Tensors
 
-Tensors = Mapping[str, GgufTensor]
 LAYER_INPUTS = MappingProxyType(
     {
         "ffn_norm": "pre_feedforward_layernorm",
@@ -113,7 +108,7 @@ def _rotated_share(tensors: Tensors, dim: int) -> float:
     divisors = tensors.get("rope_freqs.weight")
     if divisors is None or divisors.format != "f32" or divisors.shape != (dim // 2,):
         return 1.0
-    count = int(np.count_nonzero(decode_to_float32("f32", divisors.data) < 1e6))
+    count = int(np.count_nonzero(divisors.decoded() < 1e6))
     return min(1.0, (count + 0.25) / (dim // 2))
 
 

@@ -1,34 +1,45 @@
-"""Checked access to the metadata of a GGUF file."""
+"""Checked access to what a GGUF file says of its model, and what families ask of its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.config.errors import CheckpointError
-from penstock.weights.readers.files import quoted
+from penstock.config.errors import CheckpointError, quoted
 
 MAX_LAYERS = 4096
 MAX_EXPERTS = 4096
 MAX_NUMBER = 1e30
 _MAX_SIZE = 2**31 - 1
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma3", "gpt-oss")
-RECURRENT = (
-    "lfm2",
-    "lfm2moe",
-    "qwen3next",
-    "qwen35",
-    "qwen35moe",
-    "mamba",
-    "mamba2",
-    "granitehybrid",
-    "falcon-h1",
-    "jamba",
-    "nemotron_h",
-    "nemotron_h_moe",
-)
+
+
+class StoredTensor(Protocol):
+    """A tensor of a file.
+
+    Attributes:
+        shape: slowest axis first.
+        format: name of the ggml type, lower case.
+        nbytes: as stored.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def decoded(self) -> npt.NDArray[np.float32]:
+        """All values, one after the other."""
+        ...
+
+
+Tensors = Mapping[str, StoredTensor]
 
 
 class Keys:
@@ -88,3 +99,14 @@ class Keys:
 def shortest(value: float) -> float:
     """The decimal a float32 was written from (1e-06, not 9.99999997e-07), so that configs equal their twins."""
     return float(str(np.float32(value)))
+
+
+def token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
+    """A special token; None where the model has none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not -1 <= value < max(vocab_size, 2**32):
+        raise CheckpointError(f"metadata key {key} is {quoted(str(value), 40)}; a token id is needed.")
+    return value if 0 <= value < vocab_size else None  # writers put -1 or 2^32 - 1 where a model has none

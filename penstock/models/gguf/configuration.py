@@ -5,44 +5,29 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from penstock.config.errors import CheckpointError
-from penstock.quant.formats import FORMATS, decode_to_float32
-from penstock.weights.readers.files import quoted
-from penstock.weights.readers.gguf_decoders import DECODERS, UNEVEN, layer_types
-from penstock.weights.readers.gguf_encoders import ENCODER_BUILDERS, gemma_embedding
-from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_keys import (
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    MAX_NUMBER,
-    RECURRENT,
-    Keys,
-    shortest,
-)
-from penstock.weights.readers.gguf_recurrent import RECURRENT_BUILDERS
+from penstock.config.errors import CheckpointError, quoted
+from penstock.models.gguf.decoders import DECODERS, UNEVEN, layer_types
+from penstock.models.gguf.encoders import ENCODER_BUILDERS, gemma_embedding
+from penstock.models.gguf.metadata import MAX_EXPERTS, MAX_LAYERS, Keys, StoredTensor, Tensors, shortest, token_id
+from penstock.models.gguf.recurrent import RECURRENT_BUILDERS
 
-_DTYPES = {"f32": "float32", "f64": "float32", "f16": "float16"}  # everything else is kept best in bfloat16
+_DTYPES = MappingProxyType(
+    {"f32": "float32", "f64": "float32", "f16": "float16"}
+)  # everything else is kept best in bfloat16
 _LLAMA3_ORIGINAL_LENGTHS = (8192, 4096, 2048, 16384, 32768, 1024, 512, 256, 128, 64)
 _GEMMA3_27B_LAYERS = 62
-_MULTIPLIED = {"deepseek2": 0.1, "mistral4": 0.1, "mistral3": 1.0}  # what converters multiply mscale_all_dim by
+_MULTIPLIED = MappingProxyType(
+    {"deepseek2": 0.1, "mistral4": 0.1, "mistral3": 1.0}
+)  # what converters multiply mscale_all_dim by
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if type(value) is not int or not -1 <= value < max(vocab_size, 2**32):
-        raise CheckpointError(f"metadata key {key} is {quoted(str(value), 40)}; a token id is needed.")
-    return value if 0 <= value < vocab_size else None  # writers put -1 or 2^32 - 1 where a model has none
-
-
-def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str, GgufTensor]) -> dict[str, Any] | None:
+def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Tensors) -> dict[str, Any] | None:
     kind = keys.values.get(f"{keys.arch}.rope.scaling.type", "none")
     if "rope_factors_long.weight" in tensors:
         return _longrope(keys, tensors)
@@ -72,7 +57,7 @@ def _rope_scaling(keys: Keys, head_dim: int, theta: float, tensors: Mapping[str,
     return _llama3_scaling(tensors.get("rope_freqs.weight"), head_dim, theta)
 
 
-def _longrope(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _longrope(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     """LongRoPE's divisors, which files keep as tensors."""
     scaling: dict[str, Any] = {
         "rope_type": "longrope",
@@ -83,7 +68,7 @@ def _longrope(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         stored = tensors.get(name)
         if stored is None or stored.format != "f32":
             raise CheckpointError(f"the file has no {name} in float32 beside the others; download it again.")
-        scaling[f"{length}_factor"] = [shortest(value) for value in decode_to_float32("f32", stored.data).tolist()]
+        scaling[f"{length}_factor"] = [shortest(value) for value in stored.decoded().tolist()]
     if keys.has("rope.scaling.attn_factor"):
         scaling["attention_factor"] = keys.number("rope.scaling.attn_factor")
     return scaling
@@ -98,14 +83,14 @@ def _llama3_factors(
     return 1.0 / ((1.0 - smooth) / factor + smooth)
 
 
-def _llama3_scaling(freqs: GgufTensor | None, head_dim: int, theta: float) -> dict[str, Any] | None:
+def _llama3_scaling(freqs: StoredTensor | None, head_dim: int, theta: float) -> dict[str, Any] | None:
     """Recovers Llama 3.1's parameters from the per-frequency divisors a converter stored; None if there are none.
 
     Divisors that fit no such parameters leave the tensor among the others, where the loader names it as unused.
     """
     if freqs is None or freqs.format != "f32" or freqs.shape != (head_dim // 2,):
         return None
-    stored = decode_to_float32("f32", freqs.data)
+    stored = freqs.decoded()
     if not np.isfinite(stored).all():
         return None
     found = stored.astype(np.float64)
@@ -124,15 +109,15 @@ def _llama3_scaling(freqs: GgufTensor | None, head_dim: int, theta: float) -> di
     return None
 
 
-def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
+def _compute_dtype(tensors: Tensors) -> str:
     """The type that loses nothing that matters: that of the format holding most bytes."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
-        sizes[tensor.format] = sizes.get(tensor.format, 0) + tensor.data.size
+        sizes[tensor.format] = sizes.get(tensor.format, 0) + tensor.nbytes
     return _DTYPES.get(max(sizes, key=lambda fmt: sizes[fmt]), "bfloat16")
 
 
-def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _base(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError("the file holds no embedding matrix token_embd.weight: it is a vocabulary, not a model.")
@@ -141,7 +126,10 @@ def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         heads = kv_heads = 1
     else:
         heads = keys.integer("attention.head_count", most=2**16)
-        mixed = keys.arch in (*RECURRENT, *UNEVEN) and keys.has("attention.head_count_kv")  # some layers have none
+        # some layers have no KV heads
+        mixed = keys.arch in (*RECURRENT_BUILDERS, *UNEVEN) and keys.has(
+            "attention.head_count_kv"
+        )  # some layers have none
         layers = max(keys.per_layer("attention.head_count_kv", most=2**16)) if mixed else 0
         kv_heads = layers or keys.integer("attention.head_count_kv", heads, most=2**16)
     head_dim = keys.integer("attention.key_length", max(hidden // heads, 1))
@@ -159,9 +147,9 @@ def _base(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(keys, head_dim, theta, tensors),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
-        "bos_token_id": _token_id(keys.values, "bos", vocab_size),
-        "eos_token_id": _token_id(keys.values, "eos", vocab_size),
-        "pad_token_id": _token_id(keys.values, "padding", vocab_size),
+        "bos_token_id": token_id(keys.values, "bos", vocab_size),
+        "eos_token_id": token_id(keys.values, "eos", vocab_size),
+        "pad_token_id": token_id(keys.values, "padding", vocab_size),
         "torch_dtype": _compute_dtype(tensors),
     }
 
@@ -172,7 +160,7 @@ def _norm_eps(keys: Keys) -> dict[str, float]:
     return {"rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")}
 
 
-def _llama(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _llama(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     own: dict[str, Any] = {
         "intermediate_size": keys.integer("feed_forward_length"),
         "attention_bias": "blk.0.attn_q.bias" in tensors,
@@ -189,7 +177,7 @@ def _llama(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **own}
 
 
-def _qwen2(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _qwen2(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -199,7 +187,7 @@ def _qwen2(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _qwen3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _qwen3(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     bias = "blk.0.attn_q.bias" in tensors
     judges = keys.values.get("qwen3.classifier.output_labels") == ["yes", "no"]
     return _qwen2(keys, tensors) | {
@@ -210,7 +198,7 @@ def _qwen3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _qwen3moe(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _qwen3moe(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     experts = keys.integer("expert_count", most=MAX_EXPERTS)
     width = keys.integer("expert_feed_forward_length")
     return {
@@ -229,7 +217,7 @@ def _qwen3moe(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _gemma3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _gemma3(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     layers = keys.integer("block_count", most=MAX_LAYERS)
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count", most=2**16)
     # The key exists for every size, but only the 27B model scales queries by the hidden size instead of the head's.
@@ -256,11 +244,11 @@ def _gemma3(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     }
 
 
-def _gemma_embedding(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _gemma_embedding(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     return gemma_embedding(_gemma3(keys, tensors), keys, tensors)
 
 
-def _gpt_oss(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def _gpt_oss(keys: Keys, tensors: Tensors) -> dict[str, Any]:
     layers = keys.integer("block_count", most=MAX_LAYERS)
     experts = keys.integer("expert_count", most=MAX_EXPERTS)
     own: dict[str, Any] = {
@@ -281,21 +269,23 @@ def _gpt_oss(keys: Keys, tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
     return own
 
 
-BUILDERS: dict[str, Callable[[Keys, Mapping[str, GgufTensor]], dict[str, Any]]] = {
-    "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "qwen3moe": _qwen3moe,
-    "gemma3": _gemma3,
-    "gpt-oss": _gpt_oss,
-    **ENCODER_BUILDERS,
-    "gemma-embedding": _gemma_embedding,
-    **RECURRENT_BUILDERS,
-    **{name: decoder.fields for name, decoder in DECODERS.items()},
-}
+BUILDERS: Mapping[str, Callable[[Keys, Tensors], dict[str, Any]]] = MappingProxyType(
+    {
+        "llama": _llama,
+        "qwen2": _qwen2,
+        "qwen3": _qwen3,
+        "qwen3moe": _qwen3moe,
+        "gemma3": _gemma3,
+        "gpt-oss": _gpt_oss,
+        **ENCODER_BUILDERS,
+        "gemma-embedding": _gemma_embedding,
+        **RECURRENT_BUILDERS,
+        **{name: decoder.fields for name, decoder in DECODERS.items()},
+    }
+)
 
 
-def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) -> dict[str, Any]:
+def gguf_config(metadata: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     """The model's config.json, derived from metadata and tensor shapes.
 
     Raises:
@@ -315,47 +305,3 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor]) 
     if keys.arch == "gpt-oss" and config["rope_scaling"] is not None:
         config["rope_scaling"]["truncate"] = False
     return config
-
-
-def gguf_generation_config(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json: the end-of-sequence ids and the sampling defaults a converter recorded."""
-    vocab_size = config["vocab_size"]
-    ends = [_token_id(metadata, name, vocab_size) for name in ("eos", "eot", "eom")]
-    found: dict[str, Any] = {}
-    if any(end is not None for end in ends):
-        found["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None))
-    for ours, key in (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p")):
-        value = metadata.get(f"general.sampling.{key}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER:
-            found[ours] = shortest(value) if isinstance(value, float) else value
-    if config["bos_token_id"] is not None:
-        found["bos_token_id"] = config["bos_token_id"]
-    return found
-
-
-def gguf_tokenizer_config(metadata: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """tokenizer_config.json: special tokens as text, and the chat template (a mapping by name if several)."""
-    tokens: Sequence[Any] = metadata.get("tokenizer.ggml.tokens", ())
-    found: dict[str, Any] = {}
-    names = (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding"), ("unk_token", "unknown"))
-    for ours, name in names:
-        token = _token_id(metadata, name, vocab_size)
-        if token is not None and isinstance(tokens, list) and token < len(tokens) and isinstance(tokens[token], str):
-            found[ours] = tokens[token]
-    for name in ("add_bos_token", "add_eos_token"):
-        if type(metadata.get(f"tokenizer.ggml.{name}")) is bool:
-            found[name] = metadata[f"tokenizer.ggml.{name}"]
-    prefix = "tokenizer.chat_template"
-    named = {key[len(prefix) + 1 :]: text for key, text in metadata.items() if key.startswith(prefix + ".")}
-    named["default"] = metadata.get(prefix)
-    templates = {name: text for name, text in named.items() if isinstance(text, str)}
-    if templates:
-        found["chat_template"] = templates["default"] if set(templates) == {"default"} else templates
-    return found
-
-
-def undecodable_reason(fmt: str) -> str | None:
-    """Why a known ggml type cannot be decoded, with the nearest one that can; None if it can be."""
-    if fmt in FORMATS:
-        return None
-    return f"{fmt.upper()} is a type for intermediate results, not for weights; take a file in Q8_0"

@@ -7,10 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.config.errors import CheckpointError
-from penstock.weights.readers.gguf_file import GgufTensor
-from penstock.weights.readers.gguf_keys import MAX_LAYERS, Keys
+from penstock.models.gguf.metadata import MAX_LAYERS, Keys, Tensors
 
-Tensors = Mapping[str, GgufTensor]
 _RANK = 4  # pooling_type of models that score pairs
 
 
