@@ -14,6 +14,7 @@ from tests.models.outcomes import pytest_runtest_logreport, pytest_sessionfinish
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish"]
 
+torch.set_num_threads(1)  # several test processes share the cores: threads would wait for each other, not compute
 if not torch.cuda.is_available():
     interpret_triton()  # before anything imports triton
 

@@ -260,11 +260,12 @@ def by_the_rule(case: Case, built: Built, scale: float) -> Tensor:
     for row, (queries, context) in enumerate(case.rows):
         for place in range(context - queries, context):
             span = tuple(spans[token].tolist())
-            shown = [other for other in range(context) if visible(masks[row], place, other, window, span)]
+            shown = torch.tensor([at for at in range(context) if visible(masks[row], place, at, window, span)])
+            keys, values = built.keys[row][shown].double(), built.values[row][shown].double()
             for head in range(case.heads):
                 kv = head * case.kv_heads // case.heads
-                scores = built.keys[row][shown, kv].double() @ built.query[token, head].double() * scale
-                out.append(scores.softmax(0) @ built.values[row][shown, kv].double())
+                scores = keys[:, kv] @ built.query[token, head].double() * scale
+                out.append(scores.softmax(0) @ values[:, kv])
             token += 1
     return torch.stack(out).view(token, -1)
 
