@@ -104,6 +104,38 @@ def test_what_attention_does_to_scores_is_done_here_too(how: dict[str, Any]) -> 
         torch.testing.assert_close(score(ops, "float32", 16, 3, **how).double(), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("kv_type", TYPES)
+@pytest.mark.parametrize("contexts", [(5, 0, 2), (0, 0, 0)])
+def test_rows_that_attend_to_nothing_weigh_nothing(kv_type: str, contexts: tuple[int, ...]) -> None:
+    """Rows of a cross group, some of which have no entries; every query sees all entries of its row."""
+    generator, lens = torch.Generator().manual_seed(4), [2, 3, 1]
+    keys = [torch.randn(context, KV_HEADS, DIM, generator=generator) for context in contexts]
+    query = torch.randn(sum(lens), HEADS, DIM, generator=generator)
+    expected = torch.zeros(3, KV_HEADS, max(contexts), dtype=torch.float64)
+    for row, key in enumerate(keys):
+        last = query[: sum(lens[: row + 1])][-lens[row] :][-2:].double()
+        for head in range(HEADS if len(key) else 0):
+            weights = (0.3 * last[:, head] @ key[:, head * KV_HEADS // HEADS].double().T).softmax(1)
+            expected[row, head * KV_HEADS // HEADS, : len(key)] += weights.sum(0)
+    for name, ops in sides(kv_type).items():
+        kept = "float32" if name == "reference" else kv_type
+        cache = ops.make_cache(kept, 4, 8, KV_HEADS, DIM, DIM)
+        for row, key in enumerate(keys):
+            if len(key):
+                slot, nothing = 8 * (row + 1) + torch.arange(len(key)), torch.zeros(len(key), DIM * KV_HEADS)
+                still = torch.ones(len(key), 1, 2), torch.zeros(len(key), 1, 2)
+                ops.rope_and_cache_write(torch.cat((nothing, key.flatten(1), nothing), 1), *still, slot, cache)
+        start = torch.tensor([0, 2, 5, 6], dtype=torch.int32)
+        given, table = torch.tensor(contexts, dtype=torch.int32), torch.tensor([[1], [2], [3]], dtype=torch.int32)
+        masks = ("cross",) * 3
+        plan = ops.plan_attention(cache, start, given, table, lens, list(contexts), None, masks)
+        found = ops.key_scores(query, cache, plan, 2, 0.3)
+        limit = 2e-5 if name == "reference" else TYPES[kv_type]
+        torch.testing.assert_close(found.double(), expected, rtol=limit, atol=limit)
+        sinks = ops.key_scores(query, cache, plan, 2, 0.3, sinks=torch.zeros(HEADS))
+        assert sinks.shape == expected.shape and not sinks[1].any()
+
+
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_a_model_tells_of_its_keys(family: str, tmp_path: Path) -> None:
     """And its answers do not change; what is asked so is not recorded."""

@@ -48,6 +48,8 @@ def read_keys(cache: KvTensors, blocks: Tensor, count: int) -> Tensor:
     """The first `count` keys of these blocks, [count, K, D] float32."""
     layout = cache.layout
     size, dim = layout.block_size, layout.key_dim
+    if not count:  # of a row that attends to no entries; no tiles have no shape to decode
+        return torch.zeros(0, layout.heads, dim)
     per_block = -(-size // TILE)
     blocks = blocks[: -(-count // size)]
     tiles = cache.key[blocks].view(len(blocks) * layout.heads * per_block, layout.key_tile_bytes)
