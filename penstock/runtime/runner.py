@@ -20,7 +20,7 @@ from penstock.runtime.executor import Executor
 from penstock.runtime.graphs import DecodeGraphs
 from penstock.runtime.guidance import share
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.media import NOTHING_ENCODED, Encoded, MediaStore
+from penstock.runtime.media import NOTHING_ENCODED, Encoded, MediaError, MediaStore
 from penstock.runtime.pooling import Pooled, Pooler
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
 
@@ -63,7 +63,7 @@ class _InFlightStep:
         pooled: results of slots that pool.
         scored: slots of scored prompts, with their log-probabilities in parts.
         end: of the step on the device, where nothing comes back from it that could be waited for.
-        failed: slots whose media could not be encoded, and why.
+        failed: slots whose media are wrong or could not be encoded, and why.
         build, forward: seconds the host took.
     """
 
@@ -165,7 +165,7 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
         started = perf_counter()
-        self._apply_rows(plan)
+        refused = self._apply_rows(plan)
         for op in plan.cache_ops:
             self._memory.apply(op)
         self._count_forced(plan)
@@ -191,7 +191,7 @@ class ModelRunner:
             pooled,
             scored,
             end,
-            encoded.failed,
+            {**encoded.failed, **refused},
             built - started,
             computed - built,
         )
@@ -253,7 +253,9 @@ class ModelRunner:
         self._new.clear()
         self._memory.close()
 
-    def _apply_rows(self, plan: StepPlan) -> None:
+    def _apply_rows(self, plan: StepPlan) -> dict[int, str]:
+        """Takes sequences out of their slots and others in; slots whose media are wrong, and why."""
+        refused: dict[int, str] = {}
         if plan.released_slots and self._graphs is not None:
             self._graphs.note_answer()
         for row in plan.released_slots:
@@ -263,12 +265,19 @@ class ModelRunner:
             self._new[new.slot] = new
             self._known[new.slot] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
-            places = None if self.media is None else self.media.places(new)
+            places = None
+            try:
+                places = None if self.media is None else self.media.add_row(new)
+            except MediaError as error:
+                refused[new.slot] = str(error)  # it is computed with others in this step, and ends with it
             self._builder.add_row(new, places)
             self._pooler.add_row(new)
             self._drafting.add_row(new)
+        return refused
 
     def _release(self, slot: int) -> None:
+        if self.media is not None:
+            self.media.release_row(slot)
         if self._new.pop(slot, None) is not None:
             self._sampler.release_row(slot)
             self._drafting.release_row(slot)

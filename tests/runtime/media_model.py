@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ from penstock.runtime.sampler import Sampler
 VOCAB, HIDDEN, HEADS, KV_HEADS, DIM, ROWS, BLOCK, LONGEST = 67, 32, 4, 2, 16, 6, 4, 96
 LEVELS, AXES = 3, 3
 CPU = torch.device("cpu")
+SHAPE = MediaShape(LEVELS, AXES, HIDDEN, torch.float32)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -107,16 +108,23 @@ def grid(height: int, width: int) -> npt.NDArray[np.int64]:
 
 @dataclass
 class TinyEncoders:
-    """Both encoders of the model; `encoded` counts what they were given, `broken` makes them raise."""
+    """Both encoders of the model.
+
+    Attributes:
+        encoded: lengths of what they were given.
+        broken: makes them raise.
+        bend: changes what the embeddings' encoder gives.
+    """
 
     model: DecoderModel
     encoded: list[int] = field(default_factory=list)
     broken: bool = False
+    bend: Callable[[Tensor], Tensor] = lambda found: found
 
     def embeddings(self, arrays: Arrays) -> Tensor:
         """[LEVELS, length, HIDDEN]"""
         pixels = self._pixels(arrays)
-        return torch.stack([pixels @ drawn(50 + level, HIDDEN, HIDDEN) for level in range(LEVELS)])
+        return self.bend(torch.stack([pixels @ drawn(50 + level, HIDDEN, HIDDEN) for level in range(LEVELS)]))
 
     def keys_and_values(self, arrays: Arrays, slot: Tensor, caches: Sequence[LayerCache]) -> None:
         for cache in caches:
@@ -159,7 +167,7 @@ def make_engine(model: DecoderModel, *, recorded: bool = True, chunk: int = 64, 
     builder = BatchBuilder(len(groups), ROWS, LONGEST // BLOCK, BLOCK, CPU, traits)
     encoders = TinyEncoders(model)
     both = Encoders(encoders.embeddings, encoders.keys_and_values)
-    media = MediaStore(both, MediaShape(LEVELS, AXES), BLOCK, memory.caches, CPU)
+    media = MediaStore(both, SHAPE, BLOCK, memory.caches, CPU)
     sampler = Sampler(VOCAB, ROWS, model.kernels.sampling())
     runner = ModelRunner(executor, memory, sampler, builder, Collaborators(media=media))
     options = SchedulerOptions(ROWS, 64, LONGEST, BLOCK, counts, True, "fcfs", depth, chunk)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,16 +18,16 @@ from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu import native
 from penstock.layers.batch import Batch
 from penstock.layers.decoder import DecoderModel
-from penstock.runtime.media import Encoders, MediaShape, MediaStore
+from penstock.runtime.media import PLACES, Encoders, MediaStore
 from tests.models import tiny
 from tests.models.harness import Harness
 from tests.runtime.media_model import (
-    AXES,
+    BLOCK,
     CPU,
     DIM,
     HEADS,
     KV_HEADS,
-    LEVELS,
+    SHAPE,
     VOCAB,
     TinyEncoders,
     ask,
@@ -156,11 +159,13 @@ def test_a_medium_that_cannot_be_encoded_fails_its_own_request_alone(model: Deco
     setup.engine.add(ask("text", PROMPT))
     answers, errors = finish(setup.engine)
     assert answers["text"] == finish(plain.engine)[0]["text"]
-    reasons = {"broken": "it is no picture", "other shape": r"\(3, 11, 32\); 12 placeholders take 3 each"}
-    reason = reasons.get(fault, "was not given to the engine, or was released")
     assert list(errors) == ["media"]
-    with pytest.raises(AssertionError, match=f"the medium picture could not be encoded: .*{reason}"):
-        raise AssertionError(errors["media"])
+    reasons = {
+        "broken": "could not be encoded: it is no picture",
+        "other shape": "could not be encoded: its encoder gives float32 \\(3, 11, 32\\) on cpu; allowed is float32",
+    }
+    reason = reasons.get(fault, "was not given to the engine, or was released")
+    assert re.match(f"the medium picture {reason}", errors["media"])
     setup.encoders.broken = False
     setup.media.put_media("picture", medium(1, 12, grid(3, 4)))
     if fault != "other shape":
@@ -168,8 +173,135 @@ def test_a_medium_that_cannot_be_encoded_fails_its_own_request_alone(model: Deco
         assert finish(setup.engine)[1] == {}, "what failed is not found in the cache"
 
 
+@pytest.mark.parametrize(
+    ("bend", "found"),
+    [
+        (lambda found: found[:2], r"float32 \(2, 12, 32\)"),
+        (lambda found: found[:, :11], r"float32 \(3, 11, 32\)"),
+        (lambda found: found[..., :31], r"float32 \(3, 12, 31\)"),
+        (lambda found: found[0], r"float32 \(12, 32\)"),
+        (lambda found: found.bfloat16(), r"bfloat16 \(3, 12, 32\)"),
+        (lambda found: found.long(), r"int64 \(3, 12, 32\)"),
+        (lambda found: found.to("meta"), r"float32 \(3, 12, 32\) on meta"),
+    ],
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_an_encoder_may_give(
+    model: DecoderModel, recorded: bool, bend: Callable[[Tensor], Tensor], found: str
+) -> None:
+    """All else would be read beyond its end, or as other numbers, by those who put it in the place of tokens."""
+    plain, setup = make_engine(model), make_engine(model, recorded=recorded)
+    setup.encoders.bend = lambda made: bend(made) if made.shape[1] == 12 else made
+    for engine in (plain, setup):
+        given(engine.media)
+        engine.engine.add(ask("other", PROMPT, SECOND))
+    setup.engine.add(ask("media", PROMPT, PICTURE))
+    answers, errors = finish(setup.engine)
+    assert answers["other"] == finish(plain.engine)[0]["other"]
+    assert list(errors) == ["media"]
+    assert re.search(rf"gives {found}.*; allowed is float32 \(3, 12, 32\) on cpu", errors["media"]), errors
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_what_an_encoder_gives_may_lie_anyhow(model: DecoderModel, recorded: bool) -> None:
+    found = []
+    for bend in (lambda made: made, lambda made: made.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
+        setup = make_engine(model, recorded=recorded)
+        setup.encoders.bend = bend
+        given(setup.media)
+        setup.engine.add(ask("media", PROMPT, PICTURE))
+        answers, errors = finish(setup.engine)
+        assert not errors
+        found.append(answers)
+    assert found[0] == found[1]
+
+
+def test_a_medium_of_another_length_for_another_request_fails_that_one(model: DecoderModel) -> None:
+    """In the step in which the first has it encoded."""
+    setup, plain = make_engine(model), make_engine(model)
+    for engine in (plain, setup):
+        engine.media.put_media("plain", medium(1, 12))
+        engine.engine.add(ask("right", PROMPT, MediaSpan("plain", 4, 12)))
+    setup.engine.add(ask("wrong", [1, *PROMPT[1:]], MediaSpan("plain", 4, 11)))
+    answers, errors = finish(setup.engine)
+    assert answers["right"] == finish(plain.engine)[0]["right"]
+    assert list(errors) == ["wrong"] and "allowed is float32 (3, 11, 32)" in errors["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        (np.zeros((2, 12), np.int64), r"int64 \(2, 12\)"),
+        (np.zeros(12, np.int64), r"int64 \(12,\)"),
+        (np.zeros((3, 12)), r"float64 \(3, 12\)"),
+        (np.full((3, 12), -1), "from -1 to -1"),
+        (np.full((3, 12), 1 << 31), "from 2147483648 to 2147483648"),
+        (np.full((3, 12), 2**64 - 1, np.uint64), "to 18446744073709551615"),
+    ],
+)
+def test_positions_are_checked_when_a_medium_is_given(places: np.ndarray[Any, Any], found: str) -> None:
+    store = MediaStore(Encoders(), SHAPE, BLOCK, (), CPU)
+    with pytest.raises(ValueError, match=rf"the medium x has positions .*{found}; allowed"):
+        store.put_media("x", {PLACES: places})
+    assert len(store) == 0
+    store.put_media("x", {PLACES: np.zeros((3, 0), np.int32)})
+
+
+@pytest.mark.parametrize(("chunk", "depth"), [(64, 0), (13, 0), (13, 1)])
+def test_positions_of_other_placeholders_fail_their_own_request(model: DecoderModel, chunk: int, depth: int) -> None:
+    plain, setup = make_engine(model), make_engine(model, chunk=chunk, depth=depth)
+    plain.engine.add(ask("text", PROMPT))
+    setup.media.put_media("picture", medium(1, 12, grid(2, 3)))
+    setup.engine.add(ask("before", PROMPT[:9]))
+    setup.engine.add(ask("media", PROMPT, PICTURE))
+    setup.engine.add(ask("text", PROMPT))
+    answers, errors = finish(setup.engine)
+    assert list(errors) == ["media"] and len(answers["before"]) == 6
+    assert "the medium picture has positions of 6 placeholders, but stands for 12" in errors["media"]
+    assert answers["text"] == finish(plain.engine)[0]["text"]
+    setup.engine.add(ask("again", PROMPT))
+    assert finish(setup.engine)[0]["again"] == answers["text"]
+
+
+def test_media_stay_while_a_sequence_has_them(model: DecoderModel) -> None:
+    """Given back by those who brought them between two chunks of the prompt, before the picture is encoded."""
+    found = []
+    for kept in (True, False):
+        setup = make_engine(model, chunk=13)
+        given(setup.media)
+        setup.engine.add(ask("media", PROMPT, PICTURE, SECOND))
+        setup.engine.step()
+        assert not setup.encoders.encoded
+        if not kept:
+            setup.media.release_media("picture")
+            setup.media.release_media("second")
+            assert len(setup.media) == 2
+        answers, errors = finish(setup.engine)
+        assert not errors
+        found.append(answers)
+        setup.engine.add(ask("text", PROMPT))
+        finish(setup.engine)  # whose plans tell that the slot is free
+        assert len(setup.media) == (2 if kept else 0)
+    assert found[0] == found[1]
+
+
+def test_a_sequence_that_comes_back_without_its_media_fails(model: DecoderModel) -> None:
+    """Where it would count on with other positions."""
+    setup = make_engine(model)
+    given(setup.media)
+    setup.engine.add(ask("media", PROMPT, PICTURE, tokens=9))
+    setup.engine.add(ask("text", PROMPT))
+    setup.engine.step()
+    setup.engine.scheduler.preempt("media")
+    setup.media.release_media("picture")
+    setup.engine.add(ask("later", PROMPT[:9]))
+    answers, errors = finish(setup.engine)
+    assert list(errors) == ["media"] and "the medium picture was not given to the engine" in errors["media"]
+    assert len(answers["text"]) == 6
+
+
 def test_media_are_kept_as_often_as_they_were_put() -> None:
-    store = MediaStore(Encoders(), MediaShape(LEVELS, AXES), 4, (), CPU)
+    store = MediaStore(Encoders(), SHAPE, 4, (), CPU)
     store.put_media("x", {})
     store.put_media("x", {})
     store.release_media("x")
@@ -180,7 +312,7 @@ def test_media_are_kept_as_often_as_they_were_put() -> None:
 
 
 def test_positions_of_media_and_of_the_text_behind_them() -> None:
-    store = MediaStore(Encoders(), MediaShape(LEVELS, AXES), 4, (), CPU)
+    store = MediaStore(Encoders(), SHAPE, 4, (), CPU)
     store.put_media("picture", medium(1, 6, grid(2, 3)))
     store.put_media("plain", medium(1, 2))
 
@@ -254,10 +386,11 @@ def slow_cross(model: DecoderModel, tokens: list[int], states: Tensor) -> Tensor
         middle._attend = attend  # type: ignore[attr-defined]
 
 
-def test_who_shares_entries_that_could_not_be_made_fails_too() -> None:
+@pytest.mark.parametrize(("chunk", "depth"), [(64, 0), (13, 0), (64, 1), (13, 1)])
+def test_who_shares_entries_that_could_not_be_made_fails_too(chunk: int, depth: int) -> None:
     """And nobody else, and nobody later."""
     model = build()
-    setup = make_engine(model)
+    setup = make_engine(model, chunk=chunk, depth=depth)
     encoder = EncoderInput("speech", 9)
     setup.encoders.broken = True
     setup.media.put_media("speech", medium(3, 9))
@@ -270,6 +403,7 @@ def test_who_shares_entries_that_could_not_be_made_fails_too() -> None:
     setup.engine.add(ask("three", PROMPT, encoder=encoder))
     answers, errors = finish(setup.engine)
     assert errors == {} and len(answers["three"]) == 6
+    assert not setup.media.broken, "what could not be made is forgotten with the slots of those who failed"
     whole = make_engine(model)
     whole.media.put_media("speech", medium(3, 9))
     whole.engine.add(ask("three", PROMPT, encoder=encoder))

@@ -227,7 +227,7 @@ def take_rows(x: Any, rows: Any) -> Any:
 def inject(x: Any, rows: Any, values: Any, level: int) -> Any:
     tape = tape_of(x)
     if isinstance(tape, Eager):
-        values = values.contiguous()
+        values = values.float().contiguous()
         tape.step.set_injected(len(rows), rows.data_ptr(), values.data_ptr())
     tape.program.inject(tape.index(x), level, width_of(x))
     tape.done()
