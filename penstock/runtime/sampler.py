@@ -64,11 +64,6 @@ class RowSample:
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
 
-    @property
-    def token(self) -> int:
-        """The last of them; -1 with an error."""
-        return self.tokens[-1] if self.tokens else -1
-
 
 @dataclass(slots=True)
 class _Row:

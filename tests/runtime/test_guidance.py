@@ -142,5 +142,5 @@ def test_pairs_have_weights_of_their_own() -> None:
     sampler = Sampler(9, 9, ReferenceSampling())
     for slot in (1, 2):
         sampler.add_row(NewSequence(slot, "r", 0, (1,), (), 0, (), SamplingParams(temperature=0.0)))
-    tokens = [sample.token for sample in sampler.sample(shared.logits, shared.draws)]
+    tokens = [sample.tokens[0] for sample in sampler.sample(shared.logits, shared.draws)]
     assert tokens == shared.logits.argmax(1).tolist()

@@ -40,7 +40,9 @@ def logits_at(position: int) -> torch.Tensor:
 def run(sampler: Sampler, row: int, start: int, steps: int) -> list[int]:
     out = []
     for position in range(start, start + steps):
-        out += [sample.token for sample in sampler.sample(logits_at(position), [Draw(row, position)])]
+        out += [
+            token for sample in sampler.sample(logits_at(position), [Draw(row, position)]) for token in sample.tokens
+        ]
     return out
 
 
@@ -74,7 +76,7 @@ def test_same_seed_same_tokens_whatever_row_or_mates(kernel: SamplingKernel) -> 
     for position in range(3, 43):
         others = [row for row in range(8) if row == 5 or (row + position) % 3]
         samples = crowd.sample(logits_at(position).repeat(len(others), 1), [Draw(row, position) for row in others])
-        got.append(samples[others.index(5)].token)
+        got.append(samples[others.index(5)].tokens[0])
     assert got == expected
     other = Sampler(VOCAB, 1, kernel)
     other.add_row(new_row(0, RICH, seed=43))
@@ -102,7 +104,7 @@ def test_forced_tokens_count_like_sampled_ones(kernel: SamplingKernel) -> None:
     sampler = Sampler(VOCAB, 1, kernel)
     sampler.add_row(new_row(0, params))
     sampler.extend(0, [20, 21])
-    assert sampler.sample(logits, [Draw(0, 5)])[0].token == 30
+    assert sampler.sample(logits, [Draw(0, 5)])[0].tokens == (30,)
 
 
 def test_min_tokens_masks_stop_ids_until_reached(kernel: SamplingKernel) -> None:
@@ -110,7 +112,7 @@ def test_min_tokens_masks_stop_ids_until_reached(kernel: SamplingKernel) -> None
     logits[0, 4], logits[0, 6] = 9.0, 5.0
     sampler = Sampler(VOCAB, 1, kernel)
     sampler.add_row(new_row(0, SamplingParams(temperature=0.0, min_tokens=3), (8,), stop_ids=(4, VOCAB + 7)))
-    tokens = [sampler.sample(logits, [Draw(0, position)])[0].token for position in range(3)]
+    tokens = [sampler.sample(logits, [Draw(0, position)])[0].tokens[0] for position in range(3)]
     assert tokens == [6, 6, 4]
 
 
@@ -127,8 +129,8 @@ def test_ids_beyond_the_vocabulary_are_harmless(kernel: SamplingKernel) -> None:
     sampler.add_row(new_row(0, params, (VOCAB,), prompt=(VOCAB + 1, 2)))
     sampler.add_row(new_row(1, SamplingParams(allowed_token_ids=(VOCAB,))))
     good, impossible = sampler.sample(torch.zeros(2, VOCAB), [Draw(0, 0), Draw(1, 0)])
-    assert good.token == 3
-    assert impossible.token == -1
+    assert good.tokens == (3,)
+    assert impossible.tokens == ()
     assert "allowed_token_ids" in (impossible.error or "")
 
 
@@ -139,7 +141,7 @@ def test_bad_logits_end_one_row_only(kernel: SamplingKernel) -> None:
     for row in range(3):
         sampler.add_row(new_row(row, SamplingParams(temperature=0.0, logprobs=2)))
     samples = sampler.sample(logits, [Draw(row, 0) for row in range(3)])
-    assert [sample.token for sample in samples] == [0, -1, 0]
+    assert [sample.tokens for sample in samples] == [(0,), (), (0,)]
     assert [sample.error is None for sample in samples] == [True, False, True]
     assert "finite" in (samples[1].error or "")
     assert samples[1].logprobs == ()
@@ -153,7 +155,7 @@ def test_logprobs_are_of_the_unmodified_distribution(kernel: SamplingKernel) -> 
     for row, count in enumerate((5, None, 0)):
         sampler.add_row(new_row(row, SamplingParams(temperature=0.0, logprobs=count, logit_bias=((17, 100.0),))))
     samples = sampler.sample(logits, [Draw(row, 0) for row in range(3)])
-    assert [sample.token for sample in samples] == [17, 17, 17]
+    assert [sample.tokens for sample in samples] == [(17,)] * 3
     assert samples[1].logprobs == ()
     for row, count in ((0, 5), (2, 0)):
         (entry,) = samples[row].logprobs
@@ -185,7 +187,7 @@ def test_any_float_layout_is_accepted(kernel: SamplingKernel) -> None:
     sampler = Sampler(VOCAB, 2, kernel)
     for row in range(2):
         sampler.add_row(new_row(row, SamplingParams(temperature=0.0)))
-    tokens = [sample.token for sample in sampler.sample(logits, [Draw(0, 0), Draw(1, 0)])]
+    tokens = [sample.tokens[0] for sample in sampler.sample(logits, [Draw(0, 0), Draw(1, 0)])]
     assert tokens == logits.float().argmax(-1).tolist()
 
 
@@ -221,7 +223,7 @@ def test_masks_of_several_words(kernel: SamplingKernel) -> None:
     for row in range(2):
         sampler.add_row(new_row(row, SamplingParams(temperature=0.0)))
     samples = sampler.sample(torch.zeros(2, VOCAB), [Draw(0, 0), Draw(1, 0)], mask)
-    assert [sample.token for sample in samples] == [299, 0]
+    assert [sample.tokens for sample in samples] == [(299,), (0,)]
 
 
 def draft_for(dice: random.Random, answer: list[int]) -> tuple[int, ...]:
@@ -253,14 +255,16 @@ def test_drafts_change_neither_tokens_nor_log_probabilities(kernel: SamplingKern
     done, accepted = [0, 0, 0], 0
     while min(done) < steps:
         rows = [row for row in dice.sample(range(3), 3) if done[row] < steps]
-        draws = [Draw(row, done[row], draft_for(dice, [s.token for s in expected[row][done[row] :]])) for row in rows]
+        draws = [
+            Draw(row, done[row], draft_for(dice, [s.tokens[0] for s in expected[row][done[row] :]])) for row in rows
+        ]
         places = [draw.position + i for draw in draws for i in range(len(draw.drafts) + 1)]
         logits = torch.cat([logits_at(place) for place in places])
         for draw, sample in zip(
             draws, drafted.sample(logits, draws, None if words is None else words[places]), strict=True
         ):
             at = slice(draw.position, draw.position + len(sample.tokens))
-            assert sample.tokens == tuple(one.token for one in expected[draw.slot][at])
+            assert sample.tokens == tuple(one.tokens[0] for one in expected[draw.slot][at])
             assert sample.logprobs == tuple(entry for one in expected[draw.slot][at] for entry in one.logprobs)
             assert sample.tokens[:-1] == draw.drafts[: len(sample.tokens) - 1]
             assert len(sample.tokens) > len(draw.drafts) or sample.tokens[-1] != draw.drafts[len(sample.tokens) - 1]

@@ -103,7 +103,9 @@ def draw_many(sampler: Sampler, params: SamplingParams, calls: int, rows: int) -
         for row in range(rows):
             new = NewSequence(row, "r", row, PROMPT, OUTPUT, 0, (), params, stop_ids=STOPS, seed=1234)
             sampler.add_row(new)
-        counts.update(sample.token for sample in sampler.sample(logits, [Draw(row, 100 + call) for row in range(rows)]))
+        counts.update(
+            sample.tokens[0] for sample in sampler.sample(logits, [Draw(row, 100 + call) for row in range(rows)])
+        )
     return counts
 
 
@@ -141,7 +143,7 @@ def test_grammar_mask_renormalises() -> None:
         sampler.add_row(NewSequence(row, "r", row, PROMPT, (), 0, (), SamplingParams(), seed=7))
     for call in range(20):
         draws = [Draw(row, call) for row in range(512)]
-        counts.update(s.token for s in sampler.sample(torch.tensor(LOGITS).repeat(512, 1), draws, mask))
+        counts.update(s.tokens[0] for s in sampler.sample(torch.tensor(LOGITS).repeat(512, 1), draws, mask))
     expected = normalised({token: math.exp(LOGITS[token]) for token in (0, 2, 10, 11)})
     assert set(counts) == set(expected)
     order = sorted(expected)
@@ -158,7 +160,7 @@ def test_sequences_and_positions_are_independent() -> None:
             sampler.add_row(NewSequence(row, "r", row, (0,), (), 0, (), SamplingParams(), seed=seed))
         for position in (0, 1):
             tokens[seed, position] = [
-                s.token for s in sampler.sample(logits, [Draw(row, position) for row in range(1024)])
+                s.tokens[0] for s in sampler.sample(logits, [Draw(row, position) for row in range(1024)])
             ]
     first = tokens[0, 0]
     for other in (tokens[0, 1], tokens[1, 0], first[1:] + first[:1]):
