@@ -97,6 +97,7 @@ class RecordedExecutor:
         part: ModelPart = WHOLE,
     ) -> None:
         self.fast = fast
+        self._part = part
         body = recording.Recording(fast)
         batch = _symbolic(body, 1 + max(cache.group for cache in caches))
         self._inputs = _inputs(model, caches, part, max_tokens)
@@ -153,9 +154,11 @@ class RecordedExecutor:
         return self._body.read(value, self._tokens if value.extent == recording.TOKENS else self._rows)
 
     def hidden(self) -> Tensor:
+        assert self._part.end is None
         return self._body.result(self._rows)
 
     def logits(self, rows: Tensor | None = None) -> Tensor:
+        assert self._part.end is None
         if rows is None:
             rows = self._all[: self._rows]
         if len(rows) <= self._max_logit_rows:

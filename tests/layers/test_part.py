@@ -138,6 +138,19 @@ def test_a_part_computes_its_own_layers_alone(tmp_path: Path) -> None:
     assert first._body.num_ops < whole._body.num_ops - 5
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_part_that_ends_early_has_no_final_states(make: str, tmp_path: Path) -> None:
+    """What it gives is for the next part, not for the head."""
+    model = model_of("qwen3", tmp_path)
+    harness = Harness(model)
+    executor = MAKERS[make](model, harness.caches, ModelPart(0, 1))
+    with torch.inference_mode():
+        executor.forward(harness.next_batch({"a": [1, 2, 3]}))
+        for asked in (executor.hidden, executor.logits):
+            with pytest.raises(AssertionError):
+                asked()
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [
