@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.config.errors import ConfigError
 
 ADAPTER_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_ADAPTERS = 4  # of one token
+MOST_ADAPTERS = 4  # of one token, whoever computes; `AdapterArgs::most` in csrc/ops/model_ops.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,24 @@ class AdapterSlots:
         self.entries[slot] = entry
 
 
+def check_adapters(slot: Any, scale: Any) -> None:
+    """Refuses adapters of tokens that not every implementation takes; what is recorded is looked at in its steps.
+
+    Raises:
+        ValueError: they are more than MOST_ADAPTERS, or of other types or shapes than in TokenAdapters.
+    """
+    if not isinstance(slot, Tensor):
+        return
+    if slot.dim() == 2 and slot.shape[1] > MOST_ADAPTERS:
+        raise ValueError(f"a token has {slot.shape[1]} adapters; allowed are at most {MOST_ADAPTERS}")
+    if slot.dim() != 2 or slot.shape != scale.shape or (slot.dtype, scale.dtype) != (torch.int64, torch.float32):
+        given, scales = (f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (slot, scale))
+        raise ValueError(
+            f"adapters of tokens are {given} and their scales {scales}; allowed are int64 and float32, one of each for "
+            f"every token and each of at most {MOST_ADAPTERS} adapters"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class TokenAdapters:
     """Which adapters the tokens of a step have.
@@ -123,6 +141,9 @@ class TokenAdapters:
     slot: Tensor
     scale: Tensor
     rows: Tensor
+
+    def __post_init__(self) -> None:
+        check_adapters(self.slot, self.scale)
 
 
 @dataclass(frozen=True, slots=True)

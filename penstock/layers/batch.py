@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from penstock.kernels.adapters import check_adapters
 from penstock.kernels.cache import KvTensors
 
 
@@ -99,6 +100,10 @@ class Batch:
     token_types: Tensor | None = None
     injected: Injection | None = None
     plans: dict[int, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.adapter_slot is not None:
+            check_adapters(self.adapter_slot, self.adapter_scale)
 
 
 @dataclass(frozen=True, slots=True)

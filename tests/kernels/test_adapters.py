@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.kernels.adapters import (
+    MOST_ADAPTERS,
     Adapted,
     AdapterSlots,
     ExpertAdapters,
@@ -21,6 +22,7 @@ from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cpu import low_rank, native
 from penstock.kernels.reference import low_rank as reference
 from penstock.kernels.registry import KernelContext
+from penstock.layers.batch import Batch
 
 INPUTS, OUTPUTS, TOKENS = 72, 300, 30
 SLOT = torch.tensor([[1, 0]] + [[2, 0]] * 7 + [[0, 0]] + [[3, 2]] * 4 + [[1, 4]] * 5 + [[0, 4]] * 12)
@@ -274,8 +276,27 @@ def test_types_must_agree():
         low_rank.make_adapters(2, 4, 4).fill(1, torch.zeros(2, 4).double(), torch.zeros(4, 2).double(), 1.0)
 
 
-def test_more_adapters_a_token_than_are_served_are_refused():
-    x, out = activations()
-    five = TokenAdapters(torch.ones(TOKENS, 5, dtype=torch.int64), torch.ones(TOKENS, 5), torch.arange(0))
-    with pytest.raises(ValueError, match="up to 4 adapters, not 5"):
-        low_rank.adapter(x, out, Adapted((PlacedAdapters(filled(low_rank)),), five))
+@pytest.mark.parametrize(
+    ("slot", "scale", "message"),
+    [
+        (torch.ones(3, 5, dtype=torch.int64), torch.ones(3, 5), r"5 adapters; allowed are at most 4"),
+        (torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 3), r"int64 \(3, 4\) and their scales float32 \(3, 3\)"),
+        (torch.ones(3, dtype=torch.int64), torch.ones(3), r"int64 \(3,\)"),
+        (torch.ones(3, 1, dtype=torch.int32), torch.ones(3, 1), r"int32 \(3, 1\) .*; allowed are int64 and float32"),
+        (torch.ones(3, 1, dtype=torch.int64), torch.ones(3, 1).double(), r"float64 \(3, 1\)"),
+    ],
+)
+def test_what_tokens_may_have_of_adapters(slot, scale, message):
+    """Before any implementation sees it, and before a step that is recorded."""
+    with pytest.raises(ValueError, match=message):
+        TokenAdapters(slot, scale, torch.arange(0))
+    some = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=message):
+        Batch(some, some[None], some, some, (), some, some, some, (3,), (3,), adapter_slot=slot, adapter_scale=scale)
+
+
+def test_the_native_library_has_the_same_limit():
+    step = native.library().StepInputs()
+    step.set_adapters(0, 0, MOST_ADAPTERS)
+    with pytest.raises(ValueError, match=f"up to {MOST_ADAPTERS} adapters, not {MOST_ADAPTERS + 1}"):
+        step.set_adapters(0, 0, MOST_ADAPTERS + 1)
