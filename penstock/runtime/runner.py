@@ -228,13 +228,13 @@ class ModelRunner:
         return result
 
     def _replay(self, plan: StepPlan, wanted: _Wanted) -> Tensor | None:
-        """Logits of all tokens from a recorded step; None if more is wanted or no recording fits."""
+        """Logits of all tokens from a recorded step; None if others are wanted or no recording fits."""
         if (
             self._graphs is None
             or plan.encoder_work
             or wanted.pooled
             or wanted.scored
-            or len(wanted.draws) < len(plan.scheduled)
+            or len(wanted.draws) < plan.num_tokens
         ):
             return None
         return self._graphs.run(plan.scheduled)

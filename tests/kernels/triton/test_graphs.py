@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.config.errors import EngineDeadError
-from penstock.core.protocol import NewSequence, ScheduledTokens
+from penstock.core.protocol import NewSequence, ScheduledTokens, StepPlan
 from penstock.engine.loop import Engine
 from penstock.kernels.copies import Event
 from penstock.layers.part import FINAL, ModelPart, layer_input, layer_output
@@ -153,6 +153,61 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
         assert [graphs.tap(name).shape for name in taps] == [seen[name].shape for name in taps]
         assert all(torch.equal(graphs.tap(name), seen[name]) for name in taps)
         assert graphs.run([spans[0], replace(spans[1], tokens=(5,))]) is None
+
+
+def test_rows_that_want_some_of_their_logits_run_layer_by_layer(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows with drafts, all of as many tokens as are recorded: a replay would give logits of the others too."""
+    ours, runner = graphs_of(engines[1]), engines[1].runner
+    assert isinstance(runner, ModelRunner)
+    graphs = DecodeGraphs(
+        ours._model, ours._caches, runner._builder, InterpretedCapture(), (2,), ours._capacity, queries=2
+    )
+    graphs.note_answer()
+    with torch.inference_mode():
+        assert not graphs.capture_next() and not graphs.failed
+    monkeypatch.setattr(runner, "_graphs", graphs)
+    replays = Replays(graphs, monkeypatch)
+    assert two_prompts(runner) == two_prompts(engines[0].runner)
+    assert replays.sizes == [2], "the last step alone"
+    for engine in engines:
+        engine.scheduler.cache.clear()  # whose blocks were written
+
+
+def two_prompts(runner: Any) -> list[Any]:
+    """Results of four steps: a prompt; twice a chunk of another beside a draft, once without a draw; two drafts."""
+    prompts = [tuple(tiny.prompt(length, length)) for length in (3, 5)]
+    nothing = ((),) * len(runner._builder.tables)
+    blocks = [(tuple(range(6 * slot + 1, 6 * slot + 6)),) * len(nothing) for slot in range(2)]
+    said: list[list[int]] = [[], []]
+
+    def chunk(slot: int, first: int, end: int) -> ScheduledTokens:
+        tokens, length = prompts[slot][first:end], len(prompts[slot])
+        return ScheduledTokens(slot, first, tokens, len(tokens), 0, end == length, nothing)
+
+    def drafted(slot: int) -> ScheduledTokens:
+        last = len(prompts[slot]) + len(said[slot]) - 1
+        return ScheduledTokens(slot, last, (said[slot][-1], 9), 0, 1, True, nothing)
+
+    steps = (
+        lambda: (chunk(0, 0, 3), chunk(1, 0, 1)),
+        lambda: (drafted(0), chunk(1, 1, 3)),
+        lambda: (drafted(0), chunk(1, 3, 5)),
+        lambda: (drafted(0), drafted(1)),
+    )
+    results = []
+    for number, spans in enumerate(steps):
+        new = tuple(
+            NewSequence(slot, str(slot), 0, prompts[slot], (), 0, blocks[slot], SAMPLED)
+            for slot in range(0 if number else 2)
+        )
+        runner.submit(StepPlan(number, new_sequences=new, scheduled=spans()))
+        found = runner.sample(number).results
+        for result in found:
+            said[result.slot] += result.tokens
+        results.append(found)
+    return results
 
 
 def test_recordings_are_made_after_the_first_answer_and_between_steps(
