@@ -161,8 +161,8 @@ class StepPlan:
 
     Attributes:
         guidance: (slot, other slot, weight) of slots that share one draw: the first draws from 1 + weight times its
-            logits less weight times the other's (Sanchez et al. 2023, 2306.17806), and both take the tokens. Both
-            compute as many tokens behind their last known one. () where every slot draws for itself.
+            logits less weight times the other's (Sanchez et al. 2023, 2306.17806), and both take the tokens, log-
+            probabilities the first alone. Drafts count as far as both have them. () where all draw for themselves.
     """
 
     step: int

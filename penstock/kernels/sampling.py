@@ -115,7 +115,8 @@ class SamplingKernel(Protocol):
     Attributes:
         on_device: it takes logits as tensors where they lie, of any float type, instead of arrays. It then also has
             `draw`, `draw_drafted` and `score`, which are `sample`, `verify` and `logprobs` without the wait: what they
-            return has `take`, which waits, and draws have the `tokens` on the device, and each row's `last`.
+            return has `take`, which waits, and draws have the `tokens` on the device, each row's `last`, and `follow`,
+            by which another row takes the tokens of some places as generated.
     """
 
     on_device: bool

@@ -1,9 +1,15 @@
-"""Slots that share one draw: classifier-free guidance (Sanchez et al. 2023, arXiv:2306.17806)."""
+"""Slots that share one draw: classifier-free guidance (Sanchez et al. 2023, arXiv:2306.17806).
+
+One slot draws, under its own parameters and masks; the other follows: it takes the tokens, and counts them as
+generated. Log-probabilities are of the mixture and are told of the slot that draws. A follower is there to be mixed,
+and brings none, whatever its request asks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -18,7 +24,7 @@ class SharedDraws:
 
     Attributes:
         logits: [L, V] of the draws' places.
-        draws: those that are made.
+        draws: those that are made, with the drafts that count.
         followers: slots that take the tokens of one of them: (slot, index of the draw).
     """
 
@@ -30,14 +36,15 @@ class SharedDraws:
 def share(logits: Tensor, draws: list[Draw], guidance: Sequence[tuple[int, int, float]]) -> SharedDraws:
     """Mixes the logits of slots that share a draw, and leaves out those that follow; `guidance` as in StepPlan.
 
+    Drafts count as far as both slots have the same ones: behind others the two have read different tokens.
+
     Args:
         logits: [L, V] of all places, not modified.
         draws: of all slots.
         guidance: none for the null form, in which every slot draws for itself.
 
     Raises:
-        ValueError: a slot that is named draws nothing in this step, is named twice, or has not as many drafts as the
-            one that it shares with.
+        ValueError: a slot that is named draws nothing in this step, or is named twice.
     """
     if not guidance:
         return SharedDraws(logits, draws)
@@ -48,19 +55,26 @@ def share(logits: Tensor, draws: list[Draw], guidance: Sequence[tuple[int, int, 
         raise ValueError(f"slots {named} cannot share draws in pairs: each has to draw in this step, with one other")
     other_of = {found[slot]: (found[other], weight) for slot, other, weight in guidance}
     left_out = {other for other, _ in other_of.values()}
-    made = [index for index in range(len(draws)) if index not in left_out]
     parts: list[Tensor] = []
+    made: list[Draw] = []
     followers: list[tuple[int, int]] = []
-    for index in made:
-        own = logits[starts[index] : starts[index + 1]].float()
-        if index in other_of:
-            other, weight = other_of[index]
-            less = logits[starts[other] : starts[other + 1]].float()
-            if len(less) != len(own):
-                raise ValueError(
-                    f"slots {draws[index].slot} and {draws[other].slot} share a draw, but not as many drafts"
-                )
-            followers.append((draws[other].slot, len(parts)))
-            own = (1.0 + weight) * own - weight * less
-        parts.append(own)
-    return SharedDraws(torch.cat(parts), [draws[index] for index in made], tuple(followers))
+    for index, draw in enumerate(draws):
+        if index in left_out:
+            continue
+        if index not in other_of:
+            parts.append(logits[starts[index] : starts[index + 1]].float())
+            made.append(draw)
+            continue
+        other, weight = other_of[index]
+        drafts = _common(draw.drafts, draws[other].drafts)
+        own, less = (logits[starts[at] : starts[at] + len(drafts) + 1].float() for at in (index, other))
+        parts.append((1.0 + weight) * own - weight * less)
+        followers.append((draws[other].slot, len(made)))
+        made.append(draw._replace(drafts=drafts))
+    return SharedDraws(torch.cat(parts), made, tuple(followers))
+
+
+def _common(drafts: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
+    """The drafts that both begin with."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(drafts, others, strict=False))
+    return tuple(draft for draft, _ in same)

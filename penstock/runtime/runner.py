@@ -344,7 +344,7 @@ class ModelRunner:
         draws, followers = shared.draws, shared.followers
         rows = [draw.slot for draw in draws]
         words = None if masks is None else masks.of([draw.slot for draw in draws for _ in range(len(draw.drafts) + 1)])
-        samples = self._sampler.begin(shared.logits, draws, words)
+        samples = self._sampler.begin(shared.logits, draws, words, followers)
         last = samples.last
         if last is not None:
             self._builder.keep_samples(rows, last)

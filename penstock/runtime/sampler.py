@@ -199,7 +199,11 @@ class Sampler:
             kernel_row.extend(token)
 
     def begin(
-        self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
+        self,
+        logits: Tensor,
+        draws: Sequence[Draw],
+        masks: npt.NDArray[np.uint32] | None = None,
+        followers: Sequence[tuple[int, int]] = (),
     ) -> SamplingHandle:
         """Begins to sample one token for each draw, and more where drafts are right; the row counts them as generated.
 
@@ -207,6 +211,7 @@ class Sampler:
             logits: [L, V] float32, one row a draw and one a draft, the model's own (not modified).
             draws: of different rows.
             masks: [L, ceil(V / 32)] grammar masks, bit t % 32 of word t // 32 allows token t; None allows all.
+            followers: slots without a draw that count one's tokens as generated too: (slot, index of the draw).
 
         Raises:
             ValueError: shapes do not agree, or a row appears twice.
@@ -231,6 +236,8 @@ class Sampler:
                 if drafted
                 else kernel.draw(values, kernel_rows, positions, masks)
             )
+            for slot, index in followers:
+                drawn.follow(self._row(slot).kernel_row, range(starts[index], starts[index + 1]))
             chosen = drawn.tokens.clamp(min=0)
             table = self._score(values, chosen, scored, rows) if scored else _no_table
             return SamplingHandle(drawn.last, rows, starts, drawn.take, scored, table)
@@ -239,6 +246,8 @@ class Sampler:
             if drafted
             else kernel.sample(values, kernel_rows, positions, masks)
         )
+        for slot, index in followers:
+            self.extend(slot, [token for token in found[0][starts[index] : starts[index + 1]].tolist() if token >= 0])
         scored = [i for i in scored if found[0][i] >= 0]
         table = self._score(values, found[0], scored, rows) if scored else _no_table
         return SamplingHandle(None, rows, starts, lambda: found, scored, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,18 +56,18 @@ def run(
     guidance: tuple[tuple[int, int, float], ...] = (),
     dice: random.Random | None = None,
     known: list[int] | None = None,
+    *,
+    alike: bool = True,
 ) -> list[dict[int, SlotResult]]:
-    """Results of every step; with dice, slots 0 and 1 have drafts, the same ones, `known` or wrong."""
+    """Results of every step; with dice, slots 0 and 1 have drafts, `known` or wrong, the same ones where `alike`."""
     said: dict[int, list[int]] = {slot: [] for slot in slots}
     results = []
     while min(len(tokens) for tokens in said.values()) < TOKENS:
         step, spans = len(results), []
-        drafts = tuple(dice.randrange(101) for _ in range(dice.randrange(3))) if dice else ()
-        if dice and known and dice.random() < 0.5:
-            drafts = tuple(known[len(said[0]) : len(said[0]) + 2])
+        drafts = {slot: drafted(dice, known, said[slot]) for slot in slots if slot < 2}
         for slot in slots:
             prompt, tokens = PROMPTS[slot], said[slot]
-            more = drafts if tokens and slot < 2 else ()
+            more = drafts[0 if alike else slot] if tokens and slot < 2 else ()
             if not tokens:
                 spans.append(span(slot, 0, prompt, len(prompt)))
             else:
@@ -79,6 +80,14 @@ def run(
             said[slot] += found[slot].tokens
         results.append(found)
     return results
+
+
+def drafted(dice: random.Random | None, known: list[int] | None, said: list[int]) -> tuple[int, ...]:
+    if dice is None:
+        return ()
+    if known and dice.random() < 0.7:
+        return tuple(known[len(said) : len(said) + dice.randrange(4)])
+    return tuple(dice.randrange(101) for _ in range(dice.randrange(3)))
 
 
 def test_the_same_as_logits_mixed_by_hand(spec: EngineSpec) -> None:
@@ -109,11 +118,63 @@ def test_the_same_as_logits_mixed_by_hand(spec: EngineSpec) -> None:
     assert [found[2] for found in results] == [found[2] for found in alone]
     plain = run(runner_of(spec), (0,))
     assert [token for found in plain for token in found[0].tokens] != said
-    for seed in range(5):
-        drafted = run(runner_of(spec), (1, 2, 0), ((0, 1, WEIGHT),), random.Random(seed), said)
-        assert [token for found in drafted for token in found[0].tokens][:TOKENS] == said
-        assert [entry for found in drafted for entry in found[0].logprobs][:TOKENS] == logprobs
-        assert all(found[1].tokens == found[0].tokens for found in drafted)
+    accepted = []
+    for seed in range(10):
+        ahead = run(runner_of(spec), (1, 2, 0), ((0, 1, WEIGHT),), random.Random(seed), said, alike=seed < 5)
+        assert [token for found in ahead for token in found[0].tokens][:TOKENS] == said
+        assert [entry for found in ahead for entry in found[0].logprobs][:TOKENS] == logprobs
+        assert all(found[1].tokens == found[0].tokens for found in ahead)
+        accepted.append(sum(len(found[0].tokens) - 1 for found in ahead))
+    assert sum(accepted[:5]) > 9 and sum(accepted[5:]) > 3, accepted
+
+
+def test_what_is_scored_is_told_of_the_slot_that_draws(spec: EngineSpec) -> None:
+    """Of the mixture, to which no log-probabilities of the other sequence belong, although its request asks."""
+    results = run(runner_of(spec), (0, 1), ((0, 1, WEIGHT),))
+    assert PARAMS.logprobs is not None
+    assert all(len(found[0].logprobs) == 1 and found[1].logprobs == () for found in results)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_follows_counts_what_it_takes(spec: EngineSpec, seed: int) -> None:
+    """Where it draws later, penalties, bad words and min_tokens know of all its tokens, accepted drafts among them."""
+    params = SamplingParams(
+        temperature=0.9, max_tokens=2 * TOKENS, presence_penalty=0.9, frequency_penalty=0.7, repetition_penalty=1.3,
+        bad_words_ids=tuple((word, other) for word in range(101) for other in (word, word + 1) if other < 101),
+        min_tokens=TOKENS + 2,
+    )  # fmt: skip
+    runner, dice, said = runner_of(spec), random.Random(seed), list[int]()
+    both = tuple(replace(new(slot), sampling=params, stop_ids=tuple(range(0, 101, 2))) for slot in (0, 1))
+    steps = 0
+    while len(said) < TOKENS:
+        drafts = (*said[-1:], 5)[: dice.randrange(3)] if said else ()
+        spans = [
+            span(slot, len(PROMPTS[slot]) + len(said) - 1, (said[-1], *drafts), 0, len(drafts))
+            if said
+            else span(slot, 0, PROMPTS[slot], len(PROMPTS[slot]))
+            for slot in (0, 1)
+        ]
+        added = () if said else both
+        runner.submit(StepPlan(steps, (), added, scheduled=tuple(spans), guidance=((0, 1, WEIGHT),)))
+        results = runner.sample(steps).results
+        assert results[0].tokens == results[1].tokens
+        said += results[0].tokens
+        steps += 1
+    alone = runner_of(spec)  # which the second sequence comes to with what was said so far
+    resumed = replace(both[1], generated_ids=tuple(said))
+    tokens = (*PROMPTS[1], *said)
+    answers: list[list[int]] = []
+    for other, first, plan in ((runner, (said[-1],), ()), (alone, tokens, (resumed,))):
+        mine = list(said)
+        for step in range(steps, steps + 6):
+            given = first if len(mine) == len(said) else mine[-1:]
+            start = len(PROMPTS[1]) + len(mine) - len(given)
+            added = plan if step == steps else ()
+            scheduled = (span(1, start, tuple(given), max(0, len(PROMPTS[1]) - start)),)
+            other.submit(StepPlan(step, (), added, scheduled=scheduled))
+            mine += other.sample(step).results[0].tokens
+        answers.append(mine)
+    assert answers[0] == answers[1]
 
 
 def test_slots_that_cannot_share_are_refused() -> None:
@@ -128,8 +189,14 @@ def test_slots_that_cannot_share_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="cannot share draws"):
             share(logits, draws, guidance)
-    with pytest.raises(ValueError, match="as many drafts"):
-        share(torch.zeros(4, 5), [Draw(4, 0, (1,)), *draws[1:]], ((4, 6, 1.0),))
+
+
+def test_drafts_count_as_far_as_both_slots_have_them() -> None:
+    logits = torch.randn(9, 5, generator=torch.Generator().manual_seed(1))
+    draws = [Draw(4, 0, (1, 2, 3)), Draw(6, 0, (1, 4)), Draw(7, 0, (2,))]
+    shared = share(logits, draws, ((6, 4, 1.0),))
+    assert shared.draws == [Draw(6, 0, (1,)), draws[2]] and shared.followers == ((4, 0),)
+    assert torch.equal(shared.logits, torch.cat((2 * logits[4:6] - logits[:2], logits[7:])))
 
 
 def test_pairs_have_weights_of_their_own() -> None:

@@ -92,20 +92,34 @@ class Drawn:
         last: [R] int64 on the device, each row's last token, -1 for none; the tokens where each row has one place.
         copies: of the tokens and of the codes of ROW_ERRORS [L] uint8.
         rows: by place.
+        followers: rows that take the tokens of some places too.
     """
 
     tokens: Tensor
     last: Tensor
     copies: AsyncCopy
     rows: tuple[DeviceRow, ...]
+    followers: list[tuple[DeviceRow, range]] = field(default_factory=list)
     _counted: bool = False
+
+    def follow(self, row: DeviceRow, places: range) -> None:
+        """Before the tokens are taken: another row, which drew nothing, takes those of some places as generated."""
+        counts = row.held[0]
+        if counts is not None:
+            tokens = self.tokens[places.start : places.stop]
+            counts.index_add_(0, tokens.clamp(min=0), (tokens >= 0).to(counts.dtype) * 2)
+        row.drawn += len(places)
+        row.before = self
+        self.followers.append((row, places))
 
     def take(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         """Waits for the tokens and codes; the rows take the tokens as generated."""
         tokens, errors = (part.numpy() for part in self.copies.wait())
         if not self._counted:
             self._counted = True
-            for row, token in zip(self.rows, tokens.tolist(), strict=True):
+            given = tokens.tolist()
+            following = ((row, given[place]) for row, places in self.followers for place in places)
+            for row, token in (*zip(self.rows, given, strict=True), *following):
                 row.before = None if row.before is self else row.before
                 if token >= 0:
                     row.generated.append(token)

@@ -122,6 +122,31 @@ def compare_samplers(device: str) -> None:
         assert one.logprob == other.logprob or abs(one.logprob - other.logprob) < 1e-11
 
 
+def compare_followers(device: str) -> None:
+    """A row that takes another's tokens, accepted drafts among them, has them counted before they come back."""
+    both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(5)
+    params = SamplingParams(
+        temperature=0.0, presence_penalty=2.0, frequency_penalty=1.0, min_tokens=7, bad_words_ids=((3, 4), (4, 3))
+    )
+    logits = torch.from_numpy((rng.normal(size=(12, VOCAB))).astype(np.float32))
+    logits[:, 3], logits[:, 4], logits[:, 9] = 9.0, 8.5, 11.0
+    results = []
+    for kernel, given in ((both.ours.sampling(), both.here(logits)), (ReferenceSampling(), logits)):
+        sampler = Sampler(VOCAB, 3, kernel)
+        for row in range(3):
+            sampler.add_row(NewSequence(row, "request", 0, (1,), (), 0, (), params, (9,)))
+        handles = [
+            sampler.begin(given[:2], [Draw(2, 1), Draw(0, 1)], None, [(1, 1)]),
+            sampler.begin(given[2:5], [Draw(0, 2, (3, 4))], None, [(1, 0)]),
+            sampler.begin(given[5:7], [Draw(2, 2), Draw(0, 3)], None, [(1, 1)]),
+        ]
+        alone = [sampler.begin(given[place : place + 1], [Draw(1, place)]) for place in range(7, 12)]
+        results.append([sample.tokens for handle in (*handles, *alone) for sample in handle.wait()])
+    assert results[0] == results[1] and (9,) in results[0][-5:]
+    accepted = results[0][2]
+    assert len(accepted) > 1, "a draft was right"
+
+
 def compare_verified(device: str, steps: int, vocab: int = VOCAB) -> None:
     """Rows of all settings with right drafts, wrong ones and none, under masks: the reference's, place by place."""
     both, rng = sides(device, torch.float32, "sampling"), np.random.default_rng(steps)

@@ -10,6 +10,7 @@ from penstock.kernels.sampling import RowSettings
 from tests.kernels.triton.compare import sides
 from tests.kernels.triton.compare_sampling import (
     compare_errors,
+    compare_followers,
     compare_logprobs,
     compare_samplers,
     compare_sampling,
@@ -38,6 +39,10 @@ def test_logprobs(device, ties):
 
 def test_tokens_left_on_the_device(device):
     compare_tokens_left_on_the_device(device)
+
+
+def test_rows_that_follow_count_what_they_take(device):
+    compare_followers(device)
 
 
 def test_the_sampler_leaves_logits_where_they_are(device):
