@@ -65,7 +65,10 @@ class GrammarState:
     Attributes:
         owner, slow_masks: as given.
         broken: whether the matcher has failed, so that the last mask means nothing; see `renew`.
-        renewed: whether this is not the first matcher.
+        renewed: whether this is a matcher in place of one that failed without drafts.
+        drafted: whether the matcher was led along drafts, so that a failure may be theirs.
+        takes_drafts: whether drafts are worth their masks: not once a mask was slow, or a matcher that followed drafts
+            has failed.
         deferred: whether forced tokens are still to be looked for; `mask_source` does.
     """
 
@@ -82,6 +85,8 @@ class GrammarState:
         self.slow_masks = slow_masks or SlowMasks()
         self.broken = False
         self.renewed = False
+        self.drafted = False
+        self.takes_drafts = True
         self.deferred = False
         self._fault: RequestError | None = None
         self._matcher = matcher
@@ -301,8 +306,15 @@ class GrammarState:
         return tuple(token for token in answer if token not in self._eos_ids)
 
     def renew(self, found: LLMatcher | RequestError) -> None:
-        """Continues with a matcher of the same grammar that has taken `matched`; with an error, `accept` raises it."""
-        self.broken, self.renewed = False, True
+        """Continues with a matcher of the same grammar that has taken `matched`; with an error, `accept` raises it.
+
+        Where drafts may have been too much for the last one, that counts for nothing, and there are no more of them.
+        """
+        self.broken = False
+        if self.drafted:
+            self.takes_drafts = self.drafted = False
+        else:
+            self.renewed = True
         if isinstance(found, RequestError):
             self._fault = found
             self._matcher = None
@@ -323,6 +335,7 @@ class GrammarState:
 
     def follow(self, token: int) -> None:
         """Takes a draft that the last mask allowed; a matcher that fails is `broken`."""
+        self.drafted = True
         try:
             self.replay((token,))
         except (RequestError, BrokenMatcher):

@@ -43,6 +43,7 @@ class Masks:
 
     Attributes:
         seconds: it took to make them, once they are made.
+        longest: of these, for those of one place of all sequences: all there would be without drafts.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Masks:
             pool: makes them in a thread; None makes them at once.
             together: makes several at a time.
             drafts: by slot, behind each of which there is a mask too.
-            timed: times each, and counts slow ones for their requests.
+            timed: times each, and counts slow ones for their requests; those behind drafts by `slow_behind`.
         """
-        self.seconds = 0.0
+        self.seconds = self.longest = 0.0
         self._timed = timed
+        self._slow: set[int] = set()  # places behind drafts
         self._places: dict[int, int] = {}
         count = 0
         for slot in constrained:
@@ -108,11 +110,13 @@ class Masks:
                         behind.append((state, place + 1, drafts[1:]))
                         continue
                 self._made[place + 1 : place + 1 + len(drafts)] = ALL_ALLOWED
-            self._make([(state, place) for state, place, _ in behind], together)
+            self._make([(state, place) for state, place, _ in behind], together, drafted=True)
             going = [entry for entry in behind if entry[2]]
 
-    def _make(self, states: Sequence[tuple[GrammarState, int]], together: LLExecutor | None) -> None:
-        made = self._made
+    def _make(
+        self, states: Sequence[tuple[GrammarState, int]], together: LLExecutor | None, *, drafted: bool = False
+    ) -> None:
+        began, made = perf_counter(), self._made
         address, size = made.ctypes.data, made.strides[0]
         wanted: list[tuple[LLMatcher, int]] = []
         masked: list[GrammarState] = []
@@ -129,7 +133,11 @@ class Masks:
                 since = thread_time()
                 compute_mask(matcher, made[place])
                 if thread_time() - since > _SLOW_S:
-                    state.slow_masks.count += 1
+                    state.takes_drafts = False
+                    if drafted:
+                        self._slow.add(place)
+                    else:
+                        state.slow_masks.count += 1
         elif together is not None and len(wanted) > 1:
             together.unsafe_compute_mask_ptr(wanted, address, size, len(made))
         else:
@@ -139,6 +147,12 @@ class Masks:
             state.broken = matcher.is_error()
         for state, place in unfinished:
             state.finish_mask(made[place])
+        self.longest = max(self.longest, perf_counter() - began)
+
+    def slow_behind(self, slot: int, drafts: int) -> int:
+        """How many of the masks behind a slot's first drafts took too long: without drafts they would be made too."""
+        first = self._places.get(slot, 0) + 1
+        return len(self._slow.intersection(range(first, first + drafts))) if self._slow else 0
 
     def of(self, slots: Sequence[int]) -> Words:
         """[L, ceil(V / 32)]: the masks of these request slots, waited for; all ones for unconstrained ones.
@@ -198,7 +212,7 @@ class StructuredOutputManager:
         self._compiling: dict[str, _Request] = {}
         self._active: dict[str, _Request] = {}
         self._slots: dict[int, GrammarState] = {}
-        self._steps: dict[int, dict[int, GrammarState]] = {}
+        self._steps: dict[int, tuple[dict[int, GrammarState], Masks | None]] = {}
         self._renewals: dict[tuple[str, int], tuple[GrammarState, Compilation]] = {}
 
     def warm(self) -> None:
@@ -312,12 +326,17 @@ class StructuredOutputManager:
         step = {
             span.slot: self._slots[span.slot] for span in plan.scheduled if span.sample and span.slot in self._slots
         }
-        self._steps[plan.step] = step
+        masks = self._masks_of(plan, step)
+        self._steps[plan.step] = step, masks
+        return masks
+
+    def _masks_of(self, plan: StepPlan, step: Mapping[int, GrammarState]) -> Masks | None:
+        """Starts the masks of sequences under constraints, where not every token is allowed everywhere."""
         drafts = {span.slot: span.drafts for span in plan.scheduled if span.draft_tokens and span.slot in step}
         masked = {slot: state for slot, state in step.items() if slot in drafts or not state.unconstrained}
         if not masked:
             return None
-        before = self._masks.seconds if self._masks is not None else 0.0
+        before, longest = (self._masks.seconds, self._masks.longest) if self._masks is not None else (0.0, 0.0)
         deferred = any(state.deferred for state in masked.values())
         if not deferred and (before < _CHEAP_S or plan.step % _RETRY_STEPS == 0):  # handing them over would cost more
             self._masks = Masks(self._words, masked, drafts=drafts, timed=True)
@@ -327,7 +346,7 @@ class StructuredOutputManager:
 
             self._pool = ThreadPoolExecutor(1, "penstock-masks")
             self._together = LLExecutor()
-        self._masks = Masks(self._words, masked, self._pool, self._together, drafts=drafts, timed=before > _SLOW_S)
+        self._masks = Masks(self._words, masked, self._pool, self._together, drafts=drafts, timed=longest > _SLOW_S)
         return self._masks
 
     def _state_of(self, live: _Request, new: NewSequence) -> GrammarState:
@@ -344,7 +363,7 @@ class StructuredOutputManager:
 
     def end(self, result: StepResult) -> tuple[StepResult, Forced]:
         """Takes a step's tokens; the result, in which a slot may now have failed, and the forced tokens by slot."""
-        step = self._steps.pop(result.step, None)
+        step, masks = self._steps.pop(result.step, (None, None))
         if not step:
             return result, _NONE_FORCED
         forced: dict[int, tuple[int, ...]] = {}
@@ -358,12 +377,17 @@ class StructuredOutputManager:
                 tokens = self._up_to_stop(state, row.tokens)
                 if following := state.accept(tokens, defer=perf_counter() > latest):
                     forced[row.slot] = following
+                if masks is not None:
+                    state.slow_masks.count += masks.slow_behind(row.slot, len(tokens) - 1)
             except RequestError as error:
                 changed[row.slot] = SlotResult(row.slot, error=str(error))
             except BrokenMatcher:
                 changed[row.slot] = self._renew(state, row)
         if changed:
             result = replace(result, results=tuple(changed.get(row.slot, row) for row in result.results))
+        if result.proposals:
+            wanted = (one for one in result.proposals if one.slot not in step or step[one.slot].takes_drafts)
+            result = replace(result, proposals=tuple(wanted))
         return result, forced
 
     def _up_to_stop(self, state: GrammarState, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -377,7 +401,7 @@ class StructuredOutputManager:
     def _renew(self, state: GrammarState, row: SlotResult) -> SlotResult:
         """A result without its token, which is drawn again with a new matcher; an error where that one failed too."""
         live = self._active[state.owner[0]]
-        if state.renewed:
+        if state.renewed and not state.drafted:
             return SlotResult(row.slot, error=GRAMMAR_TOO_COMPLEX)
         assert self._compiler is not None and live.job is not None
         if state.owner not in self._renewals:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.engine.thread_client import ThreadClient
+from penstock.structured import grammar_compiler
 from tests.engine.support import Slow, null_engine
 
 
@@ -26,3 +27,12 @@ async def slow_client() -> AsyncIterator[ThreadClient]:
     await client.start()
     yield client
     await client.close()
+
+
+@pytest.fixture
+def little_fuel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits within which a long answer of `test_grammars.WORDS` fails and the beginning of one does not."""
+    from llguidance import LLParserLimits
+
+    scarce = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=16_000, verbose_errors=False)
+    monkeypatch.setattr(grammar_compiler, "parser_limits", lambda: scarce)

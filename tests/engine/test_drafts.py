@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
+from penstock.config.errors import GRAMMAR_TOO_COMPLEX
 from penstock.config.options import EngineOptions
 from penstock.core.constraint import Thinking
 from penstock.core.protocol import NewSequence, Proposal, TokenLogprobs
@@ -21,7 +23,11 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
-from tests.engine.test_grammars import SCHEMA, held
+from penstock.runtime.drafter import NoDrafter
+from penstock.structured import grammar_state, manager
+from penstock.structured.grammar_compiler import compute_mask
+from tests.engine.test_grammars import SCHEMA, WORDS, held
+from tests.engine.test_grammars import run as run_to_errors
 from tests.models import tiny
 
 Key = tuple[str, int]
@@ -249,4 +255,112 @@ def test_answers_under_grammars(text: TextPipeline, right: int) -> None:
         assert stats.accepted_tokens >= stats.drafted_tokens - 2
         assert stats.steps < 1.4 * before.steps  # of two turns, one with preemption
     plain.close()
+    engine.close()
+
+
+REMARKS = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a table", "a room"]}, "remarks": {"type": "string", "minLength": 200}},
+    "required": ["kind", "remarks"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def slow_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks that allow many tokens, as inside of texts, take a second each; all are made, and timed, at once."""
+    clock = [0.0]
+
+    def slowly(matcher: Any, row: Any) -> Any:
+        clock[0] += np.bitwise_count(compute_mask(matcher, row)).sum() > 1000
+        return row
+
+    monkeypatch.setattr(manager, "compute_mask", slowly)
+    monkeypatch.setattr(manager, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(manager, "_CHEAP_S", 10.0**9)
+
+
+@pytest.mark.usefixtures("slow_texts")
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_masks_that_take_too_long_end_an_answer_where_they_do_without_drafts(
+    text: TextPipeline, logprobs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = EngineOptions(threads=1, max_num_seqs=8, kv_blocks=200)
+    asked_for = replace(held(text, "r", REMARKS, temperature=0.7, max_tokens=90, logprobs=logprobs), speculate=True)
+    plain, _ = build_engine(options)
+    truth = run_to_errors(plain, asked_for)
+    tokens, error = truth["r"]
+    assert error == GRAMMAR_TOO_COMPLEX and len(tokens) > 16
+    plain.close()
+    with monkeypatch.context() as patient:
+        patient.setattr(grammar_state, "_MOST_SLOW_MASKS", 1000)
+        whole, _ = build_engine(options)
+        answer = run_to_errors(whole, asked_for)["r"][0]
+        whole.close()
+    assert answer[: len(tokens)] == tokens and len(answer) > len(tokens) + 4
+    for right in (8, 5, 0):
+        engine, _ = build_engine(options, drafter=Rehearsed({("r", 0): answer}, right))
+        assert run_to_errors(engine, asked_for) == truth, right
+        stats = engine.stats()
+        assert stats.drafted_tokens > 0 and (stats.accepted_tokens > 0 or not right)
+        engine.close()
+
+
+@dataclass
+class Straying(NoDrafter):
+    """Drafts that a grammar allows and nobody draws: wherever an answer ends with one text, another that is dear."""
+
+    text: TextPipeline
+    behind: str
+    drafts: tuple[int, ...]
+    told: dict[int, list[int]] = field(default_factory=dict)
+    most: int = 40
+
+    def begin(self, new: NewSequence) -> None:
+        self.told[new.slot] = list(new.generated_ids)
+
+    def take(self, slot: int, tokens: Sequence[int]) -> None:
+        self.told[slot] += tokens
+
+    def propose(self, slots: Sequence[int]) -> list[Proposal]:
+        said = {slot: self.text.tokenizer.decode(self.told[slot]) for slot in slots}
+        return [Proposal(slot, self.drafts) for slot in slots if said[slot].endswith(self.behind)]
+
+
+HEAVY, LIGHT = {"z": WORDS["properties"]["summary"]}, {"a": {"enum": ["on", "off"]}}
+EITHER = {
+    "type": "array",
+    "minItems": 5,
+    "maxItems": 5,
+    "items": {
+        "anyOf": [
+            {"type": "object", "properties": kind, "required": list(kind), "additionalProperties": False}
+            for kind in (HEAVY, LIGHT)
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("limit", ["little_fuel", "slow_texts"])
+def test_drafts_that_are_too_much_for_a_matcher_fail_nothing(
+    text: TextPipeline, limit: str, request: pytest.FixtureRequest
+) -> None:
+    """It is made anew, slow masks are forgotten, and the answer goes on without drafts: nothing counts against it."""
+    request.getfixturevalue(limit)
+    tokenizer = text.tokenizer
+    banned = tuple((token, -100.0) for token in range(tokenizer.vocab_size) if "z" in tokenizer.decode([token]))
+    sampling: dict[str, Any] = {"temperature": 0.0, "logit_bias": banned, "logprobs": 0}
+    requests = [replace(held(text, name, EITHER, **sampling), speculate=True) for name in ("one", "two")]
+    options = EngineOptions(threads=1, max_num_seqs=4, kv_blocks=200)
+    plain, _ = build_engine(options)
+    truth = run_to_errors(plain, *requests)
+    plain.close()
+    assert [error for _, error in truth.values()] == [None, None]
+    assert len(json.loads(tokenizer.decode(truth["one"][0]).removesuffix("<|im_end|>"))) == 5
+    dear = tokenizer.encode('{"z":"' + "I me a to be we us " * 9)
+    engine, _ = build_engine(options, drafter=Straying(text, tokenizer.decode(dear[:1]), tuple(dear[1:])))
+    assert run_to_errors(engine, *requests) == truth
+    stats = engine.stats()
+    assert stats.drafted_tokens > 60 and stats.accepted_tokens == 0
+    assert (stats.preemptions > 0) == (limit == "little_fuel")
     engine.close()

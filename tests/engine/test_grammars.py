@@ -328,15 +328,6 @@ def run(engine: Engine, *requests: EngineRequest) -> dict[str, tuple[list[int], 
     return found
 
 
-@pytest.fixture
-def little_fuel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits within which a long answer of WORDS fails and the beginning of one does not."""
-    from llguidance import LLParserLimits
-
-    scarce = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=16_000, verbose_errors=False)
-    monkeypatch.setattr(grammar_compiler, "parser_limits", lambda: scarce)
-
-
 @pytest.mark.usefixtures("little_fuel")
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_grammar_that_became_too_complex_fails_its_own_request_alone(text: TextPipeline, depth: int) -> None:
