@@ -29,7 +29,7 @@ class RopeParameters:
         share: "proportional" only: the part of the pairs that turns, the fastest ones; the others stay as they are.
         short_factors, long_factors: "longrope" only: divisors of every pair's frequency, for engines whose sequences
             stay within original_length and for all others.
-        axes: of several axes of positions, the one that turns each pair (`section_axes`); () where there is one axis.
+        axes: of several axes of positions, the one that turns each pair (`section_axes`, `turn_axes`); () for one axis.
     """
 
     kind: str
@@ -52,6 +52,15 @@ class RopeParameters:
 def section_axes(sections: Sequence[int]) -> tuple[int, ...]:
     """Each pair's axis, the first `sections[0]` pairs having axis 0, and so on (Qwen2-VL, arXiv:2409.12191)."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+
+
+def turn_axes(sections: Sequence[int]) -> tuple[int, ...]:
+    """Each pair's axis where axes take turns, as long as each has pairs left; all others have axis 0 (Qwen3-VL).
+
+    Every axis turns fast and slow pairs then.
+    """
+    count = len(sections)
+    return tuple(pair % count if pair < count * sections[pair % count] else 0 for pair in range(sum(sections)))
 
 
 def inverse_frequencies(rope: RopeParameters, max_length: int) -> Tensor:

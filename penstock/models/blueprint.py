@@ -300,6 +300,7 @@ class Blueprint:
             ignorable=ignorable + ((r"lm_head\.weight",) if tied or not speaks else ()),
             renames=(*NESTED, *options.get("renames", ()), *BARE),
             mask=options.get("mask", MaskKind.CAUSAL),
+            position_axes=1 + max(rope.axes, default=0),
         )
         heads = self._heads(weight, options)
         hooks = DecoderHooks(tuple(options.get("opening", ())), tuple(options.get("closing", ())))

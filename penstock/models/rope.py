@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from penstock.layers.rotary import ROPE_KINDS, RopeParameters, longrope_attention_factor, yarn_attention_factor
+from penstock.layers.rotary import (
+    ROPE_KINDS,
+    RopeParameters,
+    longrope_attention_factor,
+    section_axes,
+    turn_axes,
+    yarn_attention_factor,
+)
 from penstock.models.fields import Fields
 
 STRETCHING = ("linear", "yarn")  # kinds whose context is the original length times the factor
@@ -18,6 +26,7 @@ def read_rope(
     layer_type: str | None = None,
     local: bool = False,
     partial: bool = True,
+    axes: bool = False,
 ) -> RopeParameters:
     """The rotary parameters of a configuration.
 
@@ -28,6 +37,8 @@ def read_rope(
         layer_type: key of the nested object where layers of different types rotate differently.
         local: settings outside that nested object do not apply to this layer type.
         partial: the configuration tells how much of a head is rotated; else all of `head_dim` is.
+        axes: the family takes media, whose positions have as many axes as the configuration has sections
+            (`mrope_section`); of text alone all axes are alike, so that one does.
 
     Raises:
         CheckpointError: unknown kind, or a missing or impossible field.
@@ -39,7 +50,15 @@ def read_rope(
     if found is not None:
         _check_agreement(outer, found)
     found = found or outer.below("rope_scaling") or Fields({}, fields.where)
-    kinds = {kind: kind for kind in ROPE_KINDS} | {"su": "longrope"}
+    rope = _one_axis(fields, found, outer, head_dim, theta=theta, partial=partial, axes=axes)
+    return replace(rope, axes=_axes(found, rope.rotary_dim // 2)) if axes else rope
+
+
+def _one_axis(
+    fields: Fields, found: Fields, outer: Fields, head_dim: int, *, theta: float, partial: bool, axes: bool
+) -> RopeParameters:
+    """The settings `found`, axes apart; where there are such, old files name the kind after them."""
+    kinds = {kind: kind for kind in ROPE_KINDS} | {"su": "longrope"} | ({"mrope": "default"} if axes else {})
     kind = found.choice("rope_type" if found.has("rope_type") else "type", kinds, "default")
     base = found.number("rope_theta", outer.number("rope_theta", theta), minimum=1.0)
     rotary_dim = _rotated(fields, found, head_dim) if partial and kind != "proportional" else head_dim
@@ -69,6 +88,23 @@ def read_rope(
     if kind == "yarn":
         return _yarn(found, base, rotary_dim, length, factor)
     return RopeParameters(kind, base, rotary_dim, length, factor)
+
+
+def _axes(found: Fields, pairs: int) -> tuple[int, ...]:
+    """The axis of positions that turns each pair; () where there are no sections."""
+    sections = found.integers("mrope_section")
+    if not sections:
+        return ()
+    if sum(sections) != pairs or min(sections) < 1:
+        problem = f"is {list(sections)}, {sum(sections)} pairs; allowed: counts of 1 and more, {pairs} in all"
+        raise found.error("mrope_section", problem)
+    if not found.flag("mrope_interleaved", found.flag("interleaved", False)):
+        return section_axes(sections)
+    axes = turn_axes(sections)
+    if any(axes.count(axis) != count for axis, count in enumerate(sections)):
+        problem = f"is {list(sections)}, which do not take turns; allowed: no axis but the first has most pairs"
+        raise found.error("mrope_section", problem)
+    return axes
 
 
 def _check_agreement(outer: Fields, found: Fields) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from penstock.config.errors import CheckpointError
+from penstock.kernels.api import resolve_kernels
 from penstock.kernels.reference.dense import rope_tables
+from penstock.kernels.registry import KernelContext
 from penstock.layers.rotary import RopeParameters, Rotary, inverse_frequencies
+from penstock.models.blueprint import Blueprint
 from penstock.models.fields import Fields
 from penstock.models.rope import context_length, read_rope
 from tests.models import tiny
@@ -105,6 +109,74 @@ def test_dynamic_scaling_stretches_as_far_as_is_asked(asked: int | None, length:
 def test_bad_settings_are_named(settings: dict[str, Any], named: str):
     with pytest.raises(CheckpointError, match=named):
         read_rope(Fields({**CONFIG, "rope_parameters": settings}), 8)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "dim"),
+    [
+        ("qwen2_vl.Qwen2VL", {"mrope_section": [4, 6, 6]}, 32),
+        ("qwen2_vl.Qwen2VL", {"mrope_section": [2, 3, 3], "rope_theta": 1_000_000.0}, 16),
+        ("qwen3_vl.Qwen3VL", {"mrope_section": [24, 20, 20], "mrope_interleaved": True}, 128),
+        ("qwen3_vl.Qwen3VL", {"mrope_section": [6, 5, 5], "mrope_interleaved": True}, 32),
+        ("qwen3_5.Qwen3_5", {"mrope_section": [3, 3, 2], "interleaved": True, "partial_rotary_factor": 0.25}, 64),
+    ],
+)
+def test_positions_of_several_axes(family: str, settings: dict[str, Any], dim: int):
+    """The tables of transformers, whose modules lay the axes' parts side by side, or in turns."""
+    settings = {"rope_type": "default", "rope_theta": 10_000.0, **settings}
+    name, _, family = family.partition(".")
+    module = import_module(f"transformers.models.{name}.modeling_{name}")
+    embedding = "RotaryEmbedding" if family == "Qwen2VL" else "TextRotaryEmbedding"
+    kind = getattr(transformers, f"{family}TextConfig")
+    config = kind(
+        head_dim=dim, hidden_size=4 * dim, num_attention_heads=4, num_key_value_heads=2, **CONFIG,
+        rope_parameters=dict(settings),
+    )  # fmt: skip
+    positions = torch.randint(0, 60, (3, 11), generator=torch.Generator().manual_seed(0))
+    cos, sin = getattr(module, family + embedding)(config)(torch.zeros(1), positions[:, None])
+    rotary = Rotary(read_rope(Fields({**CONFIG, "rope_parameters": settings}), dim, axes=True), 64)
+    frequencies, axes = rotary.beside(positions)
+    ours, signed = rope_tables(positions, frequencies, rotary.rope.attention_factor, axes)
+    torch.testing.assert_close(ours[:, 0], cos[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(signed[:, 0].abs(), sin[0].abs(), rtol=1e-5, atol=1e-5)
+
+
+def test_sections_of_old_files_and_of_text():
+    """Old files name the kind after the sections; who takes no media has one axis, whatever the file says."""
+    sections = {"mrope_section": [1, 2, 1]}
+    new = Fields({**CONFIG, "rope_parameters": {"rope_type": "default", "rope_theta": 7.0, **sections}})
+    old = Fields({**CONFIG, "rope_theta": 7.0, "rope_scaling": {"type": "mrope", **sections}})
+    assert read_rope(new, 8, axes=True) == read_rope(old, 8, axes=True)
+    assert read_rope(new, 8, axes=True).axes == (0, 1, 1, 2)
+    assert read_rope(new, 8).axes == read_rope(Fields(CONFIG), 8, axes=True).axes == ()
+    turns = {"rope_type": "yarn", "factor": 2.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    stretched = read_rope(Fields({**CONFIG, "rope_parameters": turns}), 8, axes=True)
+    assert (stretched.kind, stretched.axes) == ("yarn", (0, 1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"mrope_section": [1, 2, 2]}, r"\[1, 2, 2\], 5 pairs; allowed: counts of 1 and more, 4 in all"),
+        ({"mrope_section": [4, 0, 0]}, "counts of 1 and more"),
+        ({"mrope_section": [5, -1]}, "counts of 1 and more"),
+        ({"mrope_section": "1, 2, 1"}, "a list of integers"),
+        ({"mrope_section": [1, 2, 1], "mrope_interleaved": True}, r"\[1, 2, 1\], which do not take turns"),
+    ],
+)
+def test_sections_that_do_not_fit_are_named(settings: dict[str, Any], problem: str):
+    with pytest.raises(CheckpointError, match=f"mrope_section.*{problem}"):
+        read_rope(Fields({**CONFIG, "rope_parameters": settings}), 8, axes=True)
+
+
+def test_a_model_has_the_axes_of_its_rotation():
+    config = {
+        "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48, "vocab_size": 50,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 2, 1]}, **CONFIG,
+    }  # fmt: skip
+    blueprint = Blueprint.read(Fields(config), resolve_kernels(KernelContext("cpu", "float32")), torch.float32)
+    assert blueprint.decoder(rotary=blueprint.rotary(axes=True)).position_axes == 3
+    assert blueprint.decoder().position_axes == 1
 
 
 class TestDynamic:
