@@ -137,3 +137,19 @@ def test_masked_rows_do_not_depend_on_their_mates(isa, kv_type, window):
         single = attend(Case(((queries, context),), 4, 2, 16, 16, 16), alone, kv_type)
         assert torch.equal(single, whole[begin : begin + queries])
         begin += queries
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slots", "kind"),
+    [(torch.float32, 5, torch.int64), (torch.float32, 3, torch.int64), (torch.bfloat16, 4, torch.int64),
+     (torch.float32, 4, torch.int32)],
+)  # fmt: skip
+def test_entries_have_a_slot_each(dtype, slots, kind):
+    """An encoder's too, which are written beside the steps; slots behind the last would be read otherwise."""
+    slot, still = torch.arange(slots, dtype=kind), (torch.ones(4, 1, 2), torch.zeros(4, 1, 2))
+    cache = ops.make_cache("float32", 4, 16, 2, 8, 8)
+    with pytest.raises(ValueError, match=r"\(4, 48\) for slots .*; allowed are float32, and one int64 slot a row"):
+        ops.rope_and_cache_write(torch.zeros(4, 48, dtype=dtype), *still, slot, cache)
+    latent = ops.make_cache("float32", 4, 16, 1, 12, 8)
+    with pytest.raises(ValueError, match=r"\(4, 12\) for slots .*; allowed are float32, and one int64 slot a row"):
+        ops.latent_cache_write(torch.zeros(4, 12, dtype=dtype), torch.ones(8), 1e-6, *still, slot, latent)

@@ -249,6 +249,17 @@ def _buffers(tape: Recording, cache: KvTensors) -> Any:
     return native.library().KvBuffers(cache.layout, tape.constant(cache.key), tape.constant(cache.value))
 
 
+def _target(tape: Recording, x: Any, slot: Any) -> int:
+    """The cache group that entries go to; tensors are looked at, since they may come from outside of a step."""
+    if not isinstance(tape, Eager):
+        return int(slot.group)
+    if x.dtype != torch.float32 or slot.dtype != torch.int64 or slot.shape != x.shape[:1]:
+        given = f"{x.dtype} {tuple(x.shape)} for slots {slot.dtype} {tuple(slot.shape)}".replace("torch.", "")
+        raise ValueError(f"entries for the cache are {given}; allowed are float32, and one int64 slot a row")
+    tape.step.set_group(0, 0, 0, slot.data_ptr())
+    return 0
+
+
 def rope_and_cache_write(
     qkv: Any,
     cos: Any,
@@ -260,9 +271,7 @@ def rope_and_cache_write(
     head_norm: str = "each",
 ) -> Any:
     tape, layout = tape_of(qkv), cache.layout
-    if isinstance(tape, Eager):
-        tape.step.set_group(0, 0, 0, slot.data_ptr())
-    group = slot.group if isinstance(slot, Handle) else 0
+    group = _target(tape, qkv, slot)
     keys = layout.heads * layout.key_dim
     heads = (width_of(qkv) - keys - layout.heads * layout.value_dim) // layout.key_dim
     query = tape.new(heads * layout.key_dim)
@@ -291,9 +300,7 @@ def latent_cache_write(
     x: Any, norm: Tensor, eps: float, cos: Any, sin: Any, slot: Any, cache: KvTensors, interleaved: bool = False
 ) -> None:
     tape = tape_of(x)
-    if isinstance(tape, Eager):
-        tape.step.set_group(0, 0, 0, slot.data_ptr())
-    group = slot.group if isinstance(slot, Handle) else 0
+    group = _target(tape, x, slot)
     tables = _tables(tape, cos, sin, interleaved)
     tape.program.latent_write(tape.index(x), tape.index(norm), eps, *tables, group, _buffers(tape, cache))
     tape.done()
