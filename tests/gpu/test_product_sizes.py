@@ -25,6 +25,7 @@ from tests.kernels.triton.compare_linear import (
 from tests.kernels.triton.compare_pointwise import compare_pointwise
 from tests.kernels.triton.compare_sampling import (
     compare_errors,
+    compare_followers,
     compare_logprobs,
     compare_sampling,
     compare_tokens_left_on_the_device,
@@ -107,4 +108,5 @@ def test_sampling(device: str, sizes: Sizes) -> None:
             compare_sampling(device, kind, 2, vocabulary)
         compare_logprobs(device, True, vocabulary)
     compare_errors(device)
+    compare_followers(device)
     compare_tokens_left_on_the_device(device)
