@@ -154,9 +154,10 @@ class Scorer:
         span = ScheduledTokens(0, 0, tokens, len(tokens), 0, sample=False, new_blocks=empty)
         self._executor.forward(self._builder.build([span], range(len(tokens))))
         targets = torch.tensor(tokens)
-        for start in range(window.first - 1, len(tokens) - 1, _LOGIT_ROWS):
-            rows = torch.arange(start, min(start + _LOGIT_ROWS, len(tokens) - 1))
-            yield self._executor.logits(rows).cpu(), targets[rows + 1]
+        last = len(tokens) - 1
+        for start in range(window.first - 1, last, _LOGIT_ROWS):
+            rows = np.arange(start, min(start + _LOGIT_ROWS, last), dtype=np.int64)
+            yield self._executor.logits(rows).cpu(), targets[torch.from_numpy(rows + 1)]
 
     def run(self, window: Window) -> None:
         """Runs a stretch and its logits; nothing is returned, whoever listens to ops has what it needs."""

@@ -12,10 +12,11 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from penstock.kernels import cpu, onednn, reference, triton
+from penstock.kernels import onednn, reference, triton
 from penstock.kernels.adapters import Adapted, AdapterSlots, ExpertAdapters
 from penstock.kernels.cache import KvTensors, StateRows
 from penstock.kernels.canonical import Canonical
+from penstock.kernels.cpu.implementations import implementations as native_implementations
 from penstock.kernels.registry import Choice, KernelContext, choose
 from penstock.kernels.sampling import SamplingKernel
 
@@ -697,7 +698,7 @@ def resolve_kernels(context: KernelContext) -> KernelSet:
     """
     declared = tuple(field.name for field in fields(KernelSet) if field.name != "choices")
     available = (
-        *cpu.implementations(declared),
+        *native_implementations(declared),
         *onednn.implementations(),
         *triton.implementations(context.device, declared),
         *reference.implementations(declared),

@@ -77,6 +77,32 @@ class Event:
             self._event.synchronize()
 
 
+class DevicePlace:
+    """A device on which steps are computed with torch; as `runtime.places.Place`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_cpu = device.type == "cpu"  # saves a call for each of a step's tensors
+
+    def put(self, array: npt.NDArray[Any]) -> Tensor:
+        """As Place."""
+        return torch.from_numpy(array) if self._on_cpu else upload(array, self._device)
+
+    def tensor(self, values: Tensor) -> Tensor:
+        """As Place."""
+        return values
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """As Place."""
+        with device_errors(), torch.inference_mode():
+            yield
+
+    def end(self) -> Event:
+        """As Place."""
+        return Event(self._device)
+
+
 @contextmanager
 def device_errors() -> Iterator[None]:
     """Raises EngineDeadError for errors of a device, after which nothing can be computed there by this process.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from penstock.kernels.adapters import check_adapters
-from penstock.kernels.cache import KvTensors
+    from penstock.kernels.cache import KvTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,8 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.adapter_slot is not None:
+            from penstock.kernels.adapters import check_adapters  # and torch with it
+
             check_adapters(self.adapter_slot, self.adapter_scale)
 
 

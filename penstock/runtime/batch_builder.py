@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from penstock.core.protocol import NewSequence, ScheduledTokens
-from penstock.kernels.copies import upload
 from penstock.layers.batch import Batch, GroupTables, Injection, MaskKind
+from penstock.runtime.places import place_of
+
+if TYPE_CHECKING:
+    import torch
 
 Numbers = npt.NDArray[np.int64]
 
@@ -85,7 +87,8 @@ class BatchBuilder:
     Attributes:
         tables: per group [max_rows, max_blocks] int32, block ids by row and logical block.
         block_size: tokens in a block.
-        device: of the batches.
+        device: of the batches; None for arrays.
+        place: where that is.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class BatchBuilder:
         max_rows: int,
         max_blocks: int,
         block_size: int,
-        device: torch.device,
+        device: torch.device | None,
         traits: BatchTraits = PLAIN,
     ) -> None:
         self._mask = traits.mask
@@ -104,7 +107,8 @@ class BatchBuilder:
         self._places = PlacesOfSlots(max_rows, traits.axes) if traits.axes > 1 else None
         self.block_size = block_size
         self.device = device
-        self._on_cpu = device.type == "cpu"  # saves a call for each of a step's tensors
+        self.place = place_of(device)
+        self._tensor = self.place.put
         self.tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
         self._used = [[0] * max_rows for _ in range(num_groups)]
         self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has returned
@@ -141,7 +145,7 @@ class BatchBuilder:
     def samples(self) -> torch.Tensor:
         """[max_rows + 1] int64 on the device: each slot's last sample, then a 0. Once used, samples stay there."""
         if self._samples is None:
-            self._samples = torch.zeros(len(self._last) + 1, dtype=torch.int64, device=self.device)
+            self._samples = self._tensor(np.zeros(len(self._last) + 1, np.int64))
         return self._samples
 
     def sources(self, tokens: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -220,7 +224,7 @@ class BatchBuilder:
             state_slot=self._tensor(rows),
             state_after=None if len(tokens) == count else self._states_after(spans),
             adapter_slot=None if adapters is None else self._tensor(adapters),
-            adapter_scale=None if adapters is None else torch.ones(adapters.shape, device=self.device),
+            adapter_scale=None if adapters is None else self._tensor(np.ones(adapters.shape, np.float32)),
             masks=() if self._mask is MaskKind.CAUSAL else (self._mask,) * count,
             token_types=None if self._second is None else self._types(self._second[token_rows], positions),
             injected=injected,
@@ -248,13 +252,13 @@ class BatchBuilder:
         last = self._last
         return [token if token >= 0 else last[-1 - token] for span in spans for token in span.tokens]
 
-    def _token_ids(self, tokens: list[int]) -> torch.Tensor:
+    def _token_ids(self, tokens: list[int]) -> Any:
         if self._samples is None or min(tokens) >= 0:
             return self._tensor(np.array(tokens, np.int64))
         places, known = map(self._tensor, self.sources(tokens))
         return self._samples[places].add_(known)
 
-    def _states_after(self, spans: Sequence[ScheduledTokens]) -> torch.Tensor | None:
+    def _states_after(self, spans: Sequence[ScheduledTokens]) -> Any:
         """The slot that each token's state goes to, where spans have drafts.
 
         States behind tokens before the last known one are in the way of nobody where that one's is to be.
@@ -268,7 +272,7 @@ class BatchBuilder:
             after += places
         return self._tensor(np.array(after, np.int64))
 
-    def _types(self, second: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _types(self, second: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Any:
         """1 for tokens at or behind the position where their row's second text begins, if there is one."""
         return self._tensor(((second > 0) & (positions >= second)).astype(np.int64))
 
@@ -276,6 +280,3 @@ class BatchBuilder:
         used = self._used[group][slot]
         self.tables[group][slot, used : used + len(blocks)] = blocks
         self._used[group][slot] = used + len(blocks)
-
-    def _tensor(self, array: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array) if self._on_cpu else upload(array, self.device)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.kernels.copies import upload
 from penstock.kernels.cpu import native, recording
-from penstock.kernels.cpu.ops import mask_kinds
 from penstock.layers.batch import Batch, GroupTables, Injection, LayerCache
 from penstock.layers.part import WHOLE, LayerStates, ModelPart, PartOutput
 from penstock.models.registry import Model
+from penstock.runtime.replay import Rows, run_batch
 
 
 class Executor(Protocol):
@@ -42,8 +43,8 @@ class Executor(Protocol):
     def hidden(self) -> Tensor:
         """The step's final hidden states of its `logit_rows`, [L, hidden_size]; valid until the next step."""
 
-    def logits(self, rows: Tensor | None = None) -> Tensor:
-        """Logits [n, vocab] float32 of the last `logit_rows[rows]`, rows [n] int64 or all; valid until the next."""
+    def logits(self, rows: Rows | None = None) -> Tensor:
+        """Logits [n, vocab] float32 of the last `logit_rows[rows]`, rows [n] or all; valid until the next."""
 
 
 class EagerExecutor:
@@ -77,11 +78,11 @@ class EagerExecutor:
         assert self._output is not None and self._part.end is None
         return self._output.states.hidden
 
-    def logits(self, rows: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Rows | None = None) -> Tensor:
         hidden = self.hidden()
         if rows is None:
             return self._model.logits(hidden, torch.arange(len(hidden), device=hidden.device))
-        return self._model.logits(hidden, upload(rows.numpy(), hidden.device))
+        return self._model.logits(hidden, upload(np.asarray(rows), hidden.device))
 
 
 class RecordedExecutor:
@@ -95,10 +96,13 @@ class RecordedExecutor:
         max_logit_rows: int,
         fast: bool = False,
         part: ModelPart = WHOLE,
+        *,
+        kept: bool = False,
     ) -> None:
+        """`kept`: journals of the recordings are made, for later starts."""
         self.fast = fast
         self._part = part
-        body = recording.Recording(fast)
+        body = recording.Recording(fast, kept=kept)
         batch = _symbolic(body, 1 + max(cache.group for cache in caches))
         self._inputs = _inputs(model, caches, part, max_tokens)
         given = None if self._inputs is None else self._inputs.each(body.input)
@@ -108,12 +112,12 @@ class RecordedExecutor:
         body.finish(output.states.hidden, max_tokens, max_tokens)
         self._body, self._output = body, output
         self._tokens = self._rows = 0
-        head = recording.Recording(fast)
+        head = recording.Recording(fast, kept=kept)
         if model.head is not None and part.end is None:
             head.finish(model.logits(head.result_of(body, output.states.hidden), head.logit_index), 0, max_logit_rows)
         self._head = head
         self._max_logit_rows = max_logit_rows
-        self._all = torch.arange(max_tokens)
+        self._all: Rows = np.arange(max_tokens, dtype=np.int64)
         arena = (body.arena_bytes + head.arena_bytes) >> 20
         self.describe = f"recorded: {body.num_ops + head.num_ops} native ops in an arena of {arena} MiB"
 
@@ -123,23 +127,12 @@ class RecordedExecutor:
             assert given is not None
             for memory, states in zip(self._inputs.tensors(), given.tensors(), strict=True):
                 memory[: self._tokens] = states
-        self._body.run(
-            batch.token_ids,
-            batch.positions,
-            batch.query_start,
-            batch.context_len,
-            batch.prompt_tokens,
-            groups=[(group.block_table, group.slot, group.context_len) for group in batch.groups],
-            logit_rows=batch.logit_rows,
-            state_slot=batch.state_slot,
-            state_after=batch.state_after,
-            adapter_slot=batch.adapter_slot,
-            adapter_scale=batch.adapter_scale,
-            masks=mask_kinds([mask.value for mask in batch.masks]),
-            spans=batch.spans,
-            token_types=batch.token_types,
-            injected=None if batch.injected is None else (batch.injected.rows, batch.injected.values),
-        )
+        run_batch(self._body, batch)
+
+    @property
+    def recordings(self) -> tuple[recording.Recording, recording.Recording]:
+        """Of the forward pass, and of logits."""
+        return self._body, self._head
 
     def states(self) -> LayerStates:
         return self._output.states.each(self._read)
@@ -157,13 +150,15 @@ class RecordedExecutor:
         assert self._part.end is None
         return self._body.result(self._rows)
 
-    def logits(self, rows: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Rows | None = None) -> Tensor:
         assert self._part.end is None
         if rows is None:
             rows = self._all[: self._rows]
-        if len(rows) <= self._max_logit_rows:
+        most = self._max_logit_rows
+        if len(rows) <= most:
             return self._head.run_rows(rows)
-        return torch.cat([self._head.run_rows(part).clone() for part in torch.split(rows, self._max_logit_rows)])
+        parts = (rows[begin : begin + most] for begin in range(0, len(rows), most))
+        return torch.cat([self._head.run_rows(part).clone() for part in parts])
 
 
 def _inputs(model: Model, caches: Sequence[LayerCache], part: ModelPart, max_tokens: int) -> LayerStates | None:
@@ -206,6 +201,8 @@ def make_executor(
     max_logit_rows: int,
     fast: bool = False,
     part: ModelPart = WHOLE,
+    *,
+    kept: bool = False,
 ) -> Executor:
     """The fastest executor that can run this model.
 
@@ -216,8 +213,9 @@ def make_executor(
         max_logit_rows: most rows whose logits are made at once.
         fast: multiply tokens by their kind, if steps can be recorded and the instruction set has two ways.
         part: the layers that are run, and the hidden states that are kept.
+        kept: journals of recordings are made.
     """
     try:
-        return RecordedExecutor(model, caches, max_tokens, max_logit_rows, fast and native.two_ways(), part)
+        return RecordedExecutor(model, caches, max_tokens, max_logit_rows, fast and native.two_ways(), part, kept=kept)
     except recording.NotRecordableError as reason:
         return EagerExecutor(model, caches, str(reason), part)

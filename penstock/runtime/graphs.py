@@ -188,6 +188,7 @@ class DecodeGraphs:
         self.failed: set[int] = set()
         self._asked = self._answered = 0
         self._next = 0.0
+        assert builder.device is not None  # what is recorded are steps of torch
         self._device = builder.device
         self._free_row, self._width = builder.tables[0].shape  # behind the last slot; it has null blocks
         self._free_state = next((len(cache.state[0]) for cache in caches if cache.state), 0) - 1

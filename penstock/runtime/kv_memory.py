@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from penstock.core.kv.cache_spec import CacheSpec, group_layers
 from penstock.core.protocol import CacheOp, CacheOpKind
-from penstock.kernels.api import KernelSet
 from penstock.kernels.cache import KvTensors
 from penstock.layers.batch import LayerCache
+
+if TYPE_CHECKING:
+    from penstock.kernels.api import MakeCache
+
+
+class CacheMaker(Protocol):
+    """Kernels, or the part of them that makes caches."""
+
+    @property
+    def make_cache(self) -> MakeCache:
+        """The op of that name."""
 
 
 class KVMemory:
@@ -19,20 +29,21 @@ class KVMemory:
 
     def __init__(
         self,
-        kernels: KernelSet,
+        kernels: CacheMaker,
         specs: Sequence[CacheSpec],
         num_blocks: Sequence[int],
         block_size: int,
         *,
         kv_types: Sequence[str] = (),
-        device: str = "cpu",
+        device: str | None = "cpu",
         state_slots: int = 1,
         shared: bool = False,
     ) -> None:
         """Allocates it.
 
         Args:
-            kernels, specs, num_blocks, block_size, device: of the model and its plan.
+            kernels, specs, num_blocks, block_size: of the model and its plan.
+            device: of torch; None for arrays on the host.
             kv_types: the layers' types; without them all keep float32.
             state_slots: of recurrent layers.
             shared: layers of a group take turns in one memory, since nothing is read after its layer has been computed.
@@ -44,8 +55,8 @@ class KVMemory:
         kept: dict[tuple[object, ...], KvTensors] = {}
         for layer, spec in enumerate(specs):
             if spec.state:
-                arrays = tuple(torch.zeros(state_slots, *shape, device=device) for shape in spec.state)
-                nothing = torch.empty(0, device=device)
+                arrays = tuple(_zeros((state_slots, *shape), device) for shape in spec.state)
+                nothing = _zeros((0,), device)
                 self.caches.append(LayerCache(len(groups), KvTensors(nothing, nothing), arrays))
                 continue
             group = group_of[layer]
@@ -59,12 +70,12 @@ class KVMemory:
                     spec.num_kv_heads,
                     spec.key_dim,
                     spec.value_dim,
-                    device,
+                    device or "cpu",
                     spec.latent,
                 )
             self.caches.append(LayerCache(group, kept[place]))
         self._members = [[self.caches[layer].kv for layer in group.layers] for group in groups]
-        self._states: list[Tensor] = [array for cache in self.caches for array in cache.state]
+        self._states: list[Any] = [array for cache in self.caches for array in cache.state]
 
     def apply(self, op: CacheOp) -> None:
         """Runs one cache operation.
@@ -86,3 +97,12 @@ class KVMemory:
         self.caches.clear()
         self._members.clear()
         self._states.clear()
+
+
+def _zeros(shape: tuple[int, ...], device: str | None) -> Any:
+    """Of float32: a tensor on the device, an array without one."""
+    if device is None:
+        return np.zeros(shape, np.float32)
+    import torch
+
+    return torch.zeros(shape, device=device)

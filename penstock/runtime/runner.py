@@ -6,23 +6,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
-from penstock.kernels.copies import Event, device_errors, upload
 from penstock.runtime.batch_builder import BatchBuilder
 from penstock.runtime.drafter import Drafter, Drafting
-from penstock.runtime.executor import Executor
-from penstock.runtime.graphs import DecodeGraphs
-from penstock.runtime.guidance import share
 from penstock.runtime.kv_memory import KVMemory
-from penstock.runtime.media import NOTHING_ENCODED, Encoded, MediaError, MediaStore
-from penstock.runtime.pooling import Pooled, Pooler
+from penstock.runtime.late_pooling import LatePooler
 from penstock.runtime.sampler import Draw, PromptScores, Sampler, SamplingHandle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.kernels.copies import Event
+    from penstock.runtime.executor import Executor
+    from penstock.runtime.graphs import DecodeGraphs
+    from penstock.runtime.media import Encoded, MediaStore
+    from penstock.runtime.pooling import Pooled, Pooler
+    from penstock.runtime.replay import ReplayExecutor
 
 PROMPT_LOGIT_ROWS = 128  # logits of scored prompts are computed that many at a time: [128, vocab] float32
 
@@ -110,7 +114,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Executor | ReplayExecutor,
         memory: KVMemory,
         sampler: Sampler,
         builder: BatchBuilder,
@@ -123,24 +127,23 @@ class ModelRunner:
         self._memory = memory
         self._sampler = sampler
         self._builder = builder
-        self._pooler = others.pooler or Pooler(None)
+        self._pooler = others.pooler or LatePooler()
+        self._place = builder.place
         self._drafting = Drafting(others.drafter)
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
         self._new: dict[int, NewSequence] = {}
         self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted, those in flight included
 
-    @torch.inference_mode()
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         if self._sampler.on_device:
-            with device_errors():
+            with self._place.guard():
                 self._in_flight.append(self._launch(plan, masks))
         else:
             self._queue.append((plan, masks))
 
-    @torch.inference_mode()
     def sample(self, step: int) -> StepResult:
-        with device_errors():
+        with self._place.guard():
             launched = self._in_flight.popleft() if self._in_flight else self._launch_oldest()
             if launched.step != step:
                 raise ValueError(f"step {step} was asked for while step {launched.step} is the oldest outstanding")
@@ -149,8 +152,11 @@ class ModelRunner:
                 self._graphs.capture_missed()
         return result
 
-    @torch.inference_mode()
     def prepare(self) -> bool:
+        with self._place.guard():
+            return self._prepare()
+
+    def _prepare(self) -> bool:
         if self._new and self._warm_up is not None and self._warm_up():  # not before the first answer
             return True
         if self._graphs is None:
@@ -173,7 +179,7 @@ class ModelRunner:
         wanted = self._wanted(plan)
         logits, built = self._replay(plan, wanted), started
         if logits is None:
-            batch = self._builder.build(plan.scheduled, wanted.tokens, encoded.injection)
+            batch = self._builder.build(plan.scheduled, wanted.tokens, None if encoded is None else encoded.injection)
             built = perf_counter()
             self._executor.forward(batch)
             logits = self._logits(wanted) if wanted.draws else None
@@ -182,7 +188,7 @@ class ModelRunner:
         begun = (self._launch_pooled(span, places) for span, places in wanted.pooled)
         pooled = [one for one in begun if one is not None]
         scored = [(entry.slot, list(self._score(entry))) for entry in wanted.scored]
-        end = None if draws or pooled or scored else Event(self._builder.device)
+        end = None if draws or pooled or scored else self._place.end()
         return _InFlightStep(
             plan.step,
             draws,
@@ -191,7 +197,7 @@ class ModelRunner:
             pooled,
             scored,
             end,
-            {**encoded.failed, **refused},
+            {**(encoded.failed if encoded else {}), **refused},
             built - started,
             computed - built,
         )
@@ -239,10 +245,10 @@ class ModelRunner:
             return None
         return self._graphs.run(plan.scheduled)
 
-    def _logits(self, wanted: _Wanted) -> Tensor:
+    def _logits(self, wanted: _Wanted) -> Any:
         """Logits of the tokens to sample after; mostly these are all that were computed."""
         every = len(wanted.draws) == len(wanted.tokens)
-        return self._executor.logits(None if every else torch.tensor(wanted.draws))
+        return self._executor.logits(None if every else np.array(wanted.draws, np.int64))
 
     def abort(self) -> None:
         self._queue.clear()
@@ -265,12 +271,7 @@ class ModelRunner:
             self._new[new.slot] = new
             self._known[new.slot] = len(new.prompt_ids) + len(new.generated_ids)
             self._sampler.add_row(new)
-            places = None
-            try:
-                places = None if self.media is None else self.media.add_row(new)
-            except MediaError as error:
-                refused[new.slot] = str(error)  # it is computed with others in this step, and ends with it
-            self._builder.add_row(new, places)
+            self._builder.add_row(new, None if self.media is None else _places(self.media, new, refused))
             self._pooler.add_row(new)
             self._drafting.add_row(new)
         return refused
@@ -282,10 +283,12 @@ class ModelRunner:
             self._sampler.release_row(slot)
             self._drafting.release_row(slot)
 
-    def _encode(self, plan: StepPlan) -> Encoded:
-        """What media give a step. Without a store none of them can be encoded."""
+    def _encode(self, plan: StepPlan) -> Encoded | None:
+        """What media give a step, if there are any. Without a store none of them can be encoded."""
         if not plan.encoder_work and not (self.media and self.media.broken):
-            return NOTHING_ENCODED
+            return None
+        from penstock.runtime.media import Encoded
+
         if self.media is None:
             why = "the model takes no media."
             return Encoded(None, {work.slot: why for work in plan.encoder_work})
@@ -326,11 +329,12 @@ class ModelRunner:
         return wanted
 
     def _launch_pooled(self, span: ScheduledTokens, places: slice) -> Pooled | None:
-        hidden = self._executor.hidden()[places]
-        return self._pooler.begin(span, hidden, lambda: self._executor.logits(torch.tensor([places.stop - 1])))
+        tensor, executor = self._place.tensor, self._executor
+        row = np.array([places.stop - 1], np.int64)
+        return self._pooler.begin(span, tensor(executor.hidden())[places], lambda: tensor(executor.logits(row)))
 
     def _draw(
-        self, plan: StepPlan, logits: Tensor | None, masks: Any
+        self, plan: StepPlan, logits: Any, masks: Any
     ) -> tuple[list[Draw], SamplingHandle | None, tuple[tuple[int, int], ...]]:
         """Begins to sample, once the step's masks are made; the draws, and who follows them."""
         if logits is None:
@@ -340,16 +344,20 @@ class ModelRunner:
             Draw(span.slot, span.start + len(span.tokens) - span.draft_tokens, span.drafts if span.draft_tokens else ())
             for span in sampled
         ]
-        shared = share(logits, draws, plan.guidance)
-        draws, followers = shared.draws, shared.followers
+        followers: tuple[tuple[int, int], ...] = ()
+        if plan.guidance:
+            from penstock.runtime.guidance import share
+
+            shared = share(self._place.tensor(logits), draws, plan.guidance)
+            logits, draws, followers = shared.logits, shared.draws, shared.followers
         rows = [draw.slot for draw in draws]
         words = None if masks is None else masks.of([draw.slot for draw in draws for _ in range(len(draw.drafts) + 1)])
-        samples = self._sampler.begin(shared.logits, draws, words, followers)
+        samples = self._sampler.begin(logits, draws, words, followers)
         last = samples.last
         if last is not None:
             self._builder.keep_samples(rows, last)
         if last is not None and followers:
-            taken = upload(np.array([index for _, index in followers], np.int64), last.device)
+            taken = self._place.put(np.array([index for _, index in followers], np.int64))
             self._builder.keep_samples([slot for slot, _ in followers], last.index_select(0, taken))
         for row in (*rows, *(slot for slot, _ in followers)):
             self._known[row] += 1
@@ -359,8 +367,19 @@ class ModelRunner:
         for begin in range(0, len(entry.targets), PROMPT_LOGIT_ROWS):
             targets = entry.targets[begin : begin + PROMPT_LOGIT_ROWS]
             start = entry.first + begin
-            logits = self._executor.logits(torch.arange(start, start + len(targets)))
+            logits = self._executor.logits(np.arange(start, start + len(targets), dtype=np.int64))
             yield self._sampler.begin_prompt_logprobs(logits, targets, entry.top)
+
+
+def _places(media: MediaStore, new: NewSequence, refused: dict[int, str]) -> npt.NDArray[np.int64] | None:
+    """The positions of a sequence with media; one whose media are wrong is entered in `refused`."""
+    from penstock.runtime.media import MediaError
+
+    try:
+        return media.add_row(new)
+    except MediaError as error:
+        refused[new.slot] = str(error)  # it is computed with others in this step, and ends with it
+        return None
 
 
 def _targets(new: NewSequence, span: ScheduledTokens) -> tuple[int, ...]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from penstock.core.protocol import NewSequence, TokenLogprobs
-from penstock.kernels.copies import upload
 from penstock.kernels.sampling import ROW_ERRORS, LogprobTable, RowSettings, SamplingKernel, first_places
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Draw(NamedTuple):
@@ -200,7 +200,7 @@ class Sampler:
 
     def begin(
         self,
-        logits: Tensor,
+        logits: Any,
         draws: Sequence[Draw],
         masks: npt.NDArray[np.uint32] | None = None,
         followers: Sequence[tuple[int, int]] = (),
@@ -253,7 +253,7 @@ class Sampler:
         return SamplingHandle(None, rows, starts, lambda: found, scored, table)
 
     def sample(
-        self, logits: Tensor, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
+        self, logits: Any, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
     ) -> list[RowSample]:
         """As `begin`, and waits."""
         return self.begin(logits, draws, masks).wait()
@@ -262,7 +262,7 @@ class Sampler:
         """Begins to compute the log-probabilities that rows `scored` ask for."""
         top = min(max(rows[i].logprobs or 0 for i in scored), self.vocab_size)
         if len(scored) < len(values):
-            places = upload(np.array(scored), chosen.device) if self._kernel.on_device else scored
+            places = _there(np.array(scored), chosen) if self._kernel.on_device else scored
             values, chosen = values[places], chosen[places]
         return self._begin_table(values, chosen, top)
 
@@ -273,7 +273,7 @@ class Sampler:
         table = self._kernel.logprobs(values, targets, top)
         return lambda: table
 
-    def best_of_group(self, logits: Tensor, totals: Sequence[float], count: int) -> list[Candidate]:
+    def best_of_group(self, logits: Any, totals: Sequence[float], count: int) -> list[Candidate]:
         """One draw over a group of sequences: the most probable continuations of all of them together, best first.
 
         Of equal ones the earlier sequence's comes first, then the lower token.
@@ -287,7 +287,7 @@ class Sampler:
             raise ValueError(f"logits of shape {tuple(logits.shape)} for a group of {len(totals)}")
         values, most = self._as_taken(logits), min(count, self.vocab_size)
         zeros = np.zeros(len(totals), np.int64)
-        table = self._begin_table(values, upload(zeros, logits.device) if self._kernel.on_device else zeros, most)()
+        table = self._begin_table(values, _there(zeros, logits) if self._kernel.on_device else zeros, most)()
         found = [
             Candidate(index, token, logprob, total + logprob)
             for index, total in enumerate(totals)
@@ -296,7 +296,7 @@ class Sampler:
         ]
         return sorted(found, key=lambda one: (-one.total, one.sequence, one.token))[:count]
 
-    def begin_prompt_logprobs(self, logits: Tensor, target_ids: Sequence[int], top: int) -> PromptScores:
+    def begin_prompt_logprobs(self, logits: Any, target_ids: Sequence[int], top: int) -> PromptScores:
         """Begins to compute log-probabilities of known next tokens.
 
         Args:
@@ -309,23 +309,32 @@ class Sampler:
         targets = np.asarray(target_ids, np.int64)
         inside = (targets >= 0) & (targets < self.vocab_size)
         asked = np.where(inside, targets, 0)
-        chosen = upload(asked, logits.device) if self._kernel.on_device else asked
+        chosen = _there(asked, logits) if self._kernel.on_device else asked
         table = self._begin_table(self._as_taken(logits), chosen, min(top, self.vocab_size))
         return PromptScores(targets, inside, top, self.vocab_size, table)
 
-    def prompt_logprobs(self, logits: Tensor, target_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits: Any, target_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
         """As `begin_prompt_logprobs`, and waits: one entry a target."""
         return self.begin_prompt_logprobs(logits, target_ids, top).wait() if target_ids else []
 
-    def _as_taken(self, logits: Tensor) -> Any:
+    def _as_taken(self, logits: Any) -> Any:
         """Logits as the kernel takes them."""
-        return logits if self._kernel.on_device else logits.to("cpu", torch.float32).contiguous().numpy()
+        if self._kernel.on_device or isinstance(logits, np.ndarray):
+            return logits
+        return logits.cpu().float().contiguous().numpy()
 
     def _row(self, row: int) -> _Row:
         found = self._rows[row]
         if found is None:
             raise ValueError(f"row {row} is not in the batch")
         return found
+
+
+def _there(array: npt.NDArray[Any], beside: Tensor) -> Tensor:
+    """The array on the device of a tensor."""
+    from penstock.kernels.copies import upload
+
+    return upload(array, beside.device)
 
 
 def _no_table() -> LogprobTable:

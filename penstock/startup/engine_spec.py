@@ -18,7 +18,7 @@ from penstock.core.kv.cache_spec import CacheGroup, CacheSpec, group_layers
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
-from penstock.kernels.cpu.ops import PACKING
+from penstock.kernels.cpu.packed import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder

@@ -114,7 +114,7 @@ class _Probe:
             with self._device:
                 batch = self._batch(begin, end)
             executor.forward(batch)
-        logits = executor.logits(torch.arange(PROBE_TOKENS - half))
+        logits = executor.logits(np.arange(PROBE_TOKENS - half, dtype=np.int64))
         return torch.log_softmax(logits, dim=1)
 
     def _batch(self, begin: int, end: int) -> Batch:

@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from penstock.config.arithmetic import ARITHMETIC_VERSION
-from penstock.kernels.cpu.ops import Packed
+from penstock.kernels.cpu.packed import Packed
 from penstock.layers.weight import Weight
 from penstock.weights.checkpoint import Checkpoint
 

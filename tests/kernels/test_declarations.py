@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from penstock.kernels import cpu, onednn, reference
+from penstock.kernels import onednn, reference
+from penstock.kernels.cpu import implementations as cpu
 from penstock.kernels.registry import Implementation, functions_of
 from tests.kernels.declarations import OPS, keeps_declaration
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.canonical import Affine, Blocks, Canonical, Codebook, Plain
 from penstock.kernels.cpu import native, ops, packing, recurrent
+from penstock.kernels.cpu.packed import Packed
 from penstock.kernels.segments import MAX_SEGMENTS, segment_ends
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.formats import FORMATS
@@ -61,7 +62,7 @@ def ranked(matrix: Canonical, x: Tensor, ends: list[int], ranks: int) -> Tensor:
             own = torch.zeros(len(x), edges[stop] - first)
             place = slice(edges[segment] - first, edges[segment + 1] - first)
             own[:, place] = x[:, edges[segment] : edges[segment + 1]]
-            part = ops.linear(own, ops.Packed((packed,)))
+            part = ops.linear(own, Packed((packed,)))
             total = part if total is None else total + part
     return total
 
@@ -79,7 +80,7 @@ def test_ranks_give_the_bits_of_one_process(product_isa: str, form: str) -> None
     generator = torch.Generator().manual_seed(4)
     for count in (1, 3, 7, 40):
         x = torch.randn(count, matrix.shape[1], generator=generator)
-        whole = ops.linear(x, ops.Packed((packed,)))
+        whole = ops.linear(x, Packed((packed,)))
         for ranks in (1, 2, 3):
             assert torch.equal(ranked(matrix, x, ends, ranks), whole), (count, ranks)
 

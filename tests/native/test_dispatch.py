@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.kernels import cpu
 from penstock.kernels import reference as torch_reference
+from penstock.kernels.cpu import implementations as cpu
 from penstock.kernels.cpu import native
 from penstock.kernels.reference import noise
 from penstock.kernels.reference import sampling as reference

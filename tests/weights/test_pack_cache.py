@@ -25,7 +25,7 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cpu import native
-from penstock.kernels.cpu.ops import PACKING
+from penstock.kernels.cpu.packed import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model
 from penstock.quant.tensor import StoredTensor

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cache import KvTensors
-from penstock.kernels.cpu.ops import MASKS, NativeAttentionPlan
+from penstock.kernels.cpu.ops import NativeAttentionPlan
 from penstock.kernels.cpu.recording import Handle, NotRecordableError
+from penstock.kernels.cpu.step_program import MASKS
 from penstock.kernels.key_scores import Scoring, SeenRows, summed_weights
 from penstock.kernels.reference.attention import visible
 

@@ -2,57 +2,27 @@
 
 from __future__ import annotations
 
-import mmap
-import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.kernels.adapters import Adapted, ExpertAdapters
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.canonical import Canonical
-from penstock.kernels.cpu import native, packing
+from penstock.kernels.cpu import packing
 from penstock.kernels.cpu.low_rank import adapter_uses
-from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, address, extent_of, tape_of, width_of
+from penstock.kernels.cpu.packed import Packed, block_bytes, kv_layout, zero_pages
+from penstock.kernels.cpu.recording import NONE, Eager, Handle, Recording, extent_of, tape_of, width_of
+from penstock.kernels.cpu.step_program import address, mask_kinds
 
-PACKING = "penstock-packed-3"  # changes whenever packed bytes do; PackedHeader's version in packing/packed.h
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "swigluoai", "relu", "relu2", "clip")
 HEAD_NORMS = ("each", "all", "layer", "rotated")
-MASKS = ("causal", "bidirectional", "cross", "spans")
 ROUTINGS = ("softmax_topk", "topk_softmax", "sigmoid_topk", "sparsemixer")
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A weight in native packing: matrices of equally many inputs, one below the other."""
-
-    parts: tuple[Any, ...]
-
-    def matrices(self) -> list[tuple[bytes, memoryview]]:
-        """Header and data of every matrix, for a file."""
-        return [(part.header, memoryview(part.data)) for part in self.parts]
-
-    @classmethod
-    def of_memory(cls, matrices: Iterable[tuple[bytes, int, Any]]) -> Packed:
-        """Matrices that lie in memory as `matrices` gave them: (header, address of the data, what keeps it there).
-
-        Raises:
-            ValueError: a header is damaged or of another version.
-        """
-        make = native.library().PackedMatrix.from_memory
-        return cls(tuple(make(header, address, owner) for header, address, owner in matrices))
-
-    @property
-    def rows(self) -> int:
-        return sum(part.rows for part in self.parts)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +42,7 @@ class NativeAttentionPlan:
     window: int
     chunked: bool
     tables: StepTables | None
-    masks: Tensor | None = None
+    masks: npt.NDArray[np.int32] | None = None
     spans: Tensor | None = None
 
 
@@ -246,7 +216,7 @@ def rope_tables(positions: Any, frequencies: Tensor, factor: float = 1.0, axes: 
 
 
 def _buffers(tape: Recording, cache: KvTensors) -> Any:
-    return native.library().KvBuffers(cache.layout, tape.constant(cache.key), tape.constant(cache.value))
+    return tape.buffers(cache.layout, cache.key, cache.value)
 
 
 def _target(tape: Recording, x: Any, slot: Any) -> int:
@@ -410,26 +380,16 @@ def make_cache(
     device: str = "cpu",
     latent: bool = False,
 ) -> KvTensors:
-    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim, latent)
-    key = _zero_pages(num_blocks, layout.key_block_bytes)
-    return KvTensors(key, _zero_pages(num_blocks, layout.value_block_bytes), layout, latent)
-
-
-def _zero_pages(num_blocks: int, block_bytes: int) -> Tensor:
-    """[num_blocks, block_bytes] uint8 of zeros, in huge pages if there are; untouched ones take no memory."""
-    kind = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    memory = mmap.mmap(-1, max(1, num_blocks * block_bytes), **kind)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)[: num_blocks * block_bytes].view(num_blocks, block_bytes)
+    layout = kv_layout(kv_type, block_size, num_kv_heads, key_dim, value_dim, latent)
+    sizes = layout.key_block_bytes, layout.value_block_bytes
+    key, value = (torch.from_numpy(zero_pages(num_blocks, size)) for size in sizes)
+    return KvTensors(key, value, layout, latent)
 
 
 def cache_block_bytes(
     kv_type: str, block_size: int, num_kv_heads: int, key_dim: int, value_dim: int, latent: bool = False
 ) -> int:
-    layout = native.library().KvLayout(kv_type, block_size, num_kv_heads, key_dim, value_dim, latent)
-    return int(layout.key_block_bytes + layout.value_block_bytes)
+    return block_bytes(kv_layout(kv_type, block_size, num_kv_heads, key_dim, value_dim, latent))
 
 
 def plan_attention(
@@ -449,11 +409,6 @@ def plan_attention(
     return NativeAttentionPlan(
         0, window or 0, chunked, StepTables(query_start, context_len, block_table), mask_kinds(masks), spans
     )
-
-
-def mask_kinds(masks: Sequence[str]) -> Tensor | None:
-    """Masks by number, one a row; None where there are none."""
-    return torch.tensor([MASKS.index(mask) for mask in masks], dtype=torch.int32) if masks else None
 
 
 def paged_attention(

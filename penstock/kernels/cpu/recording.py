@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.cpu import native
+from penstock.kernels.cpu.journal import Journal
+from penstock.kernels.cpu.step_program import Memory, StepProgram
 
 NONE = -1  # the value that stands for an absent input
 TOKENS, LOGIT_ROWS = "tokens", "logit_rows"
@@ -75,20 +76,22 @@ for _name in _OPERATORS:
     setattr(Handle, f"__{_name}__", _refuse(_name))
 
 
-class Recording:
+class Recording(StepProgram):
     """A program being recorded, then replayed. Ops append to `program`; `refs` keeps alive what it points to.
 
-    With `fast` runs go by level fast: tokens by their kind, logit rows all as generated ones.
+    Attributes:
+        journal: what was appended, for a later start; None where nobody keeps it.
     """
 
-    def __init__(self, fast: bool = False) -> None:
+    def __init__(self, fast: bool = False, *, kept: bool = False) -> None:
+        """`fast` as in StepProgram; `kept`: a journal is made."""
         if (reason := native.unavailable_reason()) is not None:
             raise NotRecordableError(reason)
-        self.fast = fast
-        self.program = native.library().Program()
+        super().__init__(native.library().Program(), fast)
+        self.journal = Journal(self.program) if kept else None
+        self.program = self.journal or self.program
         self.refs: list[Any] = []
         self.plans: dict[Any, int] = {}
-        self._step = native.library().StepInputs()
         self._result: Handle | None = None
         # Handles that stand where a batch has tensors, typed so; that of positions stands for all their axes.
         self.token_ids: Any = Handle(self, NONE, 1)
@@ -122,27 +125,45 @@ class Recording:
 
     def part(self, value: Any) -> Any:
         """The program's columns for a handle, a tensor [T, width] that may be a part of one, or None."""
-        make = native.library().Part
         if value is None:
-            return make(NONE, 0, 0)
+            return self._part(NONE, 0, 0)
         if isinstance(value, Handle):
             if value.tape is not self:
                 raise NotRecordableError("an activation of another program is used")
-            return make(value.index, value.offset, value.stride)
+            return self._part(value.index, value.offset, value.stride)
         if value.stride(1) != 1:
             raise NotRecordableError("a tensor whose columns do not lie side by side is given to an op")
-        self.refs.append(value)
-        return make(int(self.program.constant(value.data_ptr())), 0, value.stride(0))
+        return self._part(self._memory(value), 0, value.stride(0))
 
     def vector(self, tensor: Tensor) -> Any:
         """The program's columns for one row [width] that stands for all."""
-        return native.library().Part(self.constant(tensor), 0, 0)
+        return self._part(self.constant(tensor), 0, 0)
+
+    def buffers(self, layout: Any, key: Tensor, value: Tensor) -> Any:
+        """A cache's memory, laid out so, as ops take it."""
+        places = self.constant(key), self.constant(value)
+        made = native.library().KvBuffers(layout, *places)
+        if self.journal is not None:
+            self.journal.note(made, {"buffers": [layout, *places]})
+        return made
+
+    def _part(self, value: int, offset: int, stride: int) -> Any:
+        made = native.library().Part(value, offset, stride)
+        if self.journal is not None:
+            self.journal.note(made, {"part": [value, offset, stride]})
+        return made
+
+    def _memory(self, tensor: Tensor) -> int:
+        """The value that stands for a tensor's memory."""
+        self.refs.append(tensor)
+        if self.journal is not None:
+            self.journal.note_memory(tensor)
+        return int(self.program.constant(tensor.data_ptr()))
 
     def constant(self, tensor: Tensor) -> int:
         if not tensor.is_contiguous():
             raise NotRecordableError("a tensor that is not contiguous is given to an op")
-        self.refs.append(tensor)
-        return int(self.program.constant(tensor.data_ptr()))
+        return self._memory(tensor)
 
     def new(self, width: int, extent: str = TOKENS, dtype: torch.dtype = torch.float32) -> Any:
         """An activation [rows of the extent, width]."""
@@ -155,65 +176,29 @@ class Recording:
     def result_of(self, other: Recording, result: Any) -> Any:
         """A finished program's result as an input of this one."""
         self.refs.append(other)
-        address = other.program.address(other.index(result))
-        return Handle(self, int(self.program.constant(address)), result.width)
+        value = other.index(result)
+        place = other.program.address(value)
+        if self.journal is not None:
+            self.journal.note_place(place, {"value": value})
+        return Handle(self, int(self.program.constant(place)), result.width)
 
     def finish(self, result: Any, max_tokens: int, max_logit_rows: int) -> None:
         """Ends the recording: `result` stays readable after a run."""
         self.program.keep(result.index)
+        if self.journal is not None:
+            self.program = self.journal.program
         self.program.finish(max_tokens, max_logit_rows)
         self._result = result
 
     @property
-    def num_ops(self) -> int:
-        return int(self.program.num_ops)
+    def result_place(self) -> tuple[int, int]:
+        """The result's value, and its width."""
+        assert self._result is not None
+        return self._result.index, self._result.width
 
-    @property
-    def arena_bytes(self) -> int:
-        return int(self.program.arena_bytes)
-
-    def run(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        query_start: Tensor,
-        context_len: Tensor,
-        prompt_tokens: Tensor,
-        groups: Sequence[tuple[Tensor, Tensor, Tensor | None]],
-        logit_rows: Tensor,
-        state_slot: Tensor | None = None,
-        adapter_slot: Tensor | None = None,
-        adapter_scale: Tensor | None = None,
-        masks: Tensor | None = None,
-        spans: Tensor | None = None,
-        token_types: Tensor | None = None,
-        injected: tuple[Tensor, Tensor] | None = None,
-        state_after: Tensor | None = None,
-    ) -> None:
-        """Replays it for a step; arguments as in a `Batch`, those of a group as in GroupTables, masks by number."""
-        step = self._step
-        pointers = (tensor.data_ptr() for tensor in (token_ids, positions, query_start, context_len))
-        step.set(len(token_ids), len(context_len), *pointers)
-        step.set_logits(len(logit_rows), logit_rows.data_ptr())
-        step.set_masks(address(masks), address(spans))
-        step.set_types(address(token_types))
-        rows, values = (None, None) if injected is None else injected
-        step.set_injected(0 if rows is None else len(rows), address(rows), address(values))
-        for group, (table, slot, lengths) in enumerate(groups):
-            step.set_group(group, table.data_ptr(), table.shape[1], slot.data_ptr(), address(lengths))
-        step.set_states(address(state_slot), address(state_after))
-        count = 0 if adapter_slot is None else adapter_slot.shape[1]
-        step.set_adapters(address(adapter_slot), address(adapter_scale), count)
-        if self.fast:
-            step.set_kinds(prompt_tokens.data_ptr())
-        self.program.run(step)
-
-    def run_rows(self, rows: Tensor) -> Tensor:
+    def run_rows(self, rows: Memory) -> Tensor:
         """Replays a program over rows [L] int64 and returns its result, [L, width], valid until the next run."""
-        self._step.set_logits(len(rows), rows.data_ptr())
-        if self.fast:
-            self._step.set_all_generated()
-        self.program.run(self._step)
+        self.run_on(rows)
         return self.result(len(rows))
 
     def result(self, rows: int) -> Tensor:
@@ -227,16 +212,11 @@ class Recording:
 
     def read(self, value: Handle, rows: int) -> Tensor:
         """A value that was kept, [rows, width], valid until the next run."""
-        return torch.from_numpy(self.program.floats(value.index, rows, value.width))
+        return torch.from_numpy(self.floats(value.index, rows, value.width))
 
     def input(self, memory: Tensor) -> Any:
         """An activation [tokens, width] that is put into `memory` before a run."""
         return Handle(self, self.constant(memory), memory.shape[1])
-
-
-def address(tensor: Tensor | None) -> int:
-    """Where a tensor lies; 0 for none."""
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 class Eager(Recording):

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from penstock.kernels.cache import StateRows
-from penstock.kernels.cpu.recording import Eager, Handle, Recording, address, extent_of, tape_of, width_of
+from penstock.kernels.cpu.recording import Eager, Handle, Recording, extent_of, tape_of, width_of
+from penstock.kernels.cpu.step_program import address
 
 
 def _tape(x: Any, rows: StateRows) -> Recording:
