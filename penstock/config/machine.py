@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,16 @@ class Machine:
     refused_isas: tuple[tuple[str, str], ...] = ()
     has_bf16: bool = False
     accelerators: tuple[Accelerator, ...] = ()
+
+
+_ACCELERATORS = ("nvidia*", "nvmap", "nvhost*", "nvgpu*", "kfd", "dri/render*", "dxg", "accel*")
+
+
+def has_accelerator_files(root: Path = Path("/")) -> bool:
+    """Whether there may be a GPU: the system has a file for one. Without, torch need not be loaded to look for any."""
+    if sys.platform != "linux":
+        return True
+    return any(next((root / "dev").glob(name), None) is not None for name in _ACCELERATORS)
 
 
 def _read(path: Path) -> str | None:

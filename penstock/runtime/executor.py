@@ -86,7 +86,7 @@ class EagerExecutor:
 
 
 class RecordedExecutor:
-    """Replays the native program of the forward pass, and a second one for logits."""
+    """Replays the native program of the forward pass, and a second one for logits; `caches` are those it works on."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class RecordedExecutor:
         kept: bool = False,
     ) -> None:
         """`kept`: journals of the recordings are made, for later starts."""
-        self.fast = fast
+        self.fast, self.caches = fast, caches
         self._part = part
         body = recording.Recording(fast, kept=kept)
         batch = _symbolic(body, 1 + max(cache.group for cache in caches))

@@ -9,12 +9,10 @@ from functools import partial
 
 import torch
 
-from penstock.config.options import EngineOptions, SchedulerOptions
 from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.copies import check
 from penstock.kernels.devices import MemoryMeter, memory_meter
-from penstock.models.registry import Model
 from penstock.runtime.batch_builder import BatchBuilder, BatchTraits
 from penstock.runtime.drafter import Drafter
 from penstock.runtime.executor import EagerExecutor, Executor, make_executor
@@ -33,9 +31,10 @@ from penstock.runtime.sampler import Sampler
 from penstock.startup.engine_spec import EngineSpec, packed_file, plan_again, plan_measured
 from penstock.startup.gpu_memory import smaller_share, smaller_step, smaller_weights
 from penstock.startup.kv_probe import choose_kv_types
-from penstock.startup.memory_plan import MemoryPlan, format_bytes
+from penstock.startup.memory_plan import format_bytes
 from penstock.startup.out_of_memory import oom_as_plan_error
 from penstock.startup.peak import measure
+from penstock.startup.scheduling import spare_states
 from penstock.startup.warm_up import WarmUp
 from penstock.weights.loader import load_weights
 
@@ -111,18 +110,14 @@ def make_parts(
         options.block_size,
         kv_types=kv_types,
         device=options.torch_device,
-        state_slots=rows + _spare_states(plan) + (options.device != "cpu"),  # one for unused rows of captured steps
+        state_slots=rows + spare_states(plan) + (options.device != "cpu"),  # one for unused rows of captured steps
         shared=model.whole_prompts,
     )
     builder = _builder(spec, rows)
     assert options.max_num_batched_tokens
     most, fast = options.max_num_batched_tokens, options.arithmetic == "fast"
-    return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast)
-
-
-def _spare_states(plan: MemoryPlan) -> int:
-    """Slots of recurrent states behind those of the rows: for shared prefixes, and for drafts that are verified."""
-    return plan.checkpoints + plan.draft_states
+    kept = not options.on_gpu and options.pack_cache != "off"
+    return memory, builder, make_executor(model, memory.caches, most, logit_rows, fast, kept=kept)
 
 
 def _builder(spec: EngineSpec, rows: int) -> BatchBuilder:
@@ -211,24 +206,3 @@ def _dry_run(spec: EngineSpec, memory: KVMemory) -> None:
         except Exception:  # the error is logged when the step is to be captured
             check(spec.options.torch_device)
             log.debug("a recording could not be tried", exc_info=True)
-
-
-def scheduler_options(options: EngineOptions, plan: MemoryPlan, model: Model) -> SchedulerOptions:
-    """The scheduler's options for a planned model. An encoder's prompts are not kept in the cache, nor shared."""
-    whole_prompts = model.whole_prompts
-    assert options.max_num_seqs and options.max_num_batched_tokens and options.depth is not None
-    return SchedulerOptions(
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=plan.max_model_len,
-        block_size=options.block_size,
-        num_blocks=plan.kv_blocks,
-        enable_prefix_caching=options.enable_prefix_caching and not whole_prompts,
-        policy=options.policy,
-        depth=options.depth,
-        max_chunk_tokens=None if whole_prompts else options.max_chunk_tokens,
-        recurrent=plan.state_bytes > 0,
-        checkpoints=_spare_states(plan),
-        whole_prompts=whole_prompts,
-        share_prefix_cache=options.share_prefix_cache,
-    )

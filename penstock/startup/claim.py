@@ -10,11 +10,9 @@ import gc
 import threading
 from dataclasses import replace
 
-import torch
-
+from penstock.config.environment import bound_torch
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
-from penstock.kernels import devices
 from penstock.kernels.cpu import native
 
 
@@ -64,8 +62,10 @@ class Claim:
             isa = process.isa if native.available() and len(process.claims) > 1 else options.isa
             self.options = replace(options, isa=isa, threads=options.threads or process.threads)
 
-    def settle(self, resolved: EngineOptions) -> None:
+    def settle(self, resolved: EngineOptions, *, with_torch: bool = True) -> None:
         """Gives torch and the native library threads and types of sums, as this claim's options were resolved.
+
+        Without torch it gets the threads when it is loaded, if ever.
 
         Raises:
             ConfigError: other engines have taken other threads meanwhile.
@@ -78,9 +78,10 @@ class Claim:
             if native.available() and process.threads is None:
                 native.set_num_threads(threads)
             process.threads = threads
-            torch.set_num_threads(threads)
-            if resolved.on_gpu:
-                devices.multiply_exactly()
+            if with_torch:
+                _settle_torch(threads, on_gpu=resolved.on_gpu)
+            else:
+                bound_torch(threads)
 
     def release(self) -> None:
         """Leaves the settings to others; safe to call twice."""
@@ -89,6 +90,16 @@ class Claim:
     def __del__(self) -> None:
         if hasattr(self, "_number"):
             self.release()
+
+
+def _settle_torch(threads: int, *, on_gpu: bool) -> None:
+    import torch
+
+    from penstock.kernels import devices
+
+    torch.set_num_threads(threads)
+    if on_gpu:
+        devices.multiply_exactly()
 
 
 def _refused(name: str, value: object, used: object) -> ConfigError:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 import torch
 
 from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
-from penstock.config.machine import Accelerator, Machine, read_machine
+from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
-from penstock.config.resolve import DTYPE_BYTES, Decision, ModelFacts, chosen_gpu, resolve
-from penstock.core.kv.cache_spec import CacheGroup, CacheSpec, group_layers
+from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
+from penstock.core.kv.cache_spec import CacheGroup, group_layers
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
@@ -22,8 +21,9 @@ from penstock.kernels.cpu.packed import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
-from penstock.startup.gpu_memory import DeviceMemory, described, remedies, share
-from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes, plan_memory
+from penstock.startup.cache_plan import Caches, memory_limits, plan_caches, state_bytes
+from penstock.startup.gpu_memory import DeviceMemory, remedies, share
+from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes
 from penstock.startup.resident import packer_of, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
@@ -134,12 +134,12 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
     types = (concrete.kv_cache_dtype,) * len(model.cache_specs)
     plans = _weight_plans(model, checkpoint, concrete)
     weights = planned_bytes(plans) if plans else resident_bytes(facts, packer_of(kernels), concrete)
-    limits = replace(_limits(options, concrete, machine, gpu), draft_states=drafts + 1 if drafts else 0)
+    limits = replace(memory_limits(options, concrete, machine, gpu), draft_states=drafts + 1 if drafts else 0)
     if gpu is not None:
         memory = DeviceMemory(gpu.memory_total, gpu.memory_free)
         smaller = partial(_quantized_bytes, facts, kernels, concrete, plans)
         limits = replace(limits, remedies=remedies(facts, smaller, concrete, limits, memory, weights, machine))
-    plan = _plan(kernels, concrete, model, limits, types, facts, weights)
+    plan = plan_caches(_caches(model, kernels), concrete, limits, types, facts, weights)
     if plan.max_model_len != concrete.max_model_len:
         model = declare(plan.max_model_len)
         plans = _weight_plans(model, checkpoint, concrete)
@@ -200,29 +200,6 @@ def make_spec_on_cpu(options: EngineOptions, machine: Machine, runs: str, drafts
     return replace(spec, settings=(Decision("device", "cpu", runs), *spec.settings))
 
 
-def _limits(asked: EngineOptions, options: EngineOptions, machine: Machine, gpu: Accelerator | None) -> MemoryLimits:
-    """What the plan must respect, for options as they were asked for and as they are resolved."""
-    assert options.max_model_len and options.max_num_seqs and options.max_num_batched_tokens
-    available = machine.memory_available
-    if gpu is not None:
-        available = share(options, DeviceMemory(gpu.memory_total, gpu.memory_free))
-    return MemoryLimits(
-        available_bytes=available,
-        max_model_len=options.max_model_len,
-        max_model_len_fixed=asked.max_model_len is not None,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        block_size=options.block_size,
-        kv_cache_memory=options.kv_cache_memory,
-        kv_cache_memory_fixed=asked.kv_cache_memory is not None,
-        kv_blocks=options.kv_blocks,
-        enable_prefix_caching=options.enable_prefix_caching,
-        most_sequences=2 * options.max_num_seqs,  # half of them run, the rest is for cached prefixes
-        attention_masks=gpu is None or bool(gpu.no_kernels),
-        where="" if gpu is None else f", {described(options, gpu)}",
-    )
-
-
 WORTH_KEEPING = 64 << 20  # bytes of weights: from here on, packed weights are kept in a file by default
 
 
@@ -244,7 +221,7 @@ def plan_measured(spec: EngineSpec, kv_types: Sequence[str], measured: Measured)
     """
     memory = DeviceMemory(measured.total, measured.total - measured.others)
     available = share(spec.options, memory)
-    free_slot = _state_bytes(spec.model.cache_specs)  # captured steps write the states of unused slots there
+    free_slot = state_bytes(spec.model.cache_specs)  # captured steps write the states of unused slots there
     step = measured.step + measured.recordings + free_slot
     limits = replace(spec.limits, available_bytes=available, activation_bytes=step)
     others = remedies(spec.facts, spec.quantized_bytes, spec.options, limits, memory, measured.weights)
@@ -255,47 +232,11 @@ def plan_measured(spec: EngineSpec, kv_types: Sequence[str], measured: Measured)
 def _plan_loaded(spec: EngineSpec, kv_types: Sequence[str], limits: MemoryLimits, weights: int) -> MemoryPlan:
     """A plan for the model as it was declared: with the length that was planned then."""
     limits = replace(limits, max_model_len=spec.plan.max_model_len)
-    return _plan(spec.kernels, spec.options, spec.model, limits, kv_types, spec.facts, weights)
+    return plan_caches(_caches(spec.model, spec.kernels), spec.options, limits, kv_types, spec.facts, weights)
 
 
-def _plan(
-    kernels: KernelSet,
-    options: EngineOptions,
-    model: Model,
-    limits: MemoryLimits,
-    kv_types: Sequence[str],
-    facts: ModelFacts,
-    weights: int,
-) -> MemoryPlan:
-    groups = group_layers(model.cache_specs)
-    sizes = [
-        0
-        if spec.state
-        else kernels.cache_block_bytes(
-            kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent
-        )
-        for kind, spec in zip(kv_types, model.cache_specs, strict=True)
-    ]
-    return plan_memory(
-        model=facts,
-        groups=groups,
-        dtype_bytes=DTYPE_BYTES[options.dtype],
-        block_bytes=tuple(_group_bytes(model, group, sizes) for group in groups),
-        limits=replace(limits, state_bytes=_state_bytes(model.cache_specs)),
-        weights_bytes=weights,
-    )
-
-
-def _group_bytes(model: Model, group: CacheGroup, sizes: Sequence[int]) -> int:
-    """Bytes of a block over a group's layers; an encoder's layers share memory, so layers of equal size count once."""
-    if not model.whole_prompts:
-        return sum(sizes[layer] for layer in group.layers)
-    return sum({model.cache_specs[layer]: sizes[layer] for layer in group.layers}.values())
-
-
-def _state_bytes(specs: Sequence[CacheSpec]) -> int:
-    """Bytes of one row's recurrent states."""
-    return sum(4 * prod(shape) for spec in specs for shape in spec.state)
+def _caches(model: Model, kernels: KernelSet) -> Caches:
+    return Caches(model.cache_specs, kernels.cache_block_bytes, model.whole_prompts)
 
 
 def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:

@@ -30,18 +30,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 
 from penstock.config.arithmetic import ARITHMETIC_VERSION
 from penstock.kernels.cpu.packed import Packed
-from penstock.layers.weight import Weight
-from penstock.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from penstock.layers.weight import Weight
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"PNSTPK03"
+MAGIC = b"PNSTPK04"
 PAGE = 4096
 _HEAD = struct.Struct("<8sQQ32s")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -51,13 +52,21 @@ class PackCacheError(Exception):
     """A cache file cannot be used; the message is a clause that says why."""
 
 
-def file_name(checkpoint: Checkpoint, name: str) -> str:
+class Located(Protocol):
+    """What lies at a place: a checkpoint."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder or file."""
+
+
+def file_name(checkpoint: Located, name: str) -> str:
     """One name for each place a model lies at, so that a changed model replaces its old file."""
     place = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}-{place[:16]}.packed"
 
 
-def fingerprint(checkpoint: Checkpoint, packing: str) -> str:
+def fingerprint(checkpoint: Located, packing: str) -> str:
     """What packed weights depend on: the checkpoint's files (name, size, time of change), how they are packed and for
     which arithmetic.
     """
@@ -180,6 +189,18 @@ class PackCache:
                     if zlib.crc32(view[part["offset"] : part["offset"] + part["nbytes"]]) != part["crc32"]:
                         raise PackCacheError(f"the data of {key} are damaged")
 
+    def data(self, key: str) -> memoryview:
+        """The data of a weight's only matrix, or of what else was put there, in the mapped file.
+
+        Raises:
+            PackCacheError: it is not there.
+        """
+        parts = self.entries.get(key)
+        if not parts:
+            raise PackCacheError(f"it lacks {key}")
+        offset, nbytes = parts[0]["offset"], parts[0]["nbytes"]
+        return memoryview(self._map)[offset : offset + nbytes]
+
     def get(self, key: str) -> Packed | None:
         """A packed weight, whose matrices lie in the mapped file; None if it is not there.
 
@@ -266,10 +287,12 @@ class PackedFile:
 
     Attributes:
         describe: what was done and why, for people.
+        name: of every weight there, which is asked for in the order of the model's packed weights.
     """
 
     def __init__(self, path: Path, identity: str) -> None:
         self._path, self._identity = path, identity
+        self.name = WeightNames()
         self._reader: PackCache | None = None
         self._writer: PackWriter | None = None
         self._written: list[Weight] = []
@@ -282,10 +305,11 @@ class PackedFile:
 
     def restore(self, weight: Weight) -> bool:
         """Fills a weight from the file, if it is there."""
+        name = self.name(weight)
         if self._reader is None:
             return False
         try:
-            weight.tensor = self._reader.get(_key(weight))
+            weight.tensor = self._reader.get(name)
         except ValueError as error:
             self._stop_reading(f"its packing is of another version ({error})")
         else:
@@ -298,7 +322,7 @@ class PackedFile:
         if self._writer is None or not isinstance(weight.tensor, Packed):
             return
         try:
-            self._writer.put(_key(weight), weight.tensor.matrices())
+            self._writer.put(self.name(weight), weight.tensor.matrices())
             self._written.append(weight)
         except OSError as error:
             self._fail(error)
@@ -311,7 +335,7 @@ class PackedFile:
             self._writer.finish()
             reader = PackCache(self._path, self._identity)
             for weight in self._written:
-                weight.tensor = reader.get(_key(weight))
+                weight.tensor = reader.get(self.name(weight))
         except OSError as error:
             self._fail(error)
         except PackCacheError as error:
@@ -338,5 +362,17 @@ class PackedFile:
         log.warning("weights are %s", self.describe)
 
 
-def _key(weight: Weight) -> str:
-    return weight.parts[0].key
+class WeightNames:
+    """Names of weights: their first tensor's, and a number where several are made of that one."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, tuple[Weight, str]] = {}
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, weight: Weight) -> str:
+        """A weight's name, the same whenever it is asked for; others get theirs in the order of first calls."""
+        if id(weight) not in self._named:
+            key = weight.parts[0].key
+            count = self._counts[key] = self._counts.get(key, 0) + 1
+            self._named[id(weight)] = weight, key if count == 1 else f"{key} #{count}"
+        return self._named[id(weight)][1]

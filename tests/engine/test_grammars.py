@@ -26,7 +26,8 @@ from penstock.core.request import EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine import build
 from penstock.engine.api import EngineInfo
-from penstock.engine.build import build_engine, grammar_vocabulary
+from penstock.engine.build import build_engine
+from penstock.engine.compose import grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient

@@ -17,8 +17,9 @@ from penstock.runtime.guidance import share
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.runner import ModelRunner
 from penstock.runtime.sampler import Draw, Sampler
-from penstock.startup.build_runner import load, make_runner, scheduler_options
+from penstock.startup.build_runner import load, make_runner
 from penstock.startup.engine_spec import EngineSpec, make_engine_spec
+from penstock.startup.scheduling import scheduler_options
 from tests.models import tiny
 
 BLOCK, WEIGHT, TOKENS = 8, 1.5, 9
@@ -37,7 +38,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
 
 
 def runner_of(spec: EngineSpec) -> ModelRunner:
-    limits = scheduler_options(spec.options, spec.plan, spec.model)
+    limits = scheduler_options(spec.options, spec.plan, whole_prompts=spec.model.whole_prompts)
     return make_runner(spec, ("float32",) * len(spec.model.cache_specs), limits.max_num_seqs)[0]
 
 

@@ -12,10 +12,11 @@ from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
-from penstock.startup.build_runner import load, make_runner, scheduler_options
+from penstock.startup.build_runner import load, make_runner
 from penstock.startup.engine_spec import EngineSpec, make_engine_spec, plan_measured
 from penstock.startup.memory_plan import Measured
 from penstock.startup.peak import largest_step
+from penstock.startup.scheduling import scheduler_options
 from tests.engine.test_equality import ask, finish
 from tests.models import tiny
 from tests.tracking import Tracker
@@ -86,7 +87,7 @@ def test_an_engine_stays_within_its_share(tmp_path: Path) -> None:
     tracker = Tracker(total=2 * MIB, others=MIB // 2)
     with tracker:
         spec, kv_types, notes = load(tiny_spec(tmp_path, enforce_eager=False), meter=tracker)
-        limits = scheduler_options(spec.options, spec.plan, spec.model)
+        limits = scheduler_options(spec.options, spec.plan, whole_prompts=spec.model.whole_prompts)
         runner, _ = make_runner(spec, kv_types, limits.max_num_seqs)
         tracker.reset()
         plan, held = spec.plan, tracker.allocated

@@ -12,8 +12,9 @@ from penstock.config.options import EngineOptions
 from penstock.core.scheduler import Scheduler
 from penstock.engine.loop import Engine
 from penstock.startup import build_runner, warm_up
-from penstock.startup.build_runner import load, make_runner, scheduler_options
+from penstock.startup.build_runner import load, make_runner
 from penstock.startup.engine_spec import make_engine_spec
+from penstock.startup.scheduling import scheduler_options
 from tests.engine.test_equality import ask, finish
 from tests.models import encoders, tiny
 from tests.startup.test_peak import ROWS, tiny_spec
@@ -45,7 +46,7 @@ def test_steps_run_ahead_and_between_requests(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(build_runner, "WarmUp", Kept)
     spec, kv_types, _ = load(tiny_spec(tmp_path))
-    limits = scheduler_options(spec.options, spec.plan, spec.model)
+    limits = scheduler_options(spec.options, spec.plan, whole_prompts=spec.model.whole_prompts)
     assert make_runner(spec, kv_types, ROWS)[0].prepare() is False and not made  # no GPU: nothing is compiled
     gpu = replace(spec, options=replace(spec.options, device="cuda"))
     monkeypatch.setattr(type(gpu.options), "torch_device", property(lambda _: "cpu"))

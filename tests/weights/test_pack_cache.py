@@ -160,13 +160,13 @@ def test_only_a_models_own_files_make_its_fingerprint(tmp_path: Path) -> None:
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"x")
     one, split = At(tmp_path / "b.gguf"), At(tmp_path / "a-00001-of-00002.gguf")
-    prints = [fingerprint(at, "1") for at in (one, split)]  # type: ignore[arg-type]
+    prints = [fingerprint(at, "1") for at in (one, split)]
     (tmp_path / "c.gguf").write_bytes(b"another model")
-    assert prints == [fingerprint(at, "1") for at in (one, split)]  # type: ignore[arg-type]
+    assert prints == [fingerprint(at, "1") for at in (one, split)]
     (tmp_path / "a-00002-of-00002.gguf").write_bytes(b"longer")
-    assert fingerprint(split, "1") != prints[1]  # type: ignore[arg-type]
-    assert fingerprint(one, "1") == prints[0] != fingerprint(one, "2")  # type: ignore[arg-type]
-    assert file_name(one, "b") != file_name(split, "b")  # type: ignore[arg-type]
+    assert fingerprint(split, "1") != prints[1]
+    assert fingerprint(one, "1") == prints[0] != fingerprint(one, "2")
+    assert file_name(one, "b") != file_name(split, "b")
 
 
 def files(folder: Path) -> list[str]:

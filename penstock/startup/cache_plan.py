@@ -1,0 +1,102 @@
+"""The memory plan of a model whose caches are known: what it must respect, and what a block of each group takes.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from penstock.config.machine import Accelerator, Machine
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import DTYPE_BYTES, ModelFacts
+from penstock.core.kv.cache_spec import CacheGroup, CacheSpec, group_layers
+from penstock.startup.gpu_memory import DeviceMemory, described, share
+from penstock.startup.memory_plan import MemoryLimits, MemoryPlan, plan_memory
+
+BlockBytes = Callable[[str, int, int, int, int, bool], int]
+"""The op `cache_block_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """What a model keeps.
+
+    Attributes:
+        specs: of its layers.
+        block_bytes: of the kernels that make the caches.
+        shared: an encoder's layers share memory, so layers of equal size count once.
+    """
+
+    specs: tuple[CacheSpec, ...]
+    block_bytes: BlockBytes
+    shared: bool = False
+
+
+def memory_limits(
+    asked: EngineOptions, options: EngineOptions, machine: Machine, gpu: Accelerator | None
+) -> MemoryLimits:
+    """What the plan must respect, for options as they were asked for and as they are resolved."""
+    assert options.max_model_len and options.max_num_seqs and options.max_num_batched_tokens
+    available = machine.memory_available
+    if gpu is not None:
+        available = share(options, DeviceMemory(gpu.memory_total, gpu.memory_free))
+    return MemoryLimits(
+        available_bytes=available,
+        max_model_len=options.max_model_len,
+        max_model_len_fixed=asked.max_model_len is not None,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        block_size=options.block_size,
+        kv_cache_memory=options.kv_cache_memory,
+        kv_cache_memory_fixed=asked.kv_cache_memory is not None,
+        kv_blocks=options.kv_blocks,
+        enable_prefix_caching=options.enable_prefix_caching,
+        most_sequences=2 * options.max_num_seqs,  # half of them run, the rest is for cached prefixes
+        attention_masks=gpu is None or bool(gpu.no_kernels),
+        where="" if gpu is None else f", {described(options, gpu)}",
+    )
+
+
+def plan_caches(
+    caches: Caches,
+    options: EngineOptions,
+    limits: MemoryLimits,
+    kv_types: Sequence[str],
+    facts: ModelFacts,
+    weights: int,
+) -> MemoryPlan:
+    """The plan with the layers' caches in these types, beside weights of so many bytes.
+
+    Raises:
+        MemoryPlanError: it does not fit.
+    """
+    groups = group_layers(caches.specs)
+    sizes = [
+        0
+        if spec.state
+        else caches.block_bytes(kind, options.block_size, spec.num_kv_heads, spec.key_dim, spec.value_dim, spec.latent)
+        for kind, spec in zip(kv_types, caches.specs, strict=True)
+    ]
+    return plan_memory(
+        model=facts,
+        groups=groups,
+        dtype_bytes=DTYPE_BYTES[options.dtype],
+        block_bytes=tuple(_group_bytes(caches, group, sizes) for group in groups),
+        limits=replace(limits, state_bytes=state_bytes(caches.specs)),
+        weights_bytes=weights,
+    )
+
+
+def _group_bytes(caches: Caches, group: CacheGroup, sizes: Sequence[int]) -> int:
+    """Bytes of a block over a group's layers."""
+    if not caches.shared:
+        return sum(sizes[layer] for layer in group.layers)
+    return sum({caches.specs[layer]: sizes[layer] for layer in group.layers}.values())
+
+
+def state_bytes(specs: Sequence[CacheSpec]) -> int:
+    """Bytes of one row's recurrent states."""
+    return sum(4 * prod(shape) for spec in specs for shape in spec.state)

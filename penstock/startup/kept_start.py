@@ -1,0 +1,263 @@
+"""What a start decided and recorded, kept beside the packed weights: the next one needs neither layers nor torch.
+
+The file (`weights.pack_cache`, checksummed and renamed when complete) is of one checkpoint, one packing and one state
+of this package's code. What depends on the machine is decided anew at every start; where that differs in what a
+recording depends on, the engine starts as if there were no file, and writes another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.config.environment import pack_folder
+from penstock.config.errors import PenstockError
+from penstock.config.machine import has_accelerator_files, read_machine
+from penstock.config.names import served_name
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import Decision, LayerFacts, ModelFacts, resolve
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.kernels.cpu import native
+from penstock.kernels.cpu.journal import Arrays, Journal, Names
+from penstock.kernels.cpu.packed import PACKING, block_bytes, kv_layout
+from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
+from penstock.startup.memory_plan import MemoryPlan
+from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, file_name, fingerprint
+
+log = logging.getLogger(__name__)
+VERSION: Final = 1  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
+MOST_CONSTANTS: Final = 64 << 20  # bytes
+# What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
+RECORDED_UNDER: Final = (
+    *("device", "dtype", "isa", "kv_cache_dtype", "arithmetic", "quantize", "block_size", "batch_invariant"),
+    "enforce_eager",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where a model lies."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStart:
+    """What is kept of a start.
+
+    Attributes:
+        facts: of the model.
+        specs, kv_types: of its caches, by layer.
+        vocab_size, architecture: of the model.
+        weights_bytes, max_model_len: of the plan.
+        under: options by name, as in RECORDED_UNDER.
+        fast, determinism, numbers, settings, kernels: what the engine told of itself.
+        body, head: journals of the forward pass and of logits.
+        results: the value and width of each one's result.
+        arrays: where constants lie in the file's `constants`: first byte, and how many.
+    """
+
+    facts: ModelFacts
+    specs: tuple[CacheSpec, ...]
+    kv_types: tuple[str, ...]
+    vocab_size: int
+    architecture: str
+    weights_bytes: int
+    max_model_len: int
+    under: Mapping[str, Any]
+    fast: bool
+    determinism: str
+    numbers: str
+    settings: tuple[Decision, ...]
+    kernels: tuple[Decision, ...]
+    body: Sequence[Any]
+    head: Sequence[Any]
+    results: tuple[tuple[int, int], tuple[int, int]]
+    arrays: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, text: str) -> KeptStart:
+        """Reads what `text` of another one gave."""
+        found: dict[str, Any] = json.loads(text)
+        facts, specs = found["facts"], found["specs"]
+        layers = tuple(LayerFacts(**layer) for layer in facts.pop("layers"))
+        found["facts"] = ModelFacts(layers=layers, **facts)
+        found["specs"] = tuple(_spec(spec) for spec in specs)
+        for name in ("settings", "kernels"):
+            found[name] = tuple(Decision(**decision) for decision in found[name])
+        found["kv_types"] = tuple(found["kv_types"])
+        found["results"] = tuple(map(tuple, found["results"]))
+        return cls(**found)
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+
+def _spec(found: Mapping[str, Any]) -> CacheSpec:
+    state = tuple(tuple(shape) for shape in found["state"])
+    return CacheSpec(**{**found, "kind": CacheKind(found["kind"]), "state": state})
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A start that was found, and decided anew for this machine.
+
+    Attributes:
+        kept: what was found.
+        options: concrete.
+        plan: where the memory goes.
+        settings: derived options and why.
+        weights: the file of packed weights.
+        constants: the file they lie in.
+    """
+
+    kept: KeptStart
+    options: EngineOptions
+    plan: MemoryPlan
+    settings: tuple[Decision, ...]
+    weights: PackCache
+    constants: PackCache
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The recordings of an engine that has started, for `keep`.
+
+    Attributes:
+        body, head: journals.
+        results: as in KeptStart.
+        fast: as in KeptStart.
+        matrices: packed matrices of weights by name.
+        caches: (layout, key, value, states) of every layer.
+    """
+
+    body: Journal
+    head: Journal
+    results: tuple[tuple[int, int], tuple[int, int]]
+    fast: bool
+    matrices: Mapping[str, Sequence[Any]]
+    caches: Sequence[tuple[Any, int, int, Sequence[int]]]
+
+    def names(self) -> Names:
+        """How the journals' objects are written."""
+        objects: dict[int, Any] = {}
+        places: dict[int, Any] = {}
+        for key, parts in self.matrices.items():
+            objects |= {id(part): {"matrix": [key, number]} for number, part in enumerate(parts)}
+        for layer, (layout, keys, values, states) in enumerate(self.caches):
+            objects[id(layout)] = {"layout": layer}
+            places |= {keys: {"cache": [layer, "key"]}, values: {"cache": [layer, "value"]}}
+            places |= {state: {"cache": [layer, number]} for number, state in enumerate(states)}
+        return Names(objects, places)
+
+
+def weights_place(options: EngineOptions, name: str, model: Path) -> Path | None:
+    """The file of a model's packed weights; None where none is kept."""
+    folder = pack_folder(options.pack_cache)
+    if folder is None:
+        return None
+    return folder / file_name(Located(model), "-".join(filter(None, (name, options.quantize))))
+
+
+def weights_identity(options: EngineOptions, model: Path) -> str:
+    """What packed weights depend on."""
+    return fingerprint(Located(model), f"{PACKING} {options.quantize}")
+
+
+def start_place(weights: Path) -> Path:
+    """Where the start of a model is kept, beside its packed weights."""
+    return weights.with_name(f"{weights.name}.start")
+
+
+def _identity(weights: str) -> str:
+    """What a kept start depends on: the packed weights, and all code of this package."""
+    return hashlib.sha256(json.dumps([VERSION, weights, list(_code())]).encode()).hexdigest()
+
+
+def _code(folder: str = os.path.dirname(os.path.dirname(__file__))) -> Iterator[tuple[str, int, int]]:
+    """Name, size and time of change of every file of code."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from _code(entry.path)
+            elif entry.name.endswith((".py", ".so", ".pyd")):
+                state = entry.stat()
+                yield entry.name, state.st_size, state.st_mtime_ns
+
+
+def find(asked: EngineOptions) -> Again | None:
+    """The start that was kept of this model and these options; None where it cannot be used."""
+    model = Path(asked.model).expanduser()
+    if not native.available() or asked.load_format != "auto" or not model.exists():
+        return None
+    if asked.device != "cpu" and (asked.device != "auto" or has_accelerator_files()):
+        return None
+    weights = weights_place(asked, served_name(str(model)), model)
+    if weights is None or not start_place(weights).exists():
+        return None
+    try:
+        return _found(asked, weights, weights_identity(asked, model))
+    except (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError) as error:
+        log.info("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
+        return None
+
+
+def _found(asked: EngineOptions, weights: Path, identity: str) -> Again:
+    file = PackCache(start_place(weights), _identity(identity))
+    kept = KeptStart.of(bytes(file.data("start")).decode())
+    features = native.cpu_features()
+    machine = read_machine(
+        isas=native.usable_isas(),
+        refused_isas=native.refused_isas(),
+        has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
+    )
+    resolved = resolve(asked, kept.facts, machine)
+    options = resolved.options
+    for name in RECORDED_UNDER:
+        if getattr(options, name) != kept.under[name]:
+            raise PackCacheError(f"{name} was {kept.under[name]!r} and is {getattr(options, name)!r}")
+    limits = memory_limits(asked, options, machine, None)
+    plan = plan_caches(Caches(kept.specs, cache_bytes), options, limits, kept.kv_types, kept.facts, kept.weights_bytes)
+    if plan.max_model_len != kept.max_model_len:
+        raise PackCacheError(f"max_model_len was {kept.max_model_len} and is {plan.max_model_len}")
+    settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
+    settings += (Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes)
+    return Again(kept, options, plan, tuple(settings), PackCache(weights, identity), file)
+
+
+def cache_bytes(kv_type: str, block_size: int, heads: int, key_dim: int, value_dim: int, latent: bool) -> int:
+    """The op `cache_block_bytes` of the native library."""
+    return block_bytes(kv_layout(kv_type, block_size, heads, key_dim, value_dim, latent))
+
+
+def keep(start: KeptStart, constants: bytes | bytearray, weights: Path, identity: str) -> None:
+    """Writes a start beside its packed weights; where that is not possible, the next one starts anew too."""
+    try:
+        writer = PackWriter(start_place(weights), _identity(identity))
+    except OSError as error:
+        log.info("nothing of this start is kept: %s", error.strerror or error)
+        return
+    try:
+        writer.put("start", [(b"", memoryview(start.text().encode()))])
+        writer.put("constants", [(b"", memoryview(constants))])
+        writer.finish()
+    except OSError as error:
+        writer.discard()
+        log.info("nothing of this start is kept: %s", error.strerror or error)
+
+
+def written(recorded: Recorded) -> tuple[list[Any], list[Any], Arrays]:
+    """The journals in plain values, and their constants.
+
+    Raises:
+        NotKeptError: one holds something that another process cannot have again.
+    """
+    names, arrays = recorded.names(), Arrays()
+    return recorded.body.written(names, arrays), recorded.head.written(names, arrays), arrays
