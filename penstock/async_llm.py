@@ -77,7 +77,9 @@ class AsyncLLM:
         name = chosen.served_model_name or served_name(chosen.model)
         chosen = replace(chosen, served_model_name=name)
         self.options = chosen
-        self._text = TextPipeline.load(chosen.model, chosen.tool_call_parser, chosen.reasoning_parser)
+        self._text = TextPipeline.load(
+            chosen.model, chosen.tool_call_parser, chosen.reasoning_parser, chosen.pack_cache
+        )
         self._client = ThreadClient(functools.partial(_build, chosen, progress))
         self._frontend = Frontend(self._client, self._text, served_name=name, seed=chosen.seed)
         self._starting: asyncio.Task[EngineInfo] | None = None

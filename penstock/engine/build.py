@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from penstock.config.options import EngineOptions
+from penstock.config.resolve import Decision
+from penstock.core.policies.order import default_gates
+from penstock.core.scheduler import Scheduler
 from penstock.engine.api import EngineInfo
 from penstock.engine.loop import Engine
-from penstock.engine.restart import restarted
+from penstock.engine.shared_prompts import pin_shared_prompts
+from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu.journal import JournalError
 from penstock.runtime.drafter import Drafter
 from penstock.startup.claim import Claim
 from penstock.startup.kept_start import find
+from penstock.startup.restart import restarted
+from penstock.startup.scheduling import scheduler_options
 from penstock.startup.shortage import shortage_as_plan_error
+from penstock.startup.started import Started
+from penstock.structured.grammar_compiler import Vocabulary
+from penstock.structured.manager import GrammarGate, StructuredOutputManager
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +60,79 @@ def build_engine(
 def _built(
     claim: Claim, progress: Callable[[int, int], None] | None, grammars: bool, drafter: Drafter | None
 ) -> tuple[Engine, EngineInfo]:
-    again = find(claim.options) if drafter is None else None
-    if again is not None:
-        try:
-            engine, info = restarted(claim, again, grammars=grammars)
-        except JournalError as error:
-            log.warning("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
-        else:
-            size = again.kept.facts.file_bytes
-            if progress is not None:
-                progress(size, size)
-            return engine, info
-    from penstock.engine.first_start import built
+    started = _again(claim, progress) if drafter is None else None
+    if started is not None:
+        structured = _structured_output(started.options, started.told.vocab_size, warm=grammars)
+    else:
+        from penstock.startup.first_start import FirstStart
 
-    return built(claim, progress, grammars, drafter)
+        first = FirstStart(claim.options, drafter)
+        claim.settle(first.options)
+        structured = _structured_output(first.options, first.vocab_size, warm=grammars)
+        started = first.load(progress)
+    options = started.options
+    limits = scheduler_options(options, started.plan, whole_prompts=started.whole_prompts)
+    gates = (GrammarGate(structured), *default_gates())
+    scheduler = Scheduler(limits, started.groups, gates=gates)
+    engine = Engine(scheduler, started.runner, structured, claim.release)
+    if options.shared_prompts:
+        text = TextPipeline.load(options.model, cache=options.pack_cache)
+        pin_shared_prompts(engine, text, options.shared_prompts)
+    return engine, _info(started)
+
+
+def _again(claim: Claim, progress: Callable[[int, int], None] | None) -> Started | None:
+    """What an earlier start kept, started again; None where there is nothing that can be used."""
+    again = find(claim.options)
+    if again is None:
+        return None
+    claim.settle(again.options, with_torch=False)
+    try:
+        started = restarted(again)
+    except JournalError as error:
+        log.warning("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
+        return None
+    if progress is not None:
+        progress(again.kept.facts.file_bytes, again.kept.facts.file_bytes)
+    return started
+
+
+def _structured_output(options: EngineOptions, vocab_size: int, *, warm: bool) -> StructuredOutputManager:
+    structured = StructuredOutputManager(vocab_size, partial(_vocabulary, options, vocab_size))
+    if warm:  # once streams run, it would stop them: it keeps the interpreter to itself for a second
+        structured.warm()
+    return structured
+
+
+def _vocabulary(options: EngineOptions, size: int) -> Vocabulary:
+    return grammar_vocabulary(TextPipeline.load(options.model, cache=options.pack_cache), size)
+
+
+def grammar_vocabulary(text: TextPipeline, size: int) -> Vocabulary:
+    """What grammars need to know of a tokenizer, for a model with so many logits a position."""
+    encode = partial(text.tokenizer.encode, add_special_tokens=False, parse_special=False)
+    return Vocabulary(size, text.tokenizer.token_bytes, encode, text.tokenizer.special_ids, text.eos_ids)
+
+
+def _info(started: Started) -> EngineInfo:
+    options = started.options
+    told = started.told
+    assert options.max_num_seqs and options.max_num_batched_tokens and options.served_model_name
+    return EngineInfo(
+        model=options.served_model_name,
+        model_path=started.model_path,
+        architecture=told.architecture,
+        max_model_len=started.plan.max_model_len,
+        vocab_size=told.vocab_size,
+        block_size=options.block_size,
+        num_blocks=started.plan.kv_blocks[0],
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        dtype=options.dtype,
+        device=options.device,
+        determinism=told.determinism,
+        settings=told.settings,
+        memory=tuple(Decision(*row) for row in started.plan.table()),
+        kernels=told.kernels,
+        numbers=told.numbers,
+    )

@@ -14,7 +14,7 @@ from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import text_config
 from penstock.weights.generation import eos_ids, sampling_defaults, template_config
-from penstock.weights.open import open_description
+from penstock.weights.kept_text import read_text
 from penstock.weights.pooling import Pooling, read_pooling
 
 
@@ -43,20 +43,20 @@ class TextPipeline:
     mark_ids: frozenset[int] = frozenset()
 
     @classmethod
-    def load(cls, model: str, tool_parser: str | None = None, reasoning_parser: str | None = None) -> TextPipeline:
+    def load(
+        cls, model: str, tool_parser: str | None = None, reasoning_parser: str | None = None, cache: str = "off"
+    ) -> TextPipeline:
         """Reads the text side of a Hugging Face folder, a .gguf file or the bundled model; no weights.
 
-        `tool_parser` and `reasoning_parser` name formats of answers; without them the chat template tells.
+        `tool_parser` and `reasoning_parser` name formats of answers; without them the chat template tells. `cache` is
+        EngineOptions.pack_cache: where a large vocabulary is kept for the next start.
 
         Raises:
             ParameterError: there is no format of that name.
             CheckpointError: nothing usable is there, or the vocabulary is larger than the model's.
             TemplateError: the chat template is unsafe or no template.
         """
-        checkpoint = open_description(model)
-        tokenizer = (
-            Tokenizer.from_gguf(checkpoint.metadata) if checkpoint.metadata else Tokenizer.from_folder(checkpoint.path)
-        )
+        checkpoint, tokenizer = read_text(model, cache)
         template = template_config(checkpoint, tokenizer.piece, bos_token=tokenizer.bos_id, eos_token=tokenizer.eos_id)
         chat = ChatTemplate.from_config(template) if template.get("chat_template") else None
         answers = choose("\n".join(chat.sources.values()) if chat else "", tool_parser, reasoning_parser)

@@ -349,7 +349,8 @@ class ModelRunner:
             from penstock.runtime.guidance import share
 
             shared = share(self._place.tensor(logits), draws, plan.guidance)
-            logits, draws, followers = shared.logits, shared.draws, shared.followers
+            logits = shared.logits
+            draws, followers = shared.draws, shared.followers
         rows = [draw.slot for draw in draws]
         words = None if masks is None else masks.of([draw.slot for draw in draws for _ in range(len(draw.drafts) + 1)])
         samples = self._sampler.begin(logits, draws, words, followers)

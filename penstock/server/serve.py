@@ -187,7 +187,11 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         text = await asyncio.to_thread(
-            TextPipeline.load, engine_options.model, engine_options.tool_call_parser, engine_options.reasoning_parser
+            TextPipeline.load,
+            engine_options.model,
+            engine_options.tool_call_parser,
+            engine_options.reasoning_parser,
+            engine_options.pack_cache,
         )
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
         server = http_server(create_app(frontend, options, lifecycle))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import CacheKind
 from penstock.kernels.cpu.journal import NotKeptError
 from penstock.kernels.cpu.packed import Packed
@@ -25,19 +23,10 @@ from penstock.startup.kept_start import (
     weights_place,
     written,
 )
+from penstock.startup.started import Told
 from penstock.weights.pack_cache import WeightNames
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What an engine tells of itself; as in KeptStart."""
-
-    determinism: str
-    numbers: str
-    settings: tuple[Decision, ...]
-    kernels: tuple[Decision, ...]
 
 
 def keep_start(spec: EngineSpec, kv_types: Sequence[str], executor: RecordedExecutor, told: Told) -> None:
@@ -67,7 +56,7 @@ def keep_start(spec: EngineSpec, kv_types: Sequence[str], executor: RecordedExec
         specs=spec.model.cache_specs,
         kv_types=tuple(kv_types),
         vocab_size=spec.model.vocab_size,
-        architecture=str((spec.checkpoint.config.get("architectures") or ["?"])[0]),
+        architecture=told.architecture,
         weights_bytes=spec.plan.weights_bytes,
         max_model_len=spec.plan.max_model_len,
         under={name: getattr(spec.options, name) for name in RECORDED_UNDER},

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from penstock.config.code import code_state
 from penstock.config.environment import pack_folder
 from penstock.config.errors import PenstockError
 from penstock.config.machine import has_accelerator_files, read_machine
@@ -178,18 +178,7 @@ def start_place(weights: Path) -> Path:
 
 def _identity(weights: str) -> str:
     """What a kept start depends on: the packed weights, and all code of this package."""
-    return hashlib.sha256(json.dumps([VERSION, weights, list(_code())]).encode()).hexdigest()
-
-
-def _code(folder: str = os.path.dirname(os.path.dirname(__file__))) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of change of every file of code."""
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.is_dir():
-                yield from _code(entry.path)
-            elif entry.name.endswith((".py", ".so", ".pyd")):
-                state = entry.stat()
-                yield entry.name, state.st_size, state.st_mtime_ns
+    return hashlib.sha256(json.dumps([VERSION, weights, list(code_state())]).encode()).hexdigest()
 
 
 def find(asked: EngineOptions) -> Again | None:

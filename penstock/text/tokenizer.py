@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from tokenizers import models
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, RequestError
 from penstock.text.gguf_vocab import read_gguf_vocab
+from penstock.text.kept_vocabulary import BuiltWords, KeptVocabulary, Words
 from penstock.text.spelling import Spelling, read_spelling
 from penstock.text.tokenizer_json import read_tokenizer_json
 from penstock.text.vocabulary import Vocabulary
@@ -36,7 +38,7 @@ class Tokenizer:
         begins_chats: whether chats begin with the beginning of text, once, whatever their template writes.
     """
 
-    def __init__(self, vocab: Vocabulary, separators: int = 1, *, begins_chats: bool = False) -> None:
+    def __init__(self, vocab: Vocabulary | KeptVocabulary, separators: int = 1, *, begins_chats: bool = False) -> None:
         """`separators`: how many times the ids behind a text stand between it and a second one."""
         self.bos_id = vocab.bos_id
         self.eos_id = vocab.eos_id
@@ -45,13 +47,20 @@ class Tokenizer:
         self.strip_first = vocab.spelling.strip_first
         self.begins_chats = begins_chats
         self.vocab_size = vocab.size
-        backend = self._backend = vocab.backend
+        self._built: tokenizers.Tokenizer | None = None
+        self._words: Words
+        if isinstance(vocab, KeptVocabulary):
+            self._words, self._build = vocab.words, vocab.build
+        else:
+            self._built = vocab.backend
+            self._words = BuiltWords(vocab.backend)
+        self._building = threading.Lock()
         self._plain: tokenizers.Tokenizer | None = None
         self._spelling = vocab.spelling
         self._prefix = list(vocab.prefix_ids)
         self._suffix = list(vocab.suffix_ids)
+        self._separators = separators
         self._between = self._suffix * separators
-        self._added = frozenset(backend.get_added_tokens_decoder())
         self._bytes: dict[int, bytes] = {}
         self._longest = 0
 
@@ -100,6 +109,40 @@ class Tokenizer:
         vocab = read_gguf_vocab(metadata)
         return cls(vocab, 2 if _doubles_separators(metadata) else 1, begins_chats=bool(vocab.prefix_ids))
 
+    @classmethod
+    def from_kept(cls, kept: KeptVocabulary) -> Self:
+        """From the tables that an earlier start has kept; what encodes text is built when a text is encoded."""
+        return cls(kept, kept.separators, begins_chats=kept.begins_chats)
+
+    def kept(self) -> KeptVocabulary:
+        """What a next start can do with."""
+        return KeptVocabulary(
+            self._words,
+            lambda: self.backend,
+            self._spelling,
+            prefix_ids=tuple(self._prefix),
+            suffix_ids=tuple(self._suffix),
+            bos_id=self.bos_id,
+            eos_id=self.eos_id,
+            end_ids=self.end_ids,
+            special_ids=self.special_ids,
+            size=self.vocab_size,
+            separators=self._separators,
+            begins_chats=self.begins_chats,
+        )
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """What encodes text."""
+        if self._built is None:
+            with self._building:
+                self._built = self._built or self._build()
+        return self._built
+
+    def prepare(self) -> None:
+        """Builds what encodes text now, lest a first text wait for it."""
+        self._without_special()
+
     def rows(self, vocab_size: object) -> int:
         """How many tokens a model knows whose files say `vocab_size`; what is no number takes the tokenizer's own.
 
@@ -127,7 +170,7 @@ class Tokenizer:
             RequestError: the text is too long or holds half a surrogate pair.
             CheckpointError: the vocabulary's tables turn out to be damaged.
         """
-        backend = self._backend if parse_special else self._without_special()
+        backend = self.backend if parse_special else self._without_special()
         ids: list[int] = _encoded(backend, text, add_special_tokens=add_special_tokens).ids
         return self._prefix + ids + self._suffix if add_special_tokens else ids
 
@@ -179,26 +222,26 @@ class Tokenizer:
 
     def piece(self, token_id: int) -> str | None:
         """The token as the vocabulary writes it, None outside the vocabulary."""
-        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return self._words.piece(token_id) if 0 <= token_id < self.vocab_size else None
 
     @property
     def longest_piece(self) -> int:
         """Characters of the longest token, as the vocabulary writes it."""
-        self._longest = self._longest or max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        self._longest = self._longest or self._words.longest()
         return self._longest
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it, None if there is no such token."""
-        return self._backend.token_to_id(token)
+        return self._words.id_of(token)
 
     def _without_special(self) -> tokenizers.Tokenizer:
         if self._plain is None:
-            self._plain = _without_special(self._backend)
+            self._plain = _without_special(self.backend)
         return self._plain
 
     def _spell(self, token_id: int) -> bytes:
-        piece = self._backend.id_to_token(token_id)
-        return b"" if piece is None else self._spelling.spell(piece, token_id in self._added)
+        piece = self._words.piece(token_id)
+        return b"" if piece is None else self._spelling.spell(piece, token_id in self._words.added)
 
 
 def _encoded(

@@ -24,13 +24,12 @@ from penstock.config.options import EngineOptions
 from penstock.core.constraint import Thinking
 from penstock.core.request import EngineRequest, FinishReason
 from penstock.core.sampling import SamplingParams
-from penstock.engine import build
 from penstock.engine.api import EngineInfo
-from penstock.engine.build import build_engine
-from penstock.engine.compose import grammar_vocabulary
+from penstock.engine.build import build_engine, grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
+from penstock.startup import first_start
 from penstock.startup.build_runner import load
 from penstock.structured import grammar_compiler, manager
 from penstock.structured.grammar_compiler import compute_mask
@@ -161,7 +160,7 @@ def test_the_vocabulary_is_prepared_while_weights_load(monkeypatch: pytest.Monke
         loading.append({thread for thread in threading.enumerate() if thread.name == "penstock-grammar"})
         return load(*given)
 
-    monkeypatch.setattr(build, "load", load_slowly)
+    monkeypatch.setattr(first_start, "load", load_slowly)
     for grammars in (False, True):
         build_engine(EngineOptions(threads=1, max_num_seqs=2, kv_blocks=50), grammars=grammars)[0].close()
     assert len(loading[1] - loading[0]) == limits.GRAMMAR_THREADS

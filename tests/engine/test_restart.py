@@ -160,7 +160,7 @@ def test_changed_code_starts_anew(folder: Path, tmp_path: Path, monkeypatch: pyt
     given = options(folder, tmp_path / "cache")
     start(given, [])
     assert find(given) is not None
-    monkeypatch.setattr(kept_start, "_code", lambda: iter([("changed.py", 1, 2)]))
+    monkeypatch.setattr(kept_start, "code_state", lambda: iter([("changed.py", 1, 2)]))
     assert find(given) is None
 
 

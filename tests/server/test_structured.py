@@ -18,7 +18,7 @@ from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.constraint import Grammar, GrammarKind
 from penstock.engine.api import EngineInfo, EngineState
-from penstock.engine.compose import grammar_vocabulary
+from penstock.engine.build import grammar_vocabulary
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient

@@ -141,7 +141,7 @@ def test_unigram_from_gguf_and_tokenizer_json_is_the_same(
     assert from_json.encode(text, parse_special=False) == ids
     assert from_json.decode(ids) == from_gguf.decode(ids) == built.decode(ids)
     if "\ufffd" not in text:  # the library writes one for each byte of a broken character
-        assert built.decode(ids) == from_json._backend.decode(ids)
+        assert built.decode(ids) == from_json.backend.decode(ids)
 
 
 @pytest.fixture(scope="module")

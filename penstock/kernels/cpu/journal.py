@@ -100,8 +100,8 @@ class Journal:
         if written is None:
             raise NotKeptError(f"its op {name} is given a {type(argument).__name__}")
         if "buffers" in written:
-            layout, key, value = written["buffers"]
-            return {"buffers": [names.objects[id(layout)]["layout"], key, value]}
+            layout, *values = written["buffers"]
+            return {"buffers": [names.objects[id(layout)]["layout"], *values]}
         return written
 
 
@@ -193,5 +193,5 @@ def _given(written: Any, places: Places) -> Any:
         return native.library().Part(*written["part"])
     if "layout" in written:
         return places.layouts[written["layout"]]
-    layer, key, value = written["buffers"]
-    return native.library().KvBuffers(places.layouts[layer], key, value)
+    layer, (keys, values) = written["buffers"][0], written["buffers"][1:]
+    return native.library().KvBuffers(places.layouts[layer], keys, values)

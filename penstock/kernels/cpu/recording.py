@@ -141,10 +141,11 @@ class Recording(StepProgram):
 
     def buffers(self, layout: Any, key: Tensor, value: Tensor) -> Any:
         """A cache's memory, laid out so, as ops take it."""
-        places = self.constant(key), self.constant(value)
-        made = native.library().KvBuffers(layout, *places)
+        keys = self.constant(key)
+        values = self.constant(value)
+        made = native.library().KvBuffers(layout, keys, values)
         if self.journal is not None:
-            self.journal.note(made, {"buffers": [layout, *places]})
+            self.journal.note(made, {"buffers": [layout, keys, values]})
         return made
 
     def _part(self, value: int, offset: int, stride: int) -> Any:

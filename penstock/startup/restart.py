@@ -1,4 +1,4 @@
-"""An engine from what an earlier start kept: its programs, packed weights and caches. No torch here."""
+"""The runner of an engine that goes on from what an earlier start kept (`startup.kept_start`). No torch here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.config.names import served_name
 from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import group_layers
-from penstock.engine.api import EngineInfo
-from penstock.engine.compose import compose, structured_output
-from penstock.engine.loop import Engine
 from penstock.kernels.cache import KvTensors
 from penstock.kernels.cpu.journal import JournalError, Places, replayed
 from penstock.kernels.cpu.native import NativeSampling
@@ -24,9 +20,9 @@ from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.replay import ReplayExecutor
 from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
-from penstock.startup.claim import Claim
 from penstock.startup.kept_start import Again
 from penstock.startup.scheduling import scheduler_options, spare_states
+from penstock.startup.started import Started, Told
 from penstock.weights.pack_cache import PackCache
 
 
@@ -58,35 +54,44 @@ class _Programs:
     keeps: Any
 
 
-def restarted(claim: Claim, again: Again, *, grammars: bool) -> tuple[Engine, EngineInfo]:
-    """Builds the engine; `grammars` as in build_engine.
+def restarted(again: Again) -> Started:
+    """The model that was kept, ready to compute steps.
 
     Raises:
         JournalError: what was kept does not fit this library.
-        PenstockError: as build_engine.
     """
-    kept, options, plan = again.kept, again.options, again.plan
-    claim.settle(options, with_torch=False)
-    limits = scheduler_options(options, plan)
+    kept = again.kept
+    plan = again.plan
+    limits = scheduler_options(again.options, plan)
+    size = limits.block_size
     rows, most = limits.max_num_seqs, max(limits.max_num_seqs, PROMPT_LOGIT_ROWS)
     memory = KVMemory(
         ArrayCaches(),
         kept.specs,
         plan.kv_blocks,
-        options.block_size,
+        size,
         kv_types=kept.kv_types,
         device=None,
         state_slots=rows + spare_states(plan),
     )
     made = _programs(again, memory, limits.max_num_batched_tokens, most)
-    groups = group_layers(kept.specs)
-    blocks = -(-plan.max_model_len // options.block_size)
     executor = ReplayExecutor(made.body, made.head, kept.results, limits.max_num_batched_tokens, most, made.keeps)
-    builder = BatchBuilder(len(groups), rows, blocks, options.block_size, None)
+    groups = group_layers(kept.specs)
+    builder = BatchBuilder(len(groups), rows, -(-plan.max_model_len // size), size, None)
     runner = ModelRunner(executor, memory, Sampler(kept.vocab_size, rows, NativeSampling()), builder)
-    structured = structured_output(options.model, kept.vocab_size, warm=grammars)
-    engine = compose(options, limits, groups, runner, structured, claim)
-    return engine, _info(again, executor.describe)
+    return Started(again.options, plan, again.options.model, groups, False, runner, _told(again, executor.describe))
+
+
+def _told(again: Again, describe: str) -> Told:
+    kept = again.kept
+    mode, _, detail = describe.partition(": ")
+    settings = (
+        *again.settings,
+        Decision("packed weights", "kept", f"mapped from {again.weights.path}"),
+        *kept.settings,
+        Decision("step", mode, f"{detail}, as an earlier start recorded them"),
+    )
+    return Told(kept.architecture, kept.vocab_size, kept.determinism, kept.numbers, settings, kept.kernels)
 
 
 def _programs(again: Again, memory: KVMemory, max_tokens: int, max_logit_rows: int) -> _Programs:
@@ -129,33 +134,3 @@ class _Matrices:
                 raise JournalError(f"the file of packed weights lacks {name}")
             self._found[name] = weight.parts
         return self._found[name]
-
-
-def _info(again: Again, describe: str) -> EngineInfo:
-    kept, options, plan = again.kept, again.options, again.plan
-    assert options.max_num_seqs and options.max_num_batched_tokens
-    mode, _, detail = describe.partition(": ")
-    settings = (
-        *again.settings,
-        Decision("packed weights", "kept", f"mapped from {again.weights.path}"),
-        *kept.settings,
-        Decision("step", mode, f"{detail}, as an earlier start recorded them"),
-    )
-    return EngineInfo(
-        model=options.served_model_name or served_name(options.model),
-        model_path=options.model,
-        architecture=kept.architecture,
-        max_model_len=plan.max_model_len,
-        vocab_size=kept.vocab_size,
-        block_size=options.block_size,
-        num_blocks=plan.kv_blocks[0],
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        dtype=options.dtype,
-        device=options.device,
-        determinism=kept.determinism,
-        settings=settings,
-        memory=tuple(Decision(*row) for row in plan.table()),
-        kernels=kept.kernels,
-        numbers=kept.numbers,
-    )

@@ -1,0 +1,71 @@
+"""A start from a checkpoint: its layers are declared and loaded, and steps recorded where they can be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import Decision
+from penstock.runtime.drafter import Drafter
+from penstock.runtime.executor import RecordedExecutor
+from penstock.startup.build_runner import load, make_runner
+from penstock.startup.engine_spec import kernel_decisions, make_engine_spec
+from penstock.startup.keep_start import keep_start
+from penstock.startup.levels import guarantee, level_notes, products_note
+from penstock.startup.scheduling import scheduler_options
+from penstock.startup.started import Started, Told
+
+log = logging.getLogger(__name__)
+
+
+class FirstStart:
+    """Decides what an engine will be; then, asked to, loads it.
+
+    Attributes:
+        options: concrete.
+        vocab_size: of the model.
+    """
+
+    def __init__(self, options: EngineOptions, drafter: Drafter | None = None) -> None:
+        """Decides.
+
+        Raises:
+            PenstockError: as `make_engine_spec`.
+        """
+        self._drafter = drafter
+        self._spec = make_engine_spec(options, drafts=drafter.most if drafter else 0)
+        self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
+        for row in self._spec.plan.table():
+            log.info("%-12s %12s  %s", *row)
+
+    def load(self, progress: Callable[[int, int], None] | None = None) -> Started:
+        """Loads, and keeps what the next start can go on from; `progress` as of build_engine.
+
+        Raises:
+            PenstockError: weights are missing, left over or damaged, or do not fit.
+        """
+        spec, kv_types, notes = load(self._spec, progress)
+        options = spec.options
+        whole = spec.model.whole_prompts
+        limits = scheduler_options(options, spec.plan, whole_prompts=whole)
+        runner, executor = make_runner(spec, kv_types, limits.max_num_seqs, self._drafter)
+        mode, _, detail = executor.describe.partition(": ")
+        step = Decision("step", mode, detail)
+        levels = level_notes(options.arithmetic, executor.fast)
+        for note in (*notes, step, *levels):
+            log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
+        numbers = f"weights {options.quantize or 'as stored'}, KV cache {' '.join(kv_types)}"
+        told = Told(
+            architecture=str((spec.checkpoint.config.get("architectures") or ["?"])[0]),
+            vocab_size=spec.model.vocab_size,
+            determinism=guarantee(spec.kernels, executor.fast),
+            numbers=numbers + products_note(spec.kernels),
+            settings=(*spec.settings, *notes, step, *levels),
+            kernels=kernel_decisions(spec.kernels),
+        )
+        if self._drafter is None and isinstance(executor, RecordedExecutor):
+            lasting = tuple(note for note in (*notes, *levels) if note.name != "packed weights")
+            keep_start(spec, kv_types, executor, replace(told, settings=lasting))
+        return Started(options, spec.plan, str(spec.checkpoint.path), spec.groups, whole, runner, told)
