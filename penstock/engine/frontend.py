@@ -254,7 +254,7 @@ class Frontend:
             return tuple(self.text.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
         try:
-            return await _beside(encode, inline=len(text) <= _INLINE_CHARS)
+            return await _beside(encode, inline=len(text) <= _INLINE_CHARS and self.text.tokenizer.prepared)
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"{field} holds a lone surrogate at character {error.start}, which no UTF-8 text can; remove it.",

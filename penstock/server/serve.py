@@ -186,13 +186,7 @@ async def _serve(
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
     try:
-        text = await asyncio.to_thread(
-            TextPipeline.load,
-            engine_options.model,
-            engine_options.tool_call_parser,
-            engine_options.reasoning_parser,
-            engine_options.pack_cache,
-        )
+        text = await asyncio.to_thread(_text, engine_options)
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
         server = http_server(create_app(frontend, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -218,6 +212,13 @@ async def _serve(
             await asyncio.wait([serving])
         await asyncio.gather(starting, dead, return_exceptions=True)
         await client.close()
+
+
+def _text(options: EngineOptions) -> TextPipeline:
+    """The text side of a model, ready for the first request."""
+    text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)
+    text.tokenizer.prepare()
+    return text
 
 
 def _on_signals(lifecycle: Lifecycle, stop: asyncio.Event) -> None:

@@ -13,12 +13,9 @@ from tokenizers import models
 
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, RequestError
-from penstock.text.gguf_vocab import read_gguf_vocab
 from penstock.text.kept_vocabulary import BuiltWords, KeptVocabulary, Words
 from penstock.text.spelling import Spelling, read_spelling
-from penstock.text.tokenizer_json import read_tokenizer_json
 from penstock.text.vocabulary import Vocabulary
-from penstock.text.vocabulary_file import read_vocabulary_file
 
 _SHORT_CHARS = 1024  # longest text that is encoded without letting other threads run
 
@@ -74,6 +71,9 @@ class Tokenizer:
         Raises:
             CheckpointError: there is no such file, or it cannot be used.
         """
+        from penstock.text.tokenizer_json import read_tokenizer_json  # not needed where tables are kept
+        from penstock.text.vocabulary_file import read_vocabulary_file
+
         folder = Path(path)
         file = folder / "tokenizer.json"
         if not file.is_file():
@@ -106,6 +106,8 @@ class Tokenizer:
         Raises:
             CheckpointError: the metadata is missing, contradictory or hostile; the message names the field.
         """
+        from penstock.text.gguf_vocab import read_gguf_vocab  # not needed where tables are kept
+
         vocab = read_gguf_vocab(metadata)
         return cls(vocab, 2 if _doubles_separators(metadata) else 1, begins_chats=bool(vocab.prefix_ids))
 
@@ -139,9 +141,14 @@ class Tokenizer:
                 self._built = self._built or self._build()
         return self._built
 
+    @property
+    def prepared(self) -> bool:
+        """Whether what encodes text is there, or the first text will wait for it."""
+        return self._built is not None
+
     def prepare(self) -> None:
         """Builds what encodes text now, lest a first text wait for it."""
-        self._without_special()
+        self.backend  # noqa: B018
 
     def rows(self, vocab_size: object) -> int:
         """How many tokens a model knows whose files say `vocab_size`; what is no number takes the tokenizer's own.

@@ -24,7 +24,6 @@ from penstock.quant.tensor import StoredTensor, TensorInfo
 from penstock.text.kept_vocabulary import SMALLEST, KeptVocabulary, tables_of
 from penstock.text.tokenizer import Tokenizer
 from penstock.weights.checkpoint import Checkpoint
-from penstock.weights.open import open_description
 from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, file_name, fingerprint
 
 log = logging.getLogger(__name__)
@@ -62,13 +61,20 @@ def read_text(model: str, cache: str) -> tuple[Checkpoint, Tokenizer]:
     place = _place(model, cache)
     if place is not None and (found := _found(model, place)) is not None:
         return found
-    checkpoint = open_description(model)
+    checkpoint = described(model)
     tokenizer = (
         Tokenizer.from_gguf(checkpoint.metadata) if checkpoint.metadata else Tokenizer.from_folder(checkpoint.path)
     )
     if place is not None and tokenizer.vocab_size >= SMALLEST:
         _keep(checkpoint, tokenizer, place)
     return checkpoint, tokenizer
+
+
+def described(model: str) -> Checkpoint:
+    """As `open_description`; readers of files are loaded only for that."""
+    from penstock.weights.open import open_description
+
+    return open_description(model)
 
 
 def _place(model: str, cache: str) -> Path | None:
@@ -105,7 +111,7 @@ def _found(model: str, place: Path) -> tuple[Checkpoint, Tokenizer] | None:
 
 def _built(model: str) -> tokenizers.Tokenizer:
     """What encodes text, from the model's file."""
-    return Tokenizer.from_gguf(open_description(model).metadata).backend
+    return Tokenizer.from_gguf(described(model).metadata).backend
 
 
 def _keep(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> None:

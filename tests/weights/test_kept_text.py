@@ -35,7 +35,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(path)
         return really(path)
 
-    monkeypatch.setattr("penstock.weights.kept_text.open_description", noting)
+    monkeypatch.setattr("penstock.weights.kept_text.described", noting)
     return found
 
 

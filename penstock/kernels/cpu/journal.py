@@ -45,8 +45,10 @@ class Journal:
         self._memory: dict[int, Any] = {}  # by address: what lies there
         self._objects: dict[int, tuple[object, Any]] = {}  # by id: native objects, and how they are written
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         append = getattr(self.program, name)
+        if not callable(append):
+            return append
 
         def noted(*arguments: Any) -> Any:
             result = append(*arguments)
