@@ -19,11 +19,14 @@ from penstock.layers.decoder import DecoderModel
 from penstock.quant.canonical_decode import decode_canonical
 from penstock.quant.decode import canonical_tensor, dequantize, stored_matrix
 from penstock.quant.encode import quantize_matrix
+from penstock.quant.formats.record import Bytes
 from penstock.quant.methods import Method, checkpoint_method
+from penstock.quant.tensor import StoredTensor
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.device_encode import device_encoder
 from penstock.weights.dummy import DummyCheckpoint, random_matrices
 from penstock.weights.pack_cache import PackedFile
+from penstock.weights.readers.files import let_go
 from penstock.weights.sources import Source, listed
 from penstock.weights.weight_plan import Form, WeightPlan, decide, kept_float, requested
 
@@ -71,6 +74,7 @@ def load_weights(
             _pack(plan, [part.to(target.device) if isinstance(part, Tensor) else part for part in parts])
             if cache is not None:
                 cache.keep(weight)
+            reader.let_go()
         else:
             reader.skip(plan)
     if cache is not None:
@@ -107,6 +111,18 @@ class _Reader:
         self._checkpoint = checkpoint
         self._method = method
         self._meter = meter
+        self._read: list[Bytes] = []
+
+    def let_go(self) -> None:
+        """Memory need not hold any longer what was read of the file."""
+        for data in self._read:
+            let_go(data)
+        self._read.clear()
+
+    def _stored_tensor(self, name: str) -> StoredTensor:
+        stored = self._checkpoint.read(name)
+        self._read.append(stored.data)
+        return stored
 
     def skip(self, plan: WeightPlan) -> None:
         """Counts what needs no reading."""
@@ -156,14 +172,14 @@ class _Reader:
 
     def _canonical(self, source: Source) -> Canonical | None:
         if source.plain is None:
-            stored = {suffix: self._checkpoint.read(info.name) for suffix, info in source.stored.items()}
+            stored = {suffix: self._stored_tensor(info.name) for suffix, info in source.stored.items()}
             return self._method.canonical(source.key, stored, source.shape)
-        return stored_matrix(self._checkpoint.read(source.plain.name), source.shape)
+        return stored_matrix(self._stored_tensor(source.plain.name), source.shape)
 
     def _tensor(self, source: Source, dtype: torch.dtype) -> Tensor:
         part = source.part
         if source.plain is not None:
-            tensor = dequantize(self._checkpoint.read(source.plain.name), dtype)
+            tensor = dequantize(self._stored_tensor(source.plain.name), dtype)
         else:
             matrix = self._canonical(source)
             assert matrix is not None

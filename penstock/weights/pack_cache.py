@@ -258,6 +258,21 @@ class PackWriter:
             self._data.write(data)
             entry = {"header": header.hex(), "offset": offset, "nbytes": data.nbytes, "crc32": zlib.crc32(data)}
             self._weights[key].append(entry)
+        self._data.flush()
+
+    def mapped(self, key: str) -> Packed | None:
+        """A weight that was put, in the file's memory instead of its own; None where the system cannot map it.
+
+        It stays there whatever becomes of the file's name.
+        """
+        found: list[tuple[bytes, int, Any]] = []
+        for part in self._weights[key]:
+            if not part["nbytes"] or PAGE % mmap.ALLOCATIONGRANULARITY:
+                return None
+            data = mmap.mmap(self._data.fileno(), part["nbytes"], access=mmap.ACCESS_READ, offset=part["offset"])
+            memory = np.frombuffer(data, np.uint8)
+            found.append((bytes.fromhex(part["header"]), memory.ctypes.data, memory))
+        return Packed.of_memory(found)
 
     def finish(self) -> None:
         """Adds the index and gives the file its name.
@@ -318,11 +333,13 @@ class PackedFile:
         return weight.tensor is not None
 
     def keep(self, weight: Weight) -> None:
-        """Takes a weight that has just been packed."""
+        """Takes a weight that has just been packed, and lets it lie in the file: memory need not hold it twice."""
         if self._writer is None or not isinstance(weight.tensor, Packed):
             return
+        name = self.name(weight)
         try:
-            self._writer.put(self.name(weight), weight.tensor.matrices())
+            self._writer.put(name, weight.tensor.matrices())
+            weight.tensor = self._writer.mapped(name) or weight.tensor
             self._written.append(weight)
         except OSError as error:
             self._fail(error)

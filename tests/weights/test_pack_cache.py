@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,7 +27,9 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.api import resolve_kernels
 from penstock.kernels.cpu import native
+from penstock.kernels.cpu.ops import pack_linear
 from penstock.kernels.cpu.packed import PACKING
+from penstock.kernels.plain import plain_matrix
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model
 from penstock.quant.tensor import StoredTensor
@@ -127,6 +131,51 @@ def test_the_first_load_writes_and_the_second_reads_no_matrix(family: str, tmp_p
         packed = [weight.tensor for weight in loaded.model.weights() if weight.pack is not None]
         assert packed
         assert not any(part.huge_pages for weight in packed for part in weight.parts)
+
+
+@pytest.mark.parametrize("family", ["deepseek-v2", "mamba", "jamba"])
+def test_weights_made_of_one_tensor_have_names_of_their_own(family: str, tmp_path: Path) -> None:
+    tiny.save(family, tmp_path / "model")
+    path = tmp_path / "x.packed"
+    first, second = (load(tmp_path / "model", path) for _ in range(2))
+    assert second.describe == f"mapped from {path}"
+    matrices = [
+        [unpacked(part) for weight in loaded.model.weights() if weight.pack is not None for part in weight.tensor.parts]
+        for loaded in (first, second)
+    ]
+    truth = [
+        unpacked(part)
+        for weight in alone(tmp_path / "model").weights()
+        if weight.pack is not None
+        for part in weight.tensor.parts
+    ]
+    for found in matrices:
+        assert all(map(np.array_equal, found, truth))
+
+
+def unpacked(matrix: Any) -> npt.NDArray[np.float32]:
+    out = np.empty((matrix.experts * matrix.rows, matrix.cols), np.float32)
+    matrix.unpack(out)
+    return out
+
+
+def alone(folder: Path) -> Model:
+    """The model, its weights packed and kept nowhere."""
+    checkpoint = open_checkpoint(folder)
+    model = build_model(checkpoint.config, resolve_kernels(KernelContext("cpu", "float32")), dtype=torch.float32)
+    load_weights(model, checkpoint, plan_weights(model, checkpoint, LoadTarget(torch.float32)))
+    return model
+
+
+def test_a_weight_lies_in_the_file_as_soon_as_it_is_written(path: Path) -> None:
+    packed = pack_linear((plain_matrix(torch.randn(32, 64)),))
+    writer = PackWriter(path, "identity")
+    writer.put("a", packed.matrices())
+    there = writer.mapped("a")
+    writer.discard()  # the disk was full, say: what was mapped stays
+    assert there is not None and there is not packed
+    assert np.array_equal(unpacked(there.parts[0]), unpacked(packed.parts[0]))
+    assert files(path.parent) == []
 
 
 def test_a_changed_model_replaces_its_file(tmp_path: Path) -> None:

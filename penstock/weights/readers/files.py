@@ -36,6 +36,23 @@ def map_file(path: Path) -> tuple[mmap.mmap, Bytes]:
     return mapped, np.frombuffer(mapped, dtype=np.uint8)
 
 
+def let_go(data: Bytes) -> None:
+    """Tells the system that bytes of a mapped file are not needed for now; looked at again, they are read again.
+
+    Bytes that lie elsewhere stay as they are.
+    """
+    base: Any = data
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    mapped = base.obj if isinstance(base, memoryview) else base
+    if not isinstance(mapped, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    begin = data.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    first, last = -(-begin // mmap.PAGESIZE), (begin + data.nbytes) // mmap.PAGESIZE
+    if first < last:
+        mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
