@@ -26,6 +26,7 @@ namespace {
 
 constexpr float no_score = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t value_columns = 64;  // columns of values converted at a time
+constexpr std::int64_t tiles_far = 8;       // tiles that lie between what is asked for and what is read
 
 // A query of an item: which positions it sees, and where its states go.
 struct ItemQuery {
@@ -190,6 +191,7 @@ private:
         const std::int64_t sizes[] = {most * round_up(dim, 16),
                                       most * partition_lanes,
                                       most * columns_,
+                                      vec::few_queries * columns_,
                                       8 * round_up(most, 16),
                                       vec::vector_block * kv_tile * round_up(dim, 2),
                                       partition_lanes * value_columns,
@@ -197,8 +199,8 @@ private:
         std::int64_t total = 0;
         for (const std::int64_t size : sizes) total += round_up(size, 16);
         auto* at = reinterpret_cast<float*>(thread_memory(2, static_cast<std::size_t>(total) * sizeof(float)));
-        float** const places[] = {&query_, &scores_, &sums_, &greatest_, &keys_, &values_, &gathered_};
-        for (int i = 0; i < 7; ++i) {
+        float** const places[] = {&query_, &scores_, &sums_, &part_, &greatest_, &keys_, &values_, &gathered_};
+        for (int i = 0; i < 8; ++i) {
             *places[i] = at;
             at += round_up(sizes[i], 16);
         }
@@ -276,13 +278,14 @@ private:
     }
 
     void cut_blocks() {
-        num_blocks_ = (rows_ + vec::query_block - 1) / vec::query_block;
+        num_blocks_ = rows_ <= vec::few_queries ? 1 : (rows_ + vec::query_block - 1) / vec::query_block;
         for (std::int64_t b = 0; b < num_blocks_; ++b) {
             const std::int64_t row = rows_ * b / num_blocks_;
             blocks_[static_cast<std::size_t>(b)] = {row, rows_ * (b + 1) / num_blocks_ - row, 0, 0};
         }
         converts_ =
             !dots && !digits_ && (type == KvType::i4 || (type != KvType::f32 && (num_blocks_ > 1 || layout_.latent)));
+        few_ = num_blocks_ == 1 && !dots && !digits_ && !converts_ && !layout_.latent;
     }
 
     // Which of a partition's lanes each query and block sees, and its tiles.
@@ -331,7 +334,7 @@ private:
             num_keys = find_keys(args_, table_, kv_head_, next, std::min(next + partition_tiles, end_tile), keys);
         else if (next_)
             num_keys = find_first_keys(args_, *next_, keys);
-        look_ahead(keys, num_keys);
+        few_ ? look_far(keys, num_keys) : look_ahead(keys, num_keys);
     }
 
     // Tokens that no query of the item sees are zeros: their blocks may be another row's.
@@ -359,7 +362,17 @@ private:
                                 lane, values, p - start, count);
             }
         }
-        look_ahead(nullptr, 0);
+        few_ ? look_far(nullptr, 0) : look_ahead(nullptr, 0);
+    }
+
+    // Tiles in the order they are read, one at a time; of the last, those after them are not known.
+    void look_far(const std::byte* const* keys, std::int64_t num_keys) {
+        const std::int64_t tiles = tile_to_ - tile_from_;
+        const std::byte** at = std::copy_n(key_tile_ + tile_from_, tiles, reading_);
+        at = std::copy_n(value_tile_ + tile_from_, tiles, at);
+        at = std::copy_n(keys, num_keys, at);
+        std::fill(at, reading_ + 3 * partition_tiles, reading_[0]);
+        far_ = std::min<std::int64_t>(tiles_far, tiles);
     }
 
     // While values are summed, the keys that follow are asked for. Where there are few tiles, values are asked for at
@@ -391,7 +404,29 @@ private:
         return {query_ + block.row * layout_.key_dim, layout_.key_dim, block.count};
     }
 
+    // Of the only block: tile after tile, since memory is read fastest in one stream.
+    void score_few() {
+        const auto keys = stored<typename Stored::Code>(key_tile_);
+        for (std::int64_t t = tile_from_; t < tile_to_; ++t)
+            score_tiles<Stored>(query_block(blocks_[0]), layout_.key_dim,
+                                {keys.data() + t, reading_ + (t - tile_from_) + far_}, 1, scores_ + t * kv_tile,
+                                partition_lanes);
+    }
+    void sum_few() {
+        const auto tiles = stored<typename Stored::Code>(value_tile_);
+        const RowBlock& block = blocks_[0];
+        for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
+            const std::int64_t from = std::max(block.from, t * kv_tile), to = std::min(block.to, (t + 1) * kv_tile);
+            const std::byte* const* const place = reading_ + (tile_to_ - tile_from_) + (t - tile_from_);
+            sum_values<Stored, true>({scores_, partition_lanes, block.count},
+                                     {from, to, t == tile_from_, t + 1 == tile_to_}, {tiles.data(), columns_, {}},
+                                     columns_ / 16, {place[1], place[far_]}, part_, sums_, columns_, {before_, now_});
+        }
+    }
+
     void score() {
+        if constexpr (type != KvType::i4 && !dots)
+            if (few_) return score_few();
         constexpr std::int64_t step = vec::vector_block;
         const auto keys = stored<typename Stored::Code>(key_tile_);
         for (std::int64_t group = tile_from_ / step * step; group < tile_to_; group += step) {
@@ -399,12 +434,12 @@ private:
             const float* converted[step];
             if (converts_)
                 for (std::int64_t t = begin; t < end; ++t) {
-                    if (deep_) prefetch(value_tile_[t], value_tile_bytes(layout_));
+                    const std::byte* const ahead = deep_ ? value_tile_[t] : nullptr;
                     float* const to = keys_ + (t - group) * kv_tile * round_up(layout_.key_dim, 2);
                     if (layout_.latent)
                         convert_latent_keys<type>(key_tile_[t], layout_, to);
                     else if constexpr (!integers)
-                        convert_keys<type>(key_tile_[t], layout_, to);
+                        convert_keys<type>(key_tile_[t], layout_, to, ahead);
                     converted[t - group] = to;
                 }
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
@@ -581,18 +616,20 @@ private:
     }
 
     void sum() {
+        if constexpr (type != KvType::i4 && !dots)
+            if (few_) return sum_few();
         if constexpr (dots) return layout_.latent ? sum_latent_dots() : sum_products();
         if constexpr (integers) {
             if (digits_) return sum_products();
         } else if (!converts_ && !layout_.latent) {
             const auto tiles = stored<typename Stored::Code>(value_tile_);
-            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, {ahead_end_}}, 0, columns_);
+            return sum_columns(ValueTiles<Stored>{tiles.data(), columns_, {ahead_end_, deep_}}, 0, columns_);
         }
         for (std::int64_t column = 0; column < columns_; column += value_columns) {
             const std::int64_t count = std::min(value_columns, columns_ - column);
             const float* converted[partition_tiles];
             for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
-                if (column == 0) Ahead{ahead_end_}.ask(t);
+                Ahead{ahead_end_, deep_}.ask(t, column, column + count, columns_);
                 float* const to = values_ + t * kv_tile * value_columns;
                 if (layout_.latent)
                     convert_latent_values<type>(value_tile_[t], layout_, column, count, to, value_columns);
@@ -610,7 +647,7 @@ private:
         for (std::int64_t column = 0; column < columns_; column += each)
             for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
                 if (block.from >= block.to) continue;
-                const Ahead ahead{&block == blocks_.data() && column == 0 ? ahead_end_ : nullptr};
+                const Ahead ahead{&block == blocks_.data() && column == 0 ? ahead_end_ : nullptr, deep_};
                 const std::int64_t vectors = std::min(each, columns_ - column) / 16;
                 float* const out = sums_ + block.row * columns_ + column;
                 const Merging merging{before_ + block.row, now_ + block.row};
@@ -632,7 +669,7 @@ private:
             const std::int64_t count = std::min(value_columns, columns_ - column);
             const std::uint16_t* pairs[partition_tiles];
             for (std::int64_t t = tile_from_; t < tile_to_; ++t) {
-                if (column == 0) Ahead{ahead_end_}.ask(t);
+                Ahead{ahead_end_, deep_}.ask(t, column, column + count, columns_);
                 auto* const to = reinterpret_cast<std::uint16_t*>(values_) + t * kv_tile * value_columns;
                 latent_value_pairs(value_tile_[t], layout_, column, count, to, value_columns);
                 pairs[t] = to;
@@ -650,8 +687,8 @@ private:
         for (const RowBlock& block : std::span(blocks_.data(), static_cast<std::size_t>(num_blocks_))) {
             if (block.from >= block.to) continue;
             const QueryBlock weights{scores_ + block.row * partition_lanes, partition_lanes, block.count};
-            sum_values(weights, block.from, block.to, values, count / 16, sums_ + block.row * columns_ + column,
-                       columns_, {before_ + block.row, now_ + block.row});
+            sum_values(weights, {block.from, block.to, true, true}, values, count / 16, {}, part_,
+                       sums_ + block.row * columns_ + column, columns_, {before_ + block.row, now_ + block.row});
         }
     }
 
@@ -707,10 +744,14 @@ private:
     const std::byte* key_tile_[partition_tiles] = {};
     const std::byte* value_tile_[partition_tiles] = {};
     bool deep_ = false;  // many tiles
+    bool few_ = false;   // rows, which read what is stored
+    std::int64_t far_ = 0;
+    const std::byte* reading_[3 * partition_tiles];  // keys, values, the next keys; `far_` further on is asked for
     Stretch ahead_[partition_tiles + 2 * vec::vector_block];
     const Stretch* ahead_end_[partition_tiles + 1] = {};
     // [rows][key_dim], [rows][partition_lanes], [rows][columns_], [rows] four times, and converted codes
     float *query_ = nullptr, *scores_ = nullptr, *sums_ = nullptr;
+    float* part_ = nullptr;  // [rows of a block][columns_], sums of a partition that go on
     float *greatest_ = nullptr, *total_ = nullptr, *before_ = nullptr, *now_ = nullptr;
     float *keys_ = nullptr, *values_ = nullptr;
     float* gathered_ = nullptr;  // tiles, keys before values, if blocks have none that attention can read

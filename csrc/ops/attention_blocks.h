@@ -2,6 +2,7 @@
 // fused multiply-adds in ascending order, so that a block's shape leaves no trace in the result.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "ops/kv_layout.h"
@@ -58,8 +59,13 @@ struct Codes<KvType::i8> {
     }
 };
 
-// Asks for a cache line that will be read soon; any address will do.
-static inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
+// Asks for a cache line that will be read soon; any address will do. To the compiler a function that only does so is
+// one without effects, whose calls it drops; the empty assembly is an effect.
+template <int locality = 2>
+static inline void prefetch(const void* address) {
+    __builtin_prefetch(address, 0, locality);
+    asm volatile("");
+}
 static inline void prefetch(const std::byte* from, std::int64_t bytes) {
     for (std::int64_t i = 0; i < bytes; i += 64) prefetch(from + i);
 }
@@ -130,15 +136,24 @@ inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Co
         for (int t = 0; t < tiles; ++t) vec::store(out + i * out_stride + t * kv_tile, sum[i][t]);
 }
 
-// What is read next: while the values of tile t are read, the stretches [end[t], end[t + 1]) are asked for.
+// What is read next: while the values of tile t are read, the stretches [end[t], end[t + 1]) are asked for; where there
+// are many, a part with each run of columns: asked for at once they would fill the processor's queues.
 struct Stretch {
     const std::byte* at;
     std::int64_t bytes;
 };
 struct Ahead {
     const Stretch* const* end = nullptr;  // or null
-    void ask(std::int64_t t) const {
-        for (const Stretch* stretch = end[t]; stretch < end[t + 1]; ++stretch) prefetch(stretch->at, stretch->bytes);
+    bool many = false;
+
+    // With the columns [from, to) of `columns`.
+    void ask(std::int64_t t, std::int64_t from, std::int64_t to, std::int64_t columns) const {
+        if (!end || (!many && from > 0)) return;
+        if (!many) to = columns;
+        for (const Stretch* stretch = end[t]; stretch < end[t + 1]; ++stretch) {
+            const std::int64_t lines = stretch->bytes / 64, begin = lines * from / columns;
+            prefetch(stretch->at + 64 * begin, 64 * (lines * to / columns - begin));
+        }
     }
 };
 
@@ -160,22 +175,44 @@ inline void merge_sum(vec::F32x16 sum, vec::F32x16 before, vec::F32x16 now, floa
     vec::store(out, vec::fma(vec::load16(out), before, sum * now));
 }
 
-// Sums of weight times value over lanes [from, to) of a partition, merged into `vectors` vectors of each query's `out`.
-template <class Codes, int queries, int vectors>
-inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Codes>& values,
-                        std::int64_t column, float* out, std::int64_t out_stride, const Merging& merging) {
+// Lanes of a partition; sums go on from `part` unless they begin, and go there unless they end.
+struct LaneRange {
+    std::int64_t from, to;
+    bool begins, ends;
+};
+
+// The tiles of which as many bytes are asked for as are read: one soon, into the nearest cache, one later; or null.
+struct TilesAhead {
+    const std::byte *soon, *later;
+};
+
+// Sums of weight times value over lanes of a partition, merged into `vectors` vectors of each query's `out`.
+template <class Codes, int queries, int vectors, bool asks>
+inline void value_block(const QueryBlock& weights, const LaneRange& lanes, const ValueTiles<Codes>& values,
+                        std::int64_t column, std::int64_t columns, const TilesAhead& tiles, float* part, float* out,
+                        std::int64_t out_stride, const Merging& merging) {
+    constexpr std::int64_t bytes = vectors * 16 * sizeof(typename Codes::Code);  // of a lane
+    const std::int64_t from = lanes.from, to = lanes.to;
     vec::F32x16 sum[queries][vectors];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i)
 #pragma GCC unroll 8
-        for (int x = 0; x < vectors; ++x) sum[i][x] = vec::splat16(0.0f);
+        for (int x = 0; x < vectors; ++x)
+            sum[i][x] = lanes.begins ? vec::splat16(0.0f) : vec::load16(part + i * columns + 16 * x);
     for (std::int64_t t = from / kv_tile; t * kv_tile < to; ++t) {
         const std::int64_t begin = t * kv_tile;
         const std::int64_t last = to - begin < kv_tile ? to : begin + kv_tile;
         const auto* const tile = values.tile[t] + (Codes::paired ? 2 : 1) * column - begin * values.stride;
-        if (values.ahead.end && column == 0) values.ahead.ask(t);
+        values.ahead.ask(t, column, column + 16 * vectors, columns);
         in_pairs<Codes>(from > begin ? from : begin, last,
                         [&](std::int64_t lane, auto second) __attribute__((always_inline)) {
+                            const std::int64_t place = (column / (16 * vectors) * kv_tile + lane - begin) * bytes;
+                            if (asks && place % 64 == 0)
+#pragma GCC unroll 4
+                                for (std::int64_t line = place; line < place + bytes; line += 64) {
+                                    prefetch<3>(tiles.soon + line);
+                                    prefetch(tiles.later + line);
+                                }
                             const auto* const at = tile + (second ? lane - 1 : lane) * values.stride;
                             vec::F32x16 v[vectors];
 #pragma GCC unroll 8
@@ -189,6 +226,13 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
                             }
                         });
     }
+    if (!lanes.ends) {
+#pragma GCC unroll 8
+        for (int i = 0; i < queries; ++i)
+#pragma GCC unroll 8
+            for (int x = 0; x < vectors; ++x) vec::store(part + i * columns + 16 * x, sum[i][x]);
+        return;
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i) {
         const vec::F32x16 before = vec::splat16(merging.before[i]), now = vec::splat16(merging.now[i]);
@@ -197,8 +241,8 @@ inline void value_block(const QueryBlock& weights, std::int64_t from, std::int64
     }
 }
 
-// Calls function with `count` (1 to vec::query_block) as a constant.
-template <int most = vec::query_block, class F>
+// Calls function with `count` (1 to vec::few_queries) as a constant.
+template <int most = vec::few_queries, class F>
 inline void with_constant(std::int64_t count, F&& function) {
     if constexpr (most > 1) {
         if (count < most) return with_constant<most - 1>(count, std::forward<F>(function));
@@ -211,8 +255,9 @@ template <class F>
 inline void in_tile_runs(std::int64_t count, std::int64_t tiles, F&& block) {
     with_constant(count, [&](auto queries) {
         std::int64_t t = 0;
-        for (; t + vec::vector_block <= tiles; t += vec::vector_block)
-            block(queries, std::integral_constant<int, vec::vector_block>{}, t);
+        if constexpr (queries.value <= vec::query_block)
+            for (; t + vec::vector_block <= tiles; t += vec::vector_block)
+                block(queries, std::integral_constant<int, vec::vector_block>{}, t);
         for (; t < tiles; ++t) block(queries, std::integral_constant<int, 1>{}, t);
     });
 }
@@ -227,7 +272,7 @@ inline void in_vector_runs(std::int64_t count, std::int64_t vectors, F&& block) 
         };
         // Few queries leave room for a longer stretch of each value, which is then read from memory in order.
         if constexpr (2 * queries.value <= vec::query_block) take(std::integral_constant<int, 2 * vec::vector_block>{});
-        take(std::integral_constant<int, vec::vector_block>{});
+        if constexpr (queries.value <= vec::query_block) take(std::integral_constant<int, vec::vector_block>{});
         take(std::integral_constant<int, 1>{});
     });
 }
@@ -241,12 +286,13 @@ inline void score_tiles(const QueryBlock& q, std::int64_t dim, const KeyTiles<Co
     });
 }
 
-template <class Codes>
-inline void sum_values(const QueryBlock& weights, std::int64_t from, std::int64_t to, const ValueTiles<Codes>& values,
-                       std::int64_t vectors, float* out, std::int64_t out_stride, const Merging& merging) {
+template <class Codes, bool asks = false>
+inline void sum_values(const QueryBlock& weights, const LaneRange& lanes, const ValueTiles<Codes>& values,
+                       std::int64_t vectors, const TilesAhead& tiles, float* part, float* out, std::int64_t out_stride,
+                       const Merging& merging) {
     in_vector_runs(weights.count, vectors, [&](auto queries, auto each, std::int64_t x) {
-        value_block<Codes, queries.value, each.value>(weights, from, to, values, x * 16, out + x * 16, out_stride,
-                                                      merging);
+        value_block<Codes, queries.value, each.value, asks>(weights, lanes, values, x * 16, vectors * 16, tiles,
+                                                            part + x * 16, out + x * 16, out_stride, merging);
     });
 }
 

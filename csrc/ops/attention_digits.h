@@ -73,7 +73,7 @@ inline void digit_block(const DigitBlock& q, std::int64_t from, std::int64_t to,
                 for (int i = 0; i < queries; ++i)
 #pragma GCC unroll 8
                     for (int x = 0; x < vectors; ++x)
-                        sum[i][x] = vec::dot4<true>(sum[i][x], codes[x], digits + i * q.stride + 4 * j);
+                        sum[i][x] = vec::dot4(sum[i][x], codes[x], digits + i * q.stride + 4 * j);
             }
         }
     }
@@ -107,9 +107,7 @@ inline void sum_digits(const DigitBlock& weights, std::int64_t from, std::int64_
         const auto line = [&](std::int64_t t, int j, int x) {
             return values[t] + (j * columns + column + (first + x) * 16) * 4;
         };
-        const auto ask = [&](std::int64_t t) {
-            if (ahead.end && first == 0) ahead.ask(t);
-        };
+        const auto ask = [&](std::int64_t t) { ahead.ask(t, first, first + each.value, vectors); };
         digit_block<queries.value, each.value>(weights, from, to, line, ask, [&](int i, int x, vec::F32x16 sum) {
             merge_sum(sum * vec::splat16(weights.step[i]), vec::splat16(merging.before[i]),
                       vec::splat16(merging.now[i]), out + i * out_stride + (first + x) * 16);

@@ -60,10 +60,11 @@ inline void score_pair_block(const PairBlock& q, std::int64_t dim, const KeyTile
         for (int t = 0; t < tiles; ++t) vec::store(out + i * out_stride + t * kv_tile, sum[i][t]);
 }
 
+// Vectors from `first` on of `of`, whose columns begin with `column`.
 template <int queries, int vectors>
 inline void value_pair_block(const PairBlock& weights, std::int64_t from, std::int64_t to,
-                             const ValueTiles<Bf16>& values, std::int64_t column, float* out, std::int64_t out_stride,
-                             const Merging& merging) {
+                             const ValueTiles<Bf16>& values, std::int64_t column, std::int64_t first, std::int64_t of,
+                             float* out, std::int64_t out_stride, const Merging& merging) {
     vec::F32x16 sum[queries][vectors];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i)
@@ -73,7 +74,7 @@ inline void value_pair_block(const PairBlock& weights, std::int64_t from, std::i
         const std::int64_t begin = t * kv_tile;
         const std::int64_t last = to - begin < kv_tile ? to : begin + kv_tile;
         const std::uint16_t* const tile = values.tile[t] + 2 * column - begin * values.stride;
-        if (values.ahead.end && column == 0) values.ahead.ask(t);
+        values.ahead.ask(t, first, first + vectors, of);
         // A token outside [from, last) may hold anything, as NaN; a zero weight alone would not keep it out.
         const auto step = [&](std::int64_t lane, auto load) __attribute__((always_inline)) {
             vec::Bf16x32 v[vectors];
@@ -114,8 +115,8 @@ inline void sum_pairs(const PairBlock& weights, std::int64_t from, std::int64_t 
                       std::int64_t column, std::int64_t vectors, float* out, std::int64_t out_stride,
                       const Merging& merging) {
     in_vector_runs(weights.count, vectors, [&](auto queries, auto each, std::int64_t x) {
-        value_pair_block<queries.value, each.value>(weights, from, to, values, column + x * 16, out + x * 16,
-                                                    out_stride, merging);
+        value_pair_block<queries.value, each.value>(weights, from, to, values, column + x * 16, x, vectors,
+                                                    out + x * 16, out_stride, merging);
     });
 }
 #endif

@@ -6,7 +6,7 @@
 
 namespace penstock::PENSTOCK_ISA {
 
-inline constexpr int stream_code_rows = 4;
+inline constexpr int stream_code_rows = 4;              // at a time
 inline constexpr std::int64_t code_bytes_ahead = 6144;  // of the memory being read; the best of 1 to 12 KiB
 
 struct SpanShape {
@@ -20,47 +20,56 @@ struct SpanShape {
 template <class Codes, int unit, int R>
 void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const float* scales, const SpanShape& shape,
                   const ActivationSpan* const* rows, const SumPlace& sums) {
-    constexpr int parts = 32 / unit;
+    constexpr int parts = 32 / unit, wide = vec::column_parts, lanes = 16 / wide;
     const Codes source(header, codes, shape.units);
-    vec::F32x16 kept[R];
+    vec::ColumnFloats kept[R][wide];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) kept[r] = sums.from ? vec::load16(sums.from + r * group_columns) : vec::splat16(0.0f);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int c = 0; c < wide; ++c)
+            kept[r][c] =
+                sums.from ? vec::load_columns(sums.from + r * group_columns + lanes * c) : vec::splat_columns(0.0f);
     for (std::int64_t u = shape.first; u < shape.first + shape.units; ++u, codes += Codes::unit_bytes) {
 #pragma GCC unroll 8
         for (int i = 0; i < (Codes::unit_bytes + 63) / 64; ++i) vec::prefetch(codes + code_bytes_ahead + 64 * i);
-        vec::I32x16 acc[R][parts];
+        vec::CodeSum<Codes::most, unit / 4> acc[R][wide][parts];
+        source.each(u - shape.first, [&](auto v, vec::Bytes64 bytes) __attribute__((always_inline)) {
+            constexpr int at = decltype(v)::value, step = at % (unit / 4);
+            in_numbers<wide>([&](auto c) __attribute__((always_inline)) {
+                const auto weights = vec::ColumnCodes<Codes::most>::template of<c.value>(bytes);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-            for (int i = 0; i < parts; ++i) {
-                const std::int32_t sum = unit == 32 ? rows[r]->sum32[u] : rows[r]->sum16[2 * u + i];
-                acc[r][i] = vec::splat_i32(-shape.zero * sum);
-            }
-        source.each(u - shape.first, [&](auto v, vec::Bytes64 weights) {
-            constexpr int part = decltype(v)::value * 4 / unit;
-#pragma GCC unroll 4
-            for (int r = 0; r < R; ++r)
-                acc[r][part] = vec::dot4<Codes::wide>(acc[r][part], weights, rows[r]->value + 32 * u + 4 * v);
+                for (int r = 0; r < R; ++r)
+                    acc[r][c.value][at * 4 / unit].template add<step>(weights, rows[r]->value + 32 * u + 4 * at);
+            });
         });
 #pragma GCC unroll 2
         for (int i = 0; i < parts; ++i) {
             const float* const scale = scales + (((u * parts + i) >> shape.group_shift) * group_columns);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
-                const vec::F32x16 by = vec::splat16(rows[r]->scale[u]);
-                kept[r] = vec::fma(vec::to_float(acc[r][i]), vec::load16(scale) * by, kept[r]);
-                if (shape.has_min) {
-                    const float total = unit == 32 ? rows[r]->total32[u] : rows[r]->total16[2 * u + i];
-                    kept[r] = vec::fma(vec::load16(scale + minimum_offset), vec::splat16(total), kept[r]);
+                const std::int32_t sum = unit == 32 ? rows[r]->sum32[u] : rows[r]->sum16[2 * u + i];
+                const std::int32_t zero = vec::code_base<Codes::most> - shape.zero;
+                const float total = unit == 32 ? rows[r]->total32[u] : rows[r]->total16[2 * u + i];
+                const vec::ColumnFloats by = vec::splat_columns(rows[r]->scale[u]);
+#pragma GCC unroll 2
+                for (int c = 0; c < wide; ++c) {
+                    const auto& one = acc[r][c][i];
+                    const vec::ColumnFloats products = zero == 0 ? one.total() : one.total(zero * sum);
+                    kept[r][c] = vec::fma(products, vec::load_columns(scale + lanes * c) * by, kept[r][c]);
+                    if (shape.has_min)
+                        kept[r][c] = vec::fma(vec::load_columns(scale + minimum_offset + lanes * c),
+                                              vec::splat_columns(total), kept[r][c]);
                 }
             }
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-        const std::int64_t at = r * group_columns;
-        vec::store(sums.to + at, sums.before ? vec::load16(sums.before + at) + kept[r] : kept[r]);
-    }
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+        for (int c = 0; c < wide; ++c) {
+            const std::int64_t at = r * group_columns + lanes * c;
+            vec::store(sums.to + at, sums.before ? vec::load_columns(sums.before + at) + kept[r][c] : kept[r][c]);
+        }
 }
 
 using StreamCodes = void (*)(const PackedHeader&, const std::uint8_t*, const float*, const SpanShape&,

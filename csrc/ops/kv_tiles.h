@@ -12,15 +12,17 @@ static inline const std::uint16_t* group_scales(const std::byte* tile, std::int6
     return reinterpret_cast<const std::uint16_t*>(tile + code_bytes) + 2 * g * kv_tile;
 }
 
-// [key_dim][16] floats, or one dimension more where it is odd; without the tokens' scales (f8_e4m3, i8).
+// [key_dim][16] floats, or one dimension more where it is odd; without the tokens' scales (f8_e4m3, i8). As many bytes
+// are asked for from `ahead`, if not null, as are read.
 template <KvType type>
-static inline void convert_keys(const std::byte* tile, const KvLayout& layout, float* out) {
+static inline void convert_keys(const std::byte* tile, const KvLayout& layout, float* out, const std::byte* ahead) {
     if constexpr (type == KvType::i4) {
         const auto* const code = reinterpret_cast<const std::uint8_t*>(tile);
         for (std::int64_t d = 0; d < layout.key_dim; d += 2) {
             const std::uint16_t* const scales = group_scales(tile, key_code_bytes(layout), d / kv_group);
             const vec::F32x16 scale = vec::load16_bf16(scales), minimum = vec::load16_bf16(scales + kv_tile);
             vec::F32x16 low, high;
+            if (ahead && d % 8 == 0) prefetch(ahead + d / 2 * kv_tile);
             vec::load16_nibbles(code + d / 2 * kv_tile, low, high);
             vec::store(out + d * kv_tile, vec::fma(low, scale, minimum));
             vec::store(out + (d + 1) * kv_tile, vec::fma(high, scale, minimum));
@@ -29,6 +31,8 @@ static inline void convert_keys(const std::byte* tile, const KvLayout& layout, f
         const auto* const code = reinterpret_cast<const typename Codes<type>::Code*>(tile);
         in_pairs<Codes<type>>(0, layout.key_dim, [&](std::int64_t d, auto second) {
             const auto* const at = code + (second ? d - 1 : d) * kv_tile;
+            constexpr std::int64_t bytes = kv_tile * sizeof(*code);
+            if (ahead && d * bytes % 64 == 0) prefetch(ahead + d * bytes);
             vec::store(out + d * kv_tile, Codes<type>::template load<second.value>(at));
         });
     }

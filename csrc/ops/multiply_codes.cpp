@@ -21,7 +21,7 @@ struct Ahead {
     }
 };
 
-template <int unit, bool has_min, bool wide>
+template <int unit, bool has_min, int most>
 void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, const ActivationSpan* spans, RowList rows,
                    std::int64_t count, const SumPlace& sums, Ahead& ahead) {
     each_tile(count, [&](std::int64_t at, auto fixed) {
@@ -31,7 +31,7 @@ void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, con
         constexpr int P = vec::tile_panels(R);
         for (int p = 0; p < panels; p += P) {
             ahead.ask();
-            multiply_codes<R, P, unit, has_min, wide>(tile, shape, row, p, sums.at(at * group_columns));
+            multiply_codes<R, P, unit, has_min, most>(tile, shape, row, p, sums.at(at * group_columns));
         }
     });
 }
@@ -39,15 +39,22 @@ void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, con
 using MultiplyTile = void (*)(const CodeTile&, const TileShape&, int, const ActivationSpan*, RowList, std::int64_t,
                               const SumPlace&, Ahead&);
 
-MultiplyTile choose(const PackedHeader& header) {
+template <int most>
+MultiplyTile choose_tile(const PackedHeader& header) {
     const bool has_min = header.minimum != MinKind::none;
-    const bool wide = header.bits == 8 || (header.has_lut && *std::max_element(header.lut, header.lut + 16) > 129);
-    if (header.group == 16) {
-        if (wide) return has_min ? multiply_tile<16, true, true> : multiply_tile<16, false, true>;
-        return has_min ? multiply_tile<16, true, false> : multiply_tile<16, false, false>;
-    }
-    if (wide) return has_min ? multiply_tile<32, true, true> : multiply_tile<32, false, true>;
-    return has_min ? multiply_tile<32, true, false> : multiply_tile<32, false, false>;
+    if (header.group == 16) return has_min ? multiply_tile<16, true, most> : multiply_tile<16, false, most>;
+    return has_min ? multiply_tile<32, true, most> : multiply_tile<32, false, most>;
+}
+
+// By the greatest code, of which some instruction sets sum several products in 16 bits.
+MultiplyTile choose(const PackedHeader& header) {
+    const int most = greatest_code(header);
+    if constexpr (!vec::sums_by_greatest) return choose_tile<255>(header);
+    if (most <= 15) return choose_tile<15>(header);
+    if (most <= 31) return choose_tile<31>(header);
+    if (most <= 63) return choose_tile<63>(header);
+    if (most <= 127) return choose_tile<127>(header);
+    return choose_tile<255>(header);
 }
 
 }  // namespace

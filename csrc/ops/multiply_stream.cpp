@@ -10,13 +10,22 @@ namespace penstock::PENSTOCK_ISA {
 bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                      RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
-    const StreamCodes stream = choose_stream(header, 0, count);
-    if (!stream) return false;
+    if (count > vec::most_streamed || !choose_stream(header, 0, 1)) return false;
     SpanScales scales;
     const std::int64_t unit = header.group == 16 ? 16 : 32, spans = spans_of(header.cols);
     SpanShape shape{0, 0, header.zero, std::countr_zero(static_cast<std::uint64_t>(header.group / unit)),
                     header.minimum != MinKind::none};
-    float part[stream_code_rows * group_columns];  // of one panel
+    float part[vec::most_streamed * group_columns];  // of one panel
+    const ActivationSpan* row[vec::most_streamed];
+    // A few rows at a time, which find the codes in the nearest cache.
+    const std::int64_t groups = (count + stream_code_rows - 1) / stream_code_rows;
+    const auto stream = [&](std::uint32_t width, const std::uint8_t* codes, const SumPlace& to) {
+        for (std::int64_t i = 0; i < groups; ++i) {
+            const std::int64_t at = count * i / groups, rows_of_group = count * (i + 1) / groups - at;
+            choose_stream(header, width, rows_of_group)(header, codes, scales.scale[0], shape, row + at,
+                                                        to.at(at * group_columns));
+        }
+    };
     for (int p = 0; p < panels; ++p) {
         int segment = 0;
         float* const own = sums + 16 * p;
@@ -26,7 +35,6 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
             const std::byte* const span = panel[p] + place.offset;
             for (std::int64_t at = layout.scales; at < layout.bytes; at += 64)
                 vec::prefetch(span + code_bytes_ahead + at);
-            const ActivationSpan* row[stream_code_rows];
             for (int r = 0; r < count; ++r) row[r] = opaque(inputs.spans + s * inputs.tokens + rows[r]);
             group_scales(matrix, layout, span, (place.units * unit_inputs + header.group - 1) / header.group, 0,
                          scales);
@@ -38,8 +46,7 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
                     shape.units =
                         std::find_if(width, place.widths + place.units, [&](int w) { return w != *width; }) - width;
                     shape.zero = 1 << (*width - 1);
-                    choose_stream(header, *width, count)(header, codes, scales.scale[0], shape, row,
-                                                         {own, own, nullptr});
+                    stream(*width, codes, {own, own, nullptr});
                     codes += 64 * *width * shape.units;
                     continue;
                 }
@@ -48,7 +55,7 @@ bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, 
                 const std::int64_t begin = s * span_inputs + shape.first * unit_inputs;
                 const bool ends = range.end <= begin + shape.units * unit_inputs;
                 float* const to = segment ? part : own;
-                stream(header, codes, scales.scale[0], shape, row,
+                stream(0, codes,
                        {range.first < begin ? to : nullptr, ends ? own : to, ends && segment ? own : nullptr});
                 codes += unit_bytes * shape.units;
                 segment += ends;

@@ -45,50 +45,55 @@ struct SumPlace {
     }
 };
 
-// R rows at rows[r] times a tile; unit 16 or 32, P panels from `panel` on.
-template <int R, int P, int unit, bool has_min, bool wide>
-static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows,
-                                  int panel, const SumPlace& sums) {
+// Calls use(integral_constant<i>) for i = 0 … count - 1.
+template <int count, class F>
+[[gnu::always_inline]] static inline void in_numbers(F&& use) {
+    [&]<int... i>(std::integer_sequence<int, i...>) __attribute__((always_inline)) {
+        (use(std::integral_constant<int, i>{}), ...);
+    }(std::make_integer_sequence<int, count>{});
+}
+
+// R rows at rows[r] times a part of a tile's columns; unit 16 or 32, P panels from `panel` on, codes up to `most`.
+template <int R, int P, int unit, bool has_min, int most, int part>
+static inline void multiply_part(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows,
+                                 int panel, const SumPlace& sums) {
     constexpr int steps = unit / 4;
-    vec::F32x16 kept[R][P];
+    constexpr std::int64_t column = part * (16 / vec::column_parts);
+    vec::ColumnFloats kept[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
-            kept[r][p] = sums.from ? vec::load16(sums.from + r * group_columns + 16 * (panel + p)) : vec::splat16(0.0f);
+            kept[r][p] = sums.from ? vec::load_columns(sums.from + r * group_columns + 16 * (panel + p) + column)
+                                   : vec::splat_columns(0.0f);
     const std::uint8_t* weights_at = tile.bytes[8 * shape.first][panel];
     const std::int64_t end = (shape.first + shape.units) * (32 / unit);
     for (std::int64_t u = shape.first * (32 / unit); u < end; ++u) {
-        vec::I32x16 acc[R][P];
+        vec::CodeSum<most, steps> acc[R][P];
+        in_numbers<steps>([&](auto s) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+                const auto weights =
+                    vec::ColumnCodes<most>::template of<part>(vec::load64(weights_at + s.value * 4 * 64 + 64 * p));
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+                    acc[r][p].template add<s.value>(weights, rows[r]->value + u * unit + 4 * s.value);
+            }
+        });
+        weights_at += steps * 4 * 64;
+        const float* const scale = opaque(tile.scales.scale[u >> shape.group_shift] + 16 * panel + column);
+        const std::int32_t zero = vec::code_base<most> - shape.zero;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const std::int32_t sum = unit == 32 ? rows[r]->sum32[u] : rows[r]->sum16[u];
-            const vec::I32x16 start = vec::splat_i32(-shape.zero * sum);
-#pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) acc[r][p] = start;
-        }
-#pragma GCC unroll 1
-        for (int s = 0; s < steps; ++s) {
-            vec::Bytes64 weights[P];
-#pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) weights[p] = vec::load64(weights_at + 64 * p);
-            weights_at += 4 * 64;
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-                for (int p = 0; p < P; ++p)
-                    acc[r][p] = vec::dot4<wide>(acc[r][p], weights[p], rows[r]->value + u * unit + 4 * s);
-        }
-        const float* const scale = opaque(tile.scales.scale[u >> shape.group_shift] + 16 * panel);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const vec::F32x16 by = vec::splat16(rows[r]->scale[u * unit / 32]);
-            const vec::F32x16 total = vec::splat16(unit == 32 ? rows[r]->total32[u] : rows[r]->total16[u]);
+            const vec::ColumnFloats by = vec::splat_columns(rows[r]->scale[u * unit / 32]);
+            const vec::ColumnFloats total = vec::splat_columns(unit == 32 ? rows[r]->total32[u] : rows[r]->total16[u]);
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
-                kept[r][p] = vec::fma(vec::to_float(acc[r][p]), vec::load16(scale + 16 * p) * by, kept[r][p]);
+                const vec::ColumnFloats products = zero == 0 ? acc[r][p].total() : acc[r][p].total(zero * sum);
+                kept[r][p] = vec::fma(products, vec::load_columns(scale + 16 * p) * by, kept[r][p]);
                 if constexpr (has_min)
-                    kept[r][p] = vec::fma(vec::load16(scale + minimum_offset + 16 * p), total, kept[r][p]);
+                    kept[r][p] = vec::fma(vec::load_columns(scale + minimum_offset + 16 * p), total, kept[r][p]);
             }
         }
     }
@@ -96,9 +101,16 @@ static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, 
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
-            const std::int64_t at = r * group_columns + 16 * (panel + p);
-            vec::store(sums.to + at, sums.before ? vec::load16(sums.before + at) + kept[r][p] : kept[r][p]);
+            const std::int64_t at = r * group_columns + 16 * (panel + p) + column;
+            vec::store(sums.to + at, sums.before ? vec::load_columns(sums.before + at) + kept[r][p] : kept[r][p]);
         }
+}
+
+template <int R, int P, int unit, bool has_min, int most>
+static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows,
+                                  int panel, const SumPlace& sums) {
+    in_numbers<vec::column_parts>(
+        [&](auto part) { multiply_part<R, P, unit, has_min, most, part.value>(tile, shape, rows, panel, sums); });
 }
 
 // 64 inputs of four panels as floats.

@@ -49,12 +49,12 @@ static inline vec::Bytes64 code_vector(const std::uint8_t* unit) {
     return single<v, 0>(unit);
 }
 
-// Codes of so many bits, a byte each.
-template <int bits, bool has_lut>
+// Codes of so many bits, a byte each, or what a table has for them, up to `most`.
+template <int bits, bool has_lut, int greatest = (1 << bits) - 1>
 class PlaneCodes {
 public:
     static constexpr std::int64_t unit_bytes = 64 * bits;
-    static constexpr bool wide = bits == 8 || has_lut;
+    static constexpr int most = greatest;
     static constexpr bool streamed = !has_lut || bits == 4;  // tables of fewer bits are rare
     static constexpr int group = 0;                          // any
 
@@ -63,16 +63,16 @@ public:
 
     // Calls use(integral_constant<v>, bytes) for the eight vectors of unit u, in order.
     template <class F>
-    void each(std::int64_t u, F&& use) const {
+    [[gnu::always_inline]] inline void each(std::int64_t u, F&& use) const {
         const std::uint8_t* const unit = codes_ + u * unit_bytes;
-        const auto one = [&]<int v>(std::integral_constant<int, v> index) {
+        const auto one = [&]<int v>(std::integral_constant<int, v> index) __attribute__((always_inline)) {
             const vec::Bytes64 codes = code_vector<bits, v>(unit);
             if constexpr (has_lut)
                 use(index, vec::lookup(lut_, codes));
             else
                 use(index, codes);
         };
-        [&]<int... v>(std::integer_sequence<int, v...>) {
+        [&]<int... v>(std::integer_sequence<int, v...>) __attribute__((always_inline)) {
             (one(std::integral_constant<int, v>{}), ...);
         }(std::make_integer_sequence<int, 8>{});
     }
@@ -101,6 +101,14 @@ static inline void unpack_ternary(const std::uint8_t* codes, std::int64_t units,
             rest = rest + rest + rest;
         }
     }
+}
+
+// What a matrix's codes are at most.
+static inline int greatest_code(const PackedHeader& header) {
+    if (header.has_lut) return *std::max_element(header.lut, header.lut + 16);
+    if (header.kind == PackedKind::ternary) return 2;
+    if (header.kind == PackedKind::lattice) return greatest_point;
+    return (1 << header.bits) - 1;
 }
 
 template <class F>
@@ -147,13 +155,14 @@ static inline auto with_codes(const PackedHeader& header, F&& use, auto otherwis
         }
     if (header.has_lut) switch (header.bits) {
             case 1:
-                return use.template operator()<PlaneCodes<1, true>>();
+                return use.template operator()<PlaneCodes<1, true, 255>>();
             case 2:
-                return use.template operator()<PlaneCodes<2, true>>();
+                return use.template operator()<PlaneCodes<2, true, 255>>();
             case 3:
-                return use.template operator()<PlaneCodes<3, true>>();
+                return use.template operator()<PlaneCodes<3, true, 255>>();
             default:
-                return use.template operator()<PlaneCodes<4, true>>();
+                if (greatest_code(header) < 32) return use.template operator()<PlaneCodes<4, true, 31>>();
+                return use.template operator()<PlaneCodes<4, true, 255>>();
         }
     return with_plane_codes(header.bits, use);
 }

@@ -12,7 +12,7 @@ class LatticePoints {
 public:
     static constexpr LatticeLayout layout = lattice_layout(Format);
     static constexpr std::int64_t unit_bytes = layout.bytes();
-    static constexpr bool wide = false;
+    static constexpr int most = greatest_point;
     static constexpr bool streamed = true;
     static constexpr int group = code_infos[static_cast<int>(Format)].group;
 

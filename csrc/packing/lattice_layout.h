@@ -14,7 +14,7 @@
 
 namespace penstock {
 
-inline constexpr int lattice_zero = 64;
+inline constexpr int lattice_zero = 64, greatest_point = 127;
 
 struct LatticeLayout {
     std::int64_t values;  // of a point: 8 or 4

@@ -5,8 +5,9 @@
 
 namespace penstock::PENSTOCK_ISA::vec {
 
-inline constexpr int tile_rows = 3;    // of activations: 12 sums, 2 weights, 1 activation in 16 registers
-inline constexpr int stream_rows = 1;  // of activations, whose sums with four panels fit in registers
+inline constexpr int tile_rows = 6;      // of activations: 12 sums, 2 weights, 1 activation in 16 registers
+inline constexpr int stream_rows = 1;    // of activations, whose sums with four panels fit in registers
+inline constexpr int most_streamed = 8;  // rows that read codes as they are stored
 static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
 
@@ -152,22 +153,82 @@ static inline void store_places(std::uint32_t* to, const std::uint8_t* low, cons
 
 static inline I32x16 splat_i32(std::int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
 // sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`. Sums of two
-// products have 16 bits here: weights above 129 (wide) are taken in two parts, the activations are at most 127.
-template <bool wide>
+// products have 16 bits here: weights are taken in two parts.
 static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) {
     std::int32_t word;
     __builtin_memcpy(&word, four, 4);
-    const __m256i a = _mm256_set1_epi32(word), ones = _mm256_set1_epi16(1);
+    const __m256i a = _mm256_set1_epi32(word), ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(0x7f);
     const auto part = [&](__m256i acc, __m256i w) {
         return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
     };
     const auto half = [&](__m256i acc, __m256i w) {
-        if constexpr (!wide) return part(acc, w);
-        const __m256i low = _mm256_set1_epi8(0x7f);
         return part(part(acc, _mm256_and_si256(w, low)), _mm256_andnot_si256(low, w));
     };
     return {half(sum.low, weights.low), half(sum.high, weights.high)};
 }
+
+// A panel's sixteen columns in parts, each a register of floats.
+inline constexpr int column_parts = 2;
+struct ColumnFloats {
+    __m256 v;
+};
+static inline ColumnFloats load_columns(const float* from) { return {_mm256_loadu_ps(from)}; }
+static inline ColumnFloats splat_columns(float value) { return {_mm256_set1_ps(value)}; }
+static inline void store(float* to, ColumnFloats a) { _mm256_storeu_ps(to, a.v); }
+static inline ColumnFloats operator+(ColumnFloats a, ColumnFloats b) { return {_mm256_add_ps(a.v, b.v)}; }
+static inline ColumnFloats operator*(ColumnFloats a, ColumnFloats b) { return {_mm256_mul_ps(a.v, b.v)}; }
+static inline ColumnFloats fma(ColumnFloats a, ColumnFloats b, ColumnFloats c) {
+    return {_mm256_fmadd_ps(a.v, b.v, c.v)};
+}
+
+// Sums of products of unsigned codes up to `most` with signed bytes of at most 127, of `steps` steps of four each, over
+// the columns of a part. Products of two bytes have 16 bits: as many steps as fit are summed in these before they are
+// widened. Codes that fit not even once are taken minus 128 (code_base), with their signs given to the other factor.
+inline constexpr bool sums_by_greatest = true;  // code
+template <int most>
+inline constexpr int code_base = 2 * most * 127 > 32767 ? 128 : 0;
+template <int most>
+struct ColumnCodes {
+    __m256i magnitudes, codes;
+
+    template <int part>
+    [[gnu::always_inline]] static inline ColumnCodes of(Bytes64 bytes) {
+        const __m256i half = part ? bytes.high : bytes.low;
+        if constexpr (code_base<most> == 0) return {half, half};
+        const __m256i codes = _mm256_xor_si256(half, _mm256_set1_epi8(-128));
+        return {_mm256_abs_epi8(codes), codes};
+    }
+};
+template <int most, int steps>
+class CodeSum {
+public:
+    template <int step>
+    [[gnu::always_inline]] inline void add(const ColumnCodes<most>& codes, const std::int8_t* four) {
+        std::int32_t word;
+        __builtin_memcpy(&word, four, 4);
+        __m256i a = _mm256_set1_epi32(word);
+        if constexpr (code_base<most> != 0) a = _mm256_sign_epi8(a, codes.codes);
+        const __m256i products = _mm256_maddubs_epi16(codes.magnitudes, a);
+        if constexpr (step % held == 0)
+            sum_ = products;
+        else if constexpr (held < 4)
+            sum_ = _mm256_add_epi16(sum_, products);
+        else  // the intrinsic lets gcc 12 make all products before any sum, and spill them
+            asm("vpaddw %1, %0, %0" : "+x"(sum_) : "x"(products));
+        if constexpr ((step + 1) % held != 0 && step + 1 != steps) return;
+        const __m256i wide = _mm256_madd_epi16(sum_, _mm256_set1_epi16(1));
+        total_ = step < held ? wide : _mm256_add_epi32(total_, wide);
+    }
+    [[gnu::always_inline]] inline ColumnFloats total(std::int32_t more) const {
+        return {_mm256_cvtepi32_ps(_mm256_add_epi32(total_, _mm256_set1_epi32(more)))};
+    }
+    [[gnu::always_inline]] inline ColumnFloats total() const { return {_mm256_cvtepi32_ps(total_)}; }
+
+private:
+    static constexpr int held = code_base<most> ? 1 : 32767 / (2 * most * 127);  // steps in 16 bits
+    __m256i sum_, total_;                                                        // of 16 and of 32 bits
+};
+
 // 256 a + b
 static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
     const auto half = [=](__m256i x) { return _mm256_add_epi32(_mm256_slli_epi32(x, 8), _mm256_set1_epi32(b)); };
@@ -246,6 +307,9 @@ static inline std::int32_t store16_rounded(std::int8_t* to, const float* x, floa
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
     return _mm_cvtsi128_si32(four);
 }
-static inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+static inline void prefetch(const void* at) {
+    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
+    asm volatile("");  // without an effect calls of the function could be dropped
+}
 
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -6,7 +6,8 @@
 namespace penstock::PENSTOCK_ISA::vec {
 
 inline constexpr int tile_rows = 3;
-inline constexpr int stream_rows = 2;  // of activations, whose sums with four panels fit in registers
+inline constexpr int stream_rows = 2;    // of activations, whose sums with four panels fit in registers
+inline constexpr int most_streamed = 4;  // rows that read codes as they are stored
 static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
 
@@ -117,12 +118,52 @@ static inline I32x16 splat_i32(std::int32_t value) {
     return out;
 }
 // sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`
-template <bool wide>
 static inline I32x16 dot4(I32x16 sum, const Bytes64& weights, const std::int8_t* four) {
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 4; ++j) sum.lane[i] += weights.lane[4 * i + j] * four[j];
     return sum;
 }
+static inline F32x16 to_float(I32x16 a) {
+    return map16([&](int i) { return static_cast<float>(a.lane[i]); });
+}
+static inline I32x16 operator+(I32x16 a, I32x16 b) {
+    for (int i = 0; i < 16; ++i) a.lane[i] += b.lane[i];
+    return a;
+}
+
+// A panel's sixteen columns in parts, each a register of floats.
+inline constexpr int column_parts = 1;
+using ColumnFloats = F32x16;
+static inline ColumnFloats load_columns(const float* from) { return load16(from); }
+static inline ColumnFloats splat_columns(float value) { return splat16(value); }
+
+// Sums of products of unsigned codes up to `most` with signed bytes, of `steps` steps of four each, over the columns of
+// a part; codes are taken minus code_base.
+inline constexpr bool sums_by_greatest = false;  // code
+template <int most>
+inline constexpr int code_base = 0;
+template <int most>
+struct ColumnCodes {
+    Bytes64 codes;
+    template <int part>
+    static ColumnCodes of(Bytes64 bytes) {
+        return {bytes};
+    }
+};
+template <int most, int steps>
+class CodeSum {
+public:
+    template <int step>
+    [[gnu::always_inline]] inline void add(const ColumnCodes<most>& codes, const std::int8_t* four) {
+        sum_ = dot4(sum_, codes.codes, four);
+    }
+    ColumnFloats total(std::int32_t more) const { return to_float(sum_ + splat_i32(more)); }
+    ColumnFloats total() const { return to_float(sum_); }
+
+private:
+    I32x16 sum_ = splat_i32(0);
+};
+
 // 256 a + b, modulo 2^32
 static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
     for (auto& lane : a.lane)
@@ -132,9 +173,6 @@ static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
 // Whole numbers of -128 to 127.
 static inline void store16_i8(std::int8_t* to, F32x16 a) {
     for (int i = 0; i < 16; ++i) to[i] = static_cast<std::int8_t>(a.lane[i]);
-}
-static inline F32x16 to_float(I32x16 a) {
-    return map16([&](int i) { return static_cast<float>(a.lane[i]); });
 }
 
 static inline F32x16 load16_u8(const std::uint8_t* from) {

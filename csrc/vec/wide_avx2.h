@@ -151,6 +151,7 @@ static inline void load16_nibbles(const std::uint8_t* from, F32x16& low, F32x16&
     high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)), _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
 }
 constexpr int query_block = 2, vector_block = 2;  // sums of a block fit into the registers
+constexpr int few_queries = 4;                    // whose sums fit with one vector
 
 // The sum, and the greatest, of all lanes: of lanes 8 apart first, then 4, 2 and 1.
 static inline float sum(F32x16 a) {
