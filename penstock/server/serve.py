@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -27,10 +28,12 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.client import ProcessClient
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.app import create_app
 from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
 from penstock.server.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 _SWITCH_S = 0.001  # longest wait of the event loop for the interpreter's lock
 _M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 2**18  # glibc's number of the setting; bytes
@@ -186,7 +189,7 @@ async def _serve(
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
     try:
-        text = await asyncio.to_thread(_text, engine_options)
+        text, create_app = await asyncio.to_thread(_http_side, engine_options)
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
         server = http_server(create_app(frontend, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -214,11 +217,16 @@ async def _serve(
         await client.close()
 
 
-def _text(options: EngineOptions) -> TextPipeline:
-    """The text side of a model, ready for the first request."""
+def _http_side(options: EngineOptions) -> tuple[TextPipeline, Callable[..., FastAPI]]:
+    """The text side of a model, ready for the first request, and what makes the application.
+
+    That is imported here, since its modules take as long as an engine does to start again from what was kept.
+    """
+    from penstock.server.app import create_app
+
     text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)
     text.tokenizer.prepare()
-    return text
+    return text, create_app
 
 
 def _on_signals(lifecycle: Lifecycle, stop: asyncio.Event) -> None:
