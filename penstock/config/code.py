@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+
+State = tuple[tuple[str, int, int], ...]
 
 
-def code_state(folder: str = os.path.dirname(os.path.dirname(__file__))) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of change of every file of code."""
+def _files(folder: str) -> Iterator[tuple[str, int, int]]:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir():
-                yield from code_state(entry.path)
+                yield from _files(entry.path)
             elif entry.name.endswith((".py", ".so", ".pyd")):
-                state = entry.stat()
-                yield entry.name, state.st_size, state.st_mtime_ns
+                with suppress(OSError):  # an editor's lock, or a file that an upgrade just removed
+                    state = entry.stat()
+                    yield entry.name, state.st_size, state.st_mtime_ns
+
+
+# As of the import: files may change while the code that was read from them runs.
+_STATE: State = tuple(_files(os.path.dirname(os.path.dirname(__file__))))
+
+
+def code_state() -> State:
+    """Name, size and time of change of every file of code, as they were when this process began."""
+    return _STATE

@@ -100,10 +100,17 @@ def cache_folder() -> Path:
 
 
 def pack_folder(setting: str) -> Path | None:
-    """Where files of packed weights are kept; `setting` is EngineOptions.pack_cache. None: switched off."""
+    """Where files of packed weights are kept; `setting` is EngineOptions.pack_cache. None: switched off, or "auto" for
+    a user without a home.
+    """
     if setting == "off":
         return None
-    return cache_folder() / "packed" if setting == "auto" else Path(setting).expanduser()
+    if setting != "auto":
+        return Path(setting).expanduser()
+    try:
+        return cache_folder() / "packed"
+    except RuntimeError:
+        return None
 
 
 def settle_torch() -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -60,14 +61,22 @@ class Machine:
     accelerators: tuple[Accelerator, ...] = ()
 
 
-_ACCELERATORS = ("nvidia*", "nvmap", "nvhost*", "nvgpu*", "kfd", "dri/render*", "dxg", "accel*")
+_ACCELERATORS = ("nvidia*", "nvmap", "nvhost*", "nvgpu*", "kfd", "dxg", "accel*")
+_INTEL = "dri/render*"  # which every graphics unit has
 
 
 def has_accelerator_files(root: Path = Path("/")) -> bool:
-    """Whether there may be a GPU: the system has a file for one. Without, torch need not be loaded to look for any."""
+    """Whether there may be a GPU that the installed torch can use: the system has a file for one. Without, torch need
+    not be loaded to look for any.
+    """
     if sys.platform != "linux":
         return True
-    return any(next((root / "dev").glob(name), None) is not None for name in _ACCELERATORS)
+    try:
+        build = version("torch").partition("+")[2]
+    except PackageNotFoundError:
+        return False
+    names = () if build == "cpu" else (*_ACCELERATORS, _INTEL) if build == "xpu" else _ACCELERATORS
+    return any(next((root / "dev").glob(name), None) is not None for name in names)
 
 
 def _read(path: Path) -> str | None:

@@ -24,6 +24,7 @@ from penstock.startup.shortage import shortage_as_plan_error
 from penstock.startup.started import Started
 from penstock.structured.grammar_compiler import Vocabulary
 from penstock.structured.manager import GrammarGate, StructuredOutputManager
+from penstock.weights.pack_cache import PackCacheError
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def _again(claim: Claim, progress: Callable[[int, int], None] | None) -> Started
     claim.settle(again.options, with_torch=False)
     try:
         started = restarted(again)
-    except JournalError as error:
+    except (JournalError, PackCacheError, ValueError, RuntimeError) as error:
         log.warning("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
         return None
     if progress is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -253,7 +254,7 @@ def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
     path = folder / file_name(checkpoint, "-".join(filter(None, (spec.facts.name, options.quantize))))
-    if not path.exists() and (room := free_bytes(folder)) < 2 * size:
+    if not os.path.exists(path) and (room := free_bytes(folder)) < 2 * size:
         return None, f"only {format_bytes(room)} are free in {folder}"
     return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
 

@@ -13,6 +13,7 @@ from penstock.runtime.executor import RecordedExecutor
 from penstock.startup.build_runner import load, make_runner
 from penstock.startup.engine_spec import kernel_decisions, make_engine_spec
 from penstock.startup.keep_start import keep_start
+from penstock.startup.kept_start import weights_identity
 from penstock.startup.levels import guarantee, level_notes, products_note
 from penstock.startup.scheduling import scheduler_options
 from penstock.startup.started import Started, Told
@@ -37,6 +38,8 @@ class FirstStart:
         self._drafter = drafter
         self._spec = make_engine_spec(options, drafts=drafter.most if drafter else 0)
         self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
+        # Files may change while they are read: what is kept is of those that were there before.
+        self._identity = weights_identity(self.options, self._spec.checkpoint.path)
         for row in self._spec.plan.table():
             log.info("%-12s %12s  %s", *row)
 
@@ -67,5 +70,5 @@ class FirstStart:
         )
         if self._drafter is None and isinstance(executor, RecordedExecutor):
             lasting = tuple(note for note in (*notes, *levels) if note.name != "packed weights")
-            keep_start(spec, kv_types, executor, replace(told, settings=lasting))
+            keep_start(spec, kv_types, executor, replace(told, settings=lasting), self._identity)
         return Started(options, spec.plan, str(spec.checkpoint.path), spec.groups, whole, runner, told)

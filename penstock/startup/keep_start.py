@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from penstock.startup.kept_start import (
     KeptStart,
     Recorded,
     keep,
-    weights_identity,
     weights_place,
     written,
 )
@@ -29,10 +29,16 @@ from penstock.weights.pack_cache import WeightNames
 log = logging.getLogger(__name__)
 
 
-def keep_start(spec: EngineSpec, kv_types: Sequence[str], executor: RecordedExecutor, told: Told) -> None:
-    """Keeps what a next start of this engine can go on from, if all of it can be had again."""
+def keep_start(
+    spec: EngineSpec, kv_types: Sequence[str], executor: RecordedExecutor, told: Told, identity: str
+) -> None:
+    """Keeps what a next start of this engine can go on from, if all of it can be had again.
+
+    Args:
+        identity: `weights_identity` as of before the weights were read.
+    """
     place = weights_place(spec.options, spec.facts.name, spec.checkpoint.path)
-    if (why := _refusal(spec)) is not None or place is None or not place.exists():
+    if (why := _refusal(spec)) is not None or place is None or not os.path.exists(place):
         log.info("nothing of this start is kept: %s", why or "there is no file of packed weights")
         return
     body, head = executor.recordings
@@ -70,7 +76,7 @@ def keep_start(spec: EngineSpec, kv_types: Sequence[str], executor: RecordedExec
         results=results,
         arrays=arrays.places,
     )
-    keep(start, arrays.data, place, weights_identity(spec.options, spec.checkpoint.path))
+    keep(start, arrays.data, place, identity)
 
 
 def _refusal(spec: EngineSpec) -> str | None:

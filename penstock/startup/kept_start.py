@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ def start_place(weights: Path) -> Path:
 
 def _identity(weights: str) -> str:
     """What a kept start depends on: the packed weights, and all code of this package."""
-    return hashlib.sha256(json.dumps([VERSION, weights, list(code_state())]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([VERSION, weights, code_state()]).encode()).hexdigest()
 
 
 def find(asked: EngineOptions) -> Again | None:
@@ -189,7 +190,7 @@ def find(asked: EngineOptions) -> Again | None:
     if asked.device != "cpu" and (asked.device != "auto" or has_accelerator_files()):
         return None
     weights = weights_place(asked, served_name(str(model)), model)
-    if weights is None or not start_place(weights).exists():
+    if weights is None or not os.path.exists(start_place(weights)):  # False where the folder cannot be searched
         return None
     try:
         return _found(asked, weights, weights_identity(asked, model))

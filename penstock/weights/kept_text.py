@@ -59,14 +59,15 @@ def read_text(model: str, cache: str) -> tuple[Checkpoint, Tokenizer]:
         CheckpointError: nothing usable is there.
     """
     place = _place(model, cache)
-    if place is not None and (found := _found(model, place)) is not None:
+    identity = None if place is None else _identity(Path(model).expanduser())  # of the file before it is read
+    if place is not None and identity is not None and (found := _found(model, place, identity)) is not None:
         return found
     checkpoint = described(model)
     tokenizer = (
         Tokenizer.from_gguf(checkpoint.metadata) if checkpoint.metadata else Tokenizer.from_folder(checkpoint.path)
     )
-    if place is not None and tokenizer.vocab_size >= SMALLEST:
-        _keep(checkpoint, tokenizer, place)
+    if place is not None and identity is not None and tokenizer.vocab_size >= SMALLEST:
+        _keep(checkpoint, tokenizer, place, identity)
     return checkpoint, tokenizer
 
 
@@ -90,20 +91,25 @@ class _Located:
     path: Path
 
 
-def _identity(path: Path) -> str:
-    text = json.dumps([VERSION, fingerprint(_Located(path), "text"), list(code_state())])
+def _identity(path: Path) -> str | None:
+    """None for files that cannot be looked at."""
+    try:
+        files = fingerprint(_Located(path), "text")
+    except OSError:
+        return None
+    text = json.dumps([VERSION, files, code_state()])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _found(model: str, place: Path) -> tuple[Checkpoint, Tokenizer] | None:
+def _found(model: str, place: Path, identity: str) -> tuple[Checkpoint, Tokenizer] | None:
     path = Path(model).expanduser()
     try:
-        file = PackCache(place, _identity(path))
+        file = PackCache(place, identity)
         facts = json.loads(bytes(file.data("facts")))
         tables = {name: file.data(name) for name in TABLES}
         described = Description(path=path, **facts["files"])
         kept = KeptVocabulary.of(tables, facts["vocabulary"], lambda: _built(model))
-    except (PackCacheError, LookupError, TypeError, ValueError) as error:
+    except (PackCacheError, LookupError, TypeError, ValueError, OSError) as error:
         log.debug("%s is left: %s", place, error)
         return None
     return described, Tokenizer.from_kept(kept)
@@ -114,7 +120,7 @@ def _built(model: str) -> tokenizers.Tokenizer:
     return Tokenizer.from_gguf(described(model).metadata).backend
 
 
-def _keep(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> None:
+def _keep(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path, identity: str) -> None:
     """Writes it; where that is not possible, the next start reads the model's file again."""
     files = {
         "config": dict(checkpoint.config),
@@ -128,7 +134,7 @@ def _keep(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path) -> None:
         if json.loads(text)["files"] != files:
             raise ValueError("its configuration has no form in JSON")
         tables = tables_of(vocabulary.words, vocabulary.size)
-        writer = PackWriter(place, _identity(checkpoint.path))
+        writer = PackWriter(place, identity)
     except (TypeError, ValueError, OSError) as error:
         log.info("the vocabulary is not kept: %s", error)
         return

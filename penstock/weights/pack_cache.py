@@ -23,8 +23,10 @@ import logging
 import mmap
 import os
 import re
+import resource
 import shutil
 import struct
+import sys
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -86,9 +88,15 @@ def _parts(file: Path) -> list[Path]:
     return sorted(file.parent.glob(pattern))
 
 
+def _most_maps() -> int:
+    """Maps a writer may make: half the files this process may open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
+
+
 def free_bytes(folder: Path) -> int:
     """Free space where `folder` is, or will be."""
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    there = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     return shutil.disk_usage(there).free
 
 
@@ -232,6 +240,7 @@ class PackWriter:
         self._identity = identity
         self._data = self._create()
         self._weights: dict[str, list[dict[str, Any]]] = {}
+        self._maps = 0  # each of which has a file descriptor
         self._data.seek(PAGE)
 
     def _create(self) -> BinaryIO:
@@ -265,14 +274,19 @@ class PackWriter:
 
         It stays there whatever becomes of the file's name.
         """
-        found: list[tuple[bytes, int, Any]] = []
-        for part in self._weights[key]:
-            if not part["nbytes"] or PAGE % mmap.ALLOCATIONGRANULARITY:
-                return None
-            data = mmap.mmap(self._data.fileno(), part["nbytes"], access=mmap.ACCESS_READ, offset=part["offset"])
-            memory = np.frombuffer(data, np.uint8)
-            found.append((bytes.fromhex(part["header"]), memory.ctypes.data, memory))
-        return Packed.of_memory(found)
+        parts = self._weights[key]
+        if not all(part["nbytes"] for part in parts) or PAGE % mmap.ALLOCATIONGRANULARITY or self._maps >= _most_maps():
+            return None
+        first, last = parts[0], parts[-1]
+        size = last["offset"] + last["nbytes"] - first["offset"]
+        try:
+            data = mmap.mmap(self._data.fileno(), size, access=mmap.ACCESS_READ, offset=first["offset"])
+        except OSError:
+            return None
+        self._maps += 1
+        memory = np.frombuffer(data, np.uint8)
+        base = memory.ctypes.data - first["offset"]
+        return Packed.of_memory((bytes.fromhex(part["header"]), base + part["offset"], memory) for part in parts)
 
     def finish(self) -> None:
         """Adds the index and gives the file its name.

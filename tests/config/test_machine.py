@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.config.machine import read_machine
+from penstock.config import machine as machine_module
+from penstock.config.machine import has_accelerator_files, read_machine
 
 GIB = 2**30
 
@@ -97,3 +99,17 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = read_machine()
     assert 1 <= machine.cores <= (os.cpu_count() or 1)
     assert 0 < machine.memory_available <= machine.memory_total
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="devices are looked for on Linux alone")
+@pytest.mark.parametrize(
+    ("file", "builds"),
+    [("nvidia0", ("", "xpu", "rocm6.4")), ("kfd", ("", "xpu", "rocm6.4")), ("dri/renderD128", ("xpu",)), ("null", ())],
+)
+def test_devices_that_the_installed_torch_can_use(
+    file: str, builds: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path, {f"dev/{file}": ""})
+    for build in ("", "cpu", "xpu", "rocm6.4"):
+        monkeypatch.setattr(machine_module, "version", lambda _, build=build: f"2.13.0+{build}".rstrip("+"))
+        assert has_accelerator_files(root) is (build in builds)

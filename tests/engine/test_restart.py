@@ -22,6 +22,7 @@ from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
 from penstock.runtime.replay import ReplayExecutor
 from penstock.startup import kept_start
+from penstock.startup.first_start import FirstStart
 from penstock.startup.kept_start import find
 from penstock.weights.open import bundled_model_path
 from tests.models import tiny
@@ -160,7 +161,7 @@ def test_changed_code_starts_anew(folder: Path, tmp_path: Path, monkeypatch: pyt
     given = options(folder, tmp_path / "cache")
     start(given, [])
     assert find(given) is not None
-    monkeypatch.setattr(kept_start, "code_state", lambda: iter([("changed.py", 1, 2)]))
+    monkeypatch.setattr(kept_start, "code_state", lambda: (("changed.py", 1, 2),))
     assert find(given) is None
 
 
@@ -170,6 +171,23 @@ def test_a_changed_checkpoint_starts_anew(folder: Path, tmp_path: Path) -> None:
     config = folder / "config.json"
     config.write_text(config.read_text() + "\n")
     assert find(given) is None
+
+
+def test_a_checkpoint_that_changes_while_it_is_read_starts_anew(folder: Path, tmp_path: Path) -> None:
+    given = options(folder, tmp_path / "cache")
+    first = FirstStart(given)
+    config = folder / "config.json"
+    config.write_text(config.read_text() + "\n")
+    first.load()
+    assert list((tmp_path / "cache").glob("*.start"))
+    assert find(given) is None
+
+
+def test_a_cache_folder_that_cannot_be_looked_at_is_done_without(folder: Path, tmp_path: Path) -> None:
+    truth, _ = start(options(folder, tmp_path / "cache"), list(requests()))
+    found, again = start(options(folder, tmp_path / ("x" * 300)), list(requests()))
+    assert not again
+    assert found == truth
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "weights gone"])

@@ -90,7 +90,7 @@ def test_what_cannot_be_used_is_written_anew(
     elif damage == "empty":
         file.write_bytes(b"")
     elif damage == "other code":
-        monkeypatch.setattr(kept_text, "code_state", lambda: iter([("changed.py", 1, 2)]))
+        monkeypatch.setattr(kept_text, "code_state", lambda: (("changed.py", 1, 2),))
     else:
         os.utime(model, ns=(1, 1))
     opened.clear()

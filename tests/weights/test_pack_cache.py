@@ -178,6 +178,21 @@ def test_a_weight_lies_in_the_file_as_soon_as_it_is_written(path: Path) -> None:
     assert files(path.parent) == []
 
 
+def test_maps_leave_files_to_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_cache, "_most_maps", lambda: 1)
+    packed = pack_linear((plain_matrix(torch.randn(32, 64)), plain_matrix(torch.randn(16, 64))))
+    writer = PackWriter(path, "identity")
+    for name in ("a", "b"):
+        writer.put(name, packed.matrices())
+    first = writer.mapped("a")  # of two matrices, in one map
+    assert first is not None
+    assert [
+        np.array_equal(unpacked(one), unpacked(two)) for one, two in zip(first.parts, packed.parts, strict=True)
+    ] == [True, True]
+    assert writer.mapped("b") is None
+    writer.discard()
+
+
 def test_a_changed_model_replaces_its_file(tmp_path: Path) -> None:
     folder, path = tmp_path / "model", tmp_path / "model.packed"
     tiny.save("llama", folder)
