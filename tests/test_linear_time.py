@@ -31,7 +31,8 @@ ELSEWHERE = {
         "weights.readers.modules", "weights.readers.tied",
     ),
     "written by this project": (
-        "text.grammar.forcing", "text.grammar.formats", "text.parsers.document", "text.pretokenizer",
+        "text.grammar.forcing", "text.grammar.formats", "text.kept_vocabulary", "text.parsers.document",
+        "text.pretokenizer",
     ),
     "writing, not reading": ("text.gguf_export", "text.parsers.grammar", "text.parsers.render"),
     "charged by their budget, see tests/text/test_template_safety.py": (

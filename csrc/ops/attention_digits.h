@@ -1,6 +1,7 @@
 // The products of attention over 8-bit integers, as exact sums of integers: queries, and weights times the values'
-// scales, become whole numbers of 15 bits, two signed bytes each. Codes are taken plus 128, which makes them unsigned;
-// what that adds is known from the sum of the other factor.
+// scales, become whole numbers of 15 bits, two signed bytes each, or one number of 16 bits where bytes are not
+// multiplied four at a time. Codes are taken plus 128, which makes them unsigned; what that adds is known from the sum
+// of the other factor.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace penstock::PENSTOCK_ISA {
 
-constexpr std::int64_t digit_bytes = 2 * kv_tile;  // of 16 numbers: the upper bytes, then the lower
+constexpr std::int64_t digit_bytes = 2 * kv_tile;  // of 16 numbers, which are whole, or the upper bytes, then the lower
 
 // The greatest number of which `count` products with a code fit into 32 bits.
 inline float most_digits(std::int64_t count) {
@@ -28,10 +29,14 @@ struct Digits {
     void store(std::int8_t* to, vec::F32x16 value) {
         // NaN becomes low
         const vec::F32x16 number = vec::min(vec::max(vec::round(value * inverse), low), high);
+        sums = sums + number;
+#ifdef PENSTOCK_WHOLE_NUMBERS
+        vec::store16_i16(to, number);
+#else
         const vec::F32x16 upper = vec::round(vec::fma(number, vec::splat16(0x1p-8f), vec::splat16(0x1p-10f)));
         vec::store16_i8(to, upper);
         vec::store16_i8(to + kv_tile, vec::fma(upper, vec::splat16(-256.0f), number));
-        sums = sums + number;
+#endif
     }
     std::int32_t sum() const { return static_cast<std::int32_t>(vec::sum(sums)); }
     float step;
@@ -48,8 +53,34 @@ struct DigitBlock {
 
 // Products with groups [from, to) of 16 codes each: line(group, j, x) are the fours that vector x meets the group's
 // four numbers j with; ask(group) is called once a group, done(query, x, sum) at last.
+#ifdef PENSTOCK_WHOLE_NUMBERS
+// Two queries and one vector at a time, whose sums fit into registers.
 template <int queries, int vectors, class Line, class Ask, class Done>
-inline void digit_block(const DigitBlock& q, std::int64_t from, std::int64_t to, Line&& line, Ask&& ask, Done&& done) {
+inline void products_block(const DigitBlock& q, std::int64_t from, std::int64_t to, Line&& line, Ask&& ask,
+                           Done&& done) {
+    for (int x = 0; x < vectors; ++x)
+        for (int first = 0; first < queries; first += 2) {
+            constexpr int most = queries < 2 ? 1 : 2;
+            const int begin = first + most > queries ? queries - most : first;  // one of three has a second turn
+            vec::NumberSum sum[most];
+            for (std::int64_t g = from; g < to; ++g) {
+                if (x == 0 && first == 0) ask(g);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j) {
+                    const vec::WideCodes codes(line(g, j, x));
+#pragma GCC unroll 2
+                    for (int i = 0; i < most; ++i)
+                        sum[i].add(codes, q.at + (begin + i) * q.stride + g * digit_bytes + 8 * j);
+                }
+            }
+            for (int i = begin == first ? 0 : 1; i < most; ++i)
+                done(begin + i, x, sum[i].total(-128 * q.sum[begin + i]));
+        }
+}
+#else
+template <int queries, int vectors, class Line, class Ask, class Done>
+inline void products_block(const DigitBlock& q, std::int64_t from, std::int64_t to, Line&& line, Ask&& ask,
+                           Done&& done) {
     vec::I32x16 sum[queries][vectors];
 #pragma GCC unroll 8
     for (int i = 0; i < queries; ++i)
@@ -82,6 +113,7 @@ inline void digit_block(const DigitBlock& q, std::int64_t from, std::int64_t to,
 #pragma GCC unroll 8
         for (int x = 0; x < vectors; ++x) done(i, x, vec::to_float(sum[i][x]));
 }
+#endif
 
 // As score_tiles(), of `groups` times 16 elements; of each tile ahead as many bytes are asked for as are told.
 inline void score_digits(const DigitBlock& q, std::int64_t groups, const std::uint8_t* const* keys,
@@ -93,7 +125,7 @@ inline void score_digits(const DigitBlock& q, std::int64_t groups, const std::ui
             if (!ahead) return;
             for (int x = 0; x < each.value; ++x) prefetch_part(ahead[t + x], ahead_bytes, g, groups);
         };
-        digit_block<queries.value, each.value>(q, 0, groups, line, ask, [&](int i, int x, vec::F32x16 sum) {
+        products_block<queries.value, each.value>(q, 0, groups, line, ask, [&](int i, int x, vec::F32x16 sum) {
             vec::store(out + i * out_stride + (t + x) * kv_tile, sum * vec::splat16(q.step[i]));
         });
     });
@@ -108,7 +140,7 @@ inline void sum_digits(const DigitBlock& weights, std::int64_t from, std::int64_
             return values[t] + (j * columns + column + (first + x) * 16) * 4;
         };
         const auto ask = [&](std::int64_t t) { ahead.ask(t, first, first + each.value, vectors); };
-        digit_block<queries.value, each.value>(weights, from, to, line, ask, [&](int i, int x, vec::F32x16 sum) {
+        products_block<queries.value, each.value>(weights, from, to, line, ask, [&](int i, int x, vec::F32x16 sum) {
             merge_sum(sum * vec::splat16(weights.step[i]), vec::splat16(merging.before[i]),
                       vec::splat16(merging.now[i]), out + i * out_stride + (first + x) * 16);
         });

@@ -1,7 +1,9 @@
-// Sixty-four bytes, and sixteen integers, in two 256-bit registers.
+// Sixty-four bytes in two 256-bit registers.
 #pragma once
 
 #include "wide_avx2.h"
+
+#define PENSTOCK_WHOLE_NUMBERS 1  // see attention_digits.h
 
 namespace penstock::PENSTOCK_ISA::vec {
 
@@ -12,9 +14,6 @@ static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
 
 struct Bytes64 {
-    __m256i low, high;
-};
-struct I32x16 {
     __m256i low, high;
 };
 
@@ -151,20 +150,38 @@ static inline void store_places(std::uint32_t* to, const std::uint8_t* low, cons
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8), second);
 }
 
-static inline I32x16 splat_i32(std::int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
-// sum[i] + the products of unsigned weights 4 i … 4 i + 3 and the four signed activations at `four`. Sums of two
-// products have 16 bits here: weights are taken in two parts.
-static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) {
-    std::int32_t word;
-    __builtin_memcpy(&word, four, 4);
-    const __m256i a = _mm256_set1_epi32(word), ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(0x7f);
-    const auto part = [&](__m256i acc, __m256i w) {
-        return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
-    };
-    const auto half = [&](__m256i acc, __m256i w) {
-        return part(part(acc, _mm256_and_si256(w, low)), _mm256_andnot_si256(low, w));
-    };
-    return {half(sum.low, weights.low), half(sum.high, weights.high)};
+// Whole numbers of 16 bits times codes: four codes of sixteen lanes, widened, and sums of their products with four
+// numbers.
+struct WideCodes {
+    __m256i four[4];  // of four lanes each
+
+    explicit WideCodes(const std::uint8_t* from) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i)
+            four[i] = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + 16 * i)));
+    }
+};
+struct NumberSum {
+    __m256i pairs[4] = {};  // of a lane's first and last two codes
+
+    [[gnu::always_inline]] inline void add(const WideCodes& codes, const std::int8_t* numbers) {
+        std::int64_t word;
+        __builtin_memcpy(&word, numbers, 8);
+        const __m256i four = _mm256_set1_epi64x(word);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) pairs[i] = _mm256_add_epi32(pairs[i], _mm256_madd_epi16(codes.four[i], four));
+    }
+    F32x16 total(std::int32_t more) const {
+        const auto eight = [&](__m256i a, __m256i b) {
+            const __m256i lanes = _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8);
+            return _mm256_cvtepi32_ps(_mm256_add_epi32(lanes, _mm256_set1_epi32(more)));
+        };
+        return {eight(pairs[0], pairs[1]), eight(pairs[2], pairs[3])};
+    }
+};
+static inline void store16_i16(std::int8_t* to, F32x16 a) {
+    const __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(both, 0xd8));
 }
 
 // A panel's sixteen columns in parts, each a register of floats.
@@ -228,20 +245,6 @@ private:
     static constexpr int held = code_base<most> ? 1 : 32767 / (2 * most * 127);  // steps in 16 bits
     __m256i sum_, total_;                                                        // of 16 and of 32 bits
 };
-
-// 256 a + b
-static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
-    const auto half = [=](__m256i x) { return _mm256_add_epi32(_mm256_slli_epi32(x, 8), _mm256_set1_epi32(b)); };
-    return {half(a.low), half(a.high)};
-}
-// Whole numbers of -128 to 127.
-static inline void store16_i8(std::int8_t* to, F32x16 a) {
-    const __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
-    const __m256i words = _mm256_permute4x64_epi64(both, 0xd8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
-                     _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-}
-static inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 
 static inline F32x16 load16_u8(const std::uint8_t* from) {
     const auto half = [](const std::uint8_t* at) {

@@ -87,7 +87,7 @@ def test_recorded_steps_equal_their_layers_to_the_bit(
     encoders.save(name, tmp_path)
     params = PoolingParams(PoolingKind.ALL, second=1)
     recorded = pooled(engine(tmp_path), PROMPTS, params)
-    by_layer = lambda model, caches, *_: EagerExecutor(model, caches, "a test")  # noqa: E731
+    by_layer = lambda model, caches, *_, **__: EagerExecutor(model, caches, "a test")  # noqa: E731
     monkeypatch.setattr("penstock.startup.build_runner.make_executor", by_layer)
     assert pooled(engine(tmp_path), PROMPTS, params) == recorded
 
