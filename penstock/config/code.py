@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,3 +29,8 @@ _STATE: State = tuple(_files(os.path.dirname(os.path.dirname(__file__))))
 def code_state() -> State:
     """Name, size and time of change of every file of code, as they were when this process began."""
     return _STATE
+
+
+def code_digest(version: int, files: str) -> str:
+    """What files depend on that are kept for the next start: their form, what they were made of, and the code."""
+    return hashlib.sha256(json.dumps([version, files, code_state()]).encode()).hexdigest()

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 
-from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine, read_machine
 from penstock.config.options import EngineOptions
@@ -18,19 +17,19 @@ from penstock.core.kv.cache_spec import CacheGroup, group_layers
 from penstock.kernels import devices, triton
 from penstock.kernels.api import KernelSet, resolve_kernels
 from penstock.kernels.cpu import native
-from penstock.kernels.cpu.packed import PACKING
 from penstock.kernels.registry import KernelContext
 from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches, state_bytes
 from penstock.startup.gpu_memory import DeviceMemory, remedies, share
+from penstock.startup.kept_start import weights_identity, weights_place
 from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes
 from penstock.startup.resident import packer_of, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
-from penstock.weights.pack_cache import PackedFile, file_name, fingerprint, free_bytes
+from penstock.weights.pack_cache import PackedFile, free_bytes
 from penstock.weights.weight_plan import (
     LoadTarget,
     WeightPlan,
@@ -243,8 +242,8 @@ def _caches(model: Model, kernels: KernelSet) -> Caches:
 def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
     """The file that keeps the model's packed weights, or None and the reason."""
     options, checkpoint = spec.options, spec.checkpoint
-    folder = pack_folder(options.pack_cache)
-    if folder is None:
+    path = weights_place(options, spec.facts.name, checkpoint.path)
+    if path is None:
         return None, "switched off"
     if options.load_format == "dummy":
         return None, "random weights need no file"
@@ -253,10 +252,9 @@ def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
     size = spec.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
-    path = folder / file_name(checkpoint, "-".join(filter(None, (spec.facts.name, options.quantize))))
-    if not os.path.exists(path) and (room := free_bytes(folder)) < 2 * size:
-        return None, f"only {format_bytes(room)} are free in {folder}"
-    return PackedFile(path, fingerprint(checkpoint, f"{PACKING} {options.quantize}")), ""
+    if not os.path.exists(path) and (room := free_bytes(path.parent)) < 2 * size:
+        return None, f"only {format_bytes(room)} are free in {path.parent}"
+    return PackedFile(path, weights_identity(options, checkpoint.path)), ""
 
 
 def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:

@@ -7,7 +7,6 @@ recording depends on, the engine starts as if there were no file, and writes ano
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.config.code import code_state
+from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
 from penstock.config.errors import PenstockError
 from penstock.config.machine import has_accelerator_files, read_machine
@@ -39,13 +38,6 @@ RECORDED_UNDER: Final = (
     *("device", "dtype", "isa", "kv_cache_dtype", "arithmetic", "quantize", "block_size", "batch_invariant"),
     "enforce_eager",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """Where a model lies."""
-
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +156,12 @@ def weights_place(options: EngineOptions, name: str, model: Path) -> Path | None
     folder = pack_folder(options.pack_cache)
     if folder is None:
         return None
-    return folder / file_name(Located(model), "-".join(filter(None, (name, options.quantize))))
+    return folder / file_name(model, "-".join(filter(None, (name, options.quantize))))
 
 
 def weights_identity(options: EngineOptions, model: Path) -> str:
     """What packed weights depend on."""
-    return fingerprint(Located(model), f"{PACKING} {options.quantize}")
+    return fingerprint(model, f"{PACKING} {options.quantize}")
 
 
 def start_place(weights: Path) -> Path:
@@ -179,7 +171,7 @@ def start_place(weights: Path) -> Path:
 
 def _identity(weights: str) -> str:
     """What a kept start depends on: the packed weights, and all code of this package."""
-    return hashlib.sha256(json.dumps([VERSION, weights, code_state()]).encode()).hexdigest()
+    return code_digest(VERSION, weights)
 
 
 def find(asked: EngineOptions) -> Again | None:

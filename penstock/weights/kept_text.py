@@ -6,7 +6,6 @@ package's code. It is bounded by the vocabulary; a model has one, in the place o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from penstock.config.code import code_state
+from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
 from penstock.config.names import served_name
 from penstock.quant.tensor import StoredTensor, TensorInfo
@@ -83,22 +82,15 @@ def _place(model: str, cache: str) -> Path | None:
     path, folder = Path(model).expanduser(), pack_folder(cache)
     if folder is None or path.suffix != ".gguf" or not path.is_file():
         return None
-    return folder / file_name(_Located(path), served_name(str(path))).replace(".packed", ".text")
-
-
-@dataclass(frozen=True, slots=True)
-class _Located:
-    path: Path
+    return (folder / file_name(path, served_name(str(path)))).with_suffix(".text")
 
 
 def _identity(path: Path) -> str | None:
     """None for files that cannot be looked at."""
     try:
-        files = fingerprint(_Located(path), "text")
+        return code_digest(VERSION, fingerprint(path, "text"))
     except OSError:
         return None
-    text = json.dumps([VERSION, files, code_state()])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _found(model: str, place: Path, identity: str) -> tuple[Checkpoint, Tokenizer] | None:

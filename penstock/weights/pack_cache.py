@@ -32,7 +32,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -54,27 +54,18 @@ class PackCacheError(Exception):
     """A cache file cannot be used; the message is a clause that says why."""
 
 
-class Located(Protocol):
-    """What lies at a place: a checkpoint."""
-
-    @property
-    def path(self) -> Path:
-        """Its folder or file."""
-
-
-def file_name(checkpoint: Located, name: str) -> str:
+def file_name(model: Path, name: str) -> str:
     """One name for each place a model lies at, so that a changed model replaces its old file."""
-    place = hashlib.sha256(str(checkpoint.path.resolve()).encode()).hexdigest()
+    place = hashlib.sha256(str(model.resolve()).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:80]}-{place[:16]}.packed"
 
 
-def fingerprint(checkpoint: Located, packing: str) -> str:
-    """What packed weights depend on: the checkpoint's files (name, size, time of change), how they are packed and for
-    which arithmetic.
+def fingerprint(model: Path, packing: str) -> str:
+    """What packed weights depend on: the files of a checkpoint (name, size, time of change), how they are packed and
+    for which arithmetic.
     """
-    path = checkpoint.path
-    files = sorted(path.iterdir()) if path.is_dir() else _parts(path)
-    facts: list[object] = [ARITHMETIC_VERSION, packing, str(path.resolve())]
+    files = sorted(model.iterdir()) if model.is_dir() else _parts(model)
+    facts: list[object] = [ARITHMETIC_VERSION, packing, str(model.resolve())]
     for file in files:
         if file.suffix in (".safetensors", ".gguf", ".json"):
             stat = file.stat()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config import code
 from penstock.config.options import EngineOptions
 from penstock.core.pooling import PoolingKind, PoolingParams
 from penstock.core.request import EngineRequest
@@ -21,7 +22,6 @@ from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
 from penstock.kernels.cpu import native
 from penstock.runtime.replay import ReplayExecutor
-from penstock.startup import kept_start
 from penstock.startup.first_start import FirstStart
 from penstock.startup.kept_start import find
 from penstock.weights.open import bundled_model_path
@@ -161,7 +161,7 @@ def test_changed_code_starts_anew(folder: Path, tmp_path: Path, monkeypatch: pyt
     given = options(folder, tmp_path / "cache")
     start(given, [])
     assert find(given) is not None
-    monkeypatch.setattr(kept_start, "code_state", lambda: (("changed.py", 1, 2),))
+    monkeypatch.setattr(code, "code_state", lambda: (("changed.py", 1, 2),))
     assert find(given) is None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config import code
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.kernels.cpu import native
 from penstock.weights import kept_text
@@ -90,7 +91,7 @@ def test_what_cannot_be_used_is_written_anew(
     elif damage == "empty":
         file.write_bytes(b"")
     elif damage == "other code":
-        monkeypatch.setattr(kept_text, "code_state", lambda: (("changed.py", 1, 2),))
+        monkeypatch.setattr(code, "code_state", lambda: (("changed.py", 1, 2),))
     else:
         os.utime(model, ns=(1, 1))
     opened.clear()

@@ -74,7 +74,7 @@ class Loaded:
 def load(folder: Path, path: Path) -> Loaded:
     checkpoint = Counting(open_checkpoint(folder))
     model = build_model(checkpoint.config, resolve_kernels(KernelContext("cpu", "float32")), dtype=torch.float32)
-    cache = PackedFile(path, fingerprint(checkpoint.inner, PACKING))
+    cache = PackedFile(path, fingerprint(checkpoint.inner.path, PACKING))
     plans = plan_weights(model, checkpoint.inner, LoadTarget(torch.float32))
     load_weights(model, checkpoint, plans, cache=cache)  # type: ignore[arg-type]
     matrices = tuple(n for n in checkpoint.read_names if len(checkpoint.tensors[n].shape) > 1)
@@ -110,7 +110,7 @@ def again(model_folder: Path, path: Path) -> Load:
 def is_whole(path: Path, folder: Path) -> bool:
     """Whether the next load would map the file."""
     try:
-        PackCache(path, fingerprint(open_checkpoint(folder), PACKING))
+        PackCache(path, fingerprint(folder, PACKING))
     except PackCacheError:
         return False
     return True
@@ -210,20 +210,15 @@ def test_a_changed_model_replaces_its_file(tmp_path: Path) -> None:
 
 
 def test_another_arithmetic_is_another_fingerprint(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = open_checkpoint(model_folder)
-    before = fingerprint(checkpoint, PACKING)
+    before = fingerprint(model_folder, PACKING)
     monkeypatch.setattr(pack_cache, "ARITHMETIC_VERSION", ARITHMETIC_VERSION + 1)
-    assert fingerprint(checkpoint, PACKING) != before
+    assert fingerprint(model_folder, PACKING) != before
 
 
 def test_only_a_models_own_files_make_its_fingerprint(tmp_path: Path) -> None:
-    @dataclass
-    class At:
-        path: Path
-
     for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"x")
-    one, split = At(tmp_path / "b.gguf"), At(tmp_path / "a-00001-of-00002.gguf")
+    one, split = tmp_path / "b.gguf", tmp_path / "a-00001-of-00002.gguf"
     prints = [fingerprint(at, "1") for at in (one, split)]
     (tmp_path / "c.gguf").write_bytes(b"another model")
     assert prints == [fingerprint(at, "1") for at in (one, split)]
@@ -359,7 +354,7 @@ def test_headers_of_another_version_are_not_used(again: Load, path: Path) -> Non
 
 
 def test_a_file_that_lacks_a_weight_is_left(model_folder: Path, path: Path) -> None:
-    writer = PackWriter(path, fingerprint(open_checkpoint(model_folder), PACKING))
+    writer = PackWriter(path, fingerprint(model_folder, PACKING))
     writer.finish()
     found = load(model_folder, path)
     assert "it lacks a weight of this model" in found.describe
