@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ops/kv_layout.h"
+#include "vec/prefetch.h"
 #include "vec/wide.h"
 
 namespace penstock::PENSTOCK_ISA {
@@ -59,15 +60,9 @@ struct Codes<KvType::i8> {
     }
 };
 
-// Asks for a cache line that will be read soon; any address will do. To the compiler a function that only does so is
-// one without effects, whose calls it drops; the empty assembly is an effect.
-template <int locality = 2>
-static inline void prefetch(const void* address) {
-    __builtin_prefetch(address, 0, locality);
-    asm volatile("");
-}
+// Whole lines; any address will do.
 static inline void prefetch(const std::byte* from, std::int64_t bytes) {
-    for (std::int64_t i = 0; i < bytes; i += 64) prefetch(from + i);
+    for (std::int64_t i = 0; i < bytes; i += 64) vec::prefetch(from + i);
 }
 // Part i of `count` of a stretch of whole lines.
 static inline void prefetch_part(const std::byte* from, std::int64_t bytes, std::int64_t i, std::int64_t count) {
@@ -122,7 +117,7 @@ inline void score_block(const QueryBlock& q, std::int64_t dim, const KeyTiles<Co
         for (int t = 0; t < tiles; ++t) k[t] = Codes::template load<second.value>(keys.tile[t] + at * kv_tile);
         if (keys.ahead && d * row_bytes % 64 == 0)
 #pragma GCC unroll 8
-            for (int t = 0; t < tiles; ++t) prefetch(keys.ahead[t] + d * row_bytes);
+            for (int t = 0; t < tiles; ++t) vec::prefetch(keys.ahead[t] + d * row_bytes);
 #pragma GCC unroll 8
         for (int i = 0; i < queries; ++i) {
             const vec::F32x16 x = vec::splat16(q.at[i * q.stride + d]);
@@ -210,8 +205,8 @@ inline void value_block(const QueryBlock& weights, const LaneRange& lanes, const
                             if (asks && place % 64 == 0)
 #pragma GCC unroll 4
                                 for (std::int64_t line = place; line < place + bytes; line += 64) {
-                                    prefetch<3>(tiles.soon + line);
-                                    prefetch(tiles.later + line);
+                                    vec::prefetch<3>(tiles.soon + line);
+                                    vec::prefetch(tiles.later + line);
                                 }
                             const auto* const at = tile + (second ? lane - 1 : lane) * values.stride;
                             vec::F32x16 v[vectors];

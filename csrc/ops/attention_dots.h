@@ -46,7 +46,7 @@ inline void score_pair_block(const PairBlock& q, std::int64_t dim, const KeyTile
         for (int t = 0; t < tiles; ++t) k[t] = vec::load_pairs(keys.tile[t] + d * kv_tile);
         if (keys.ahead)
 #pragma GCC unroll 8
-            for (int t = 0; t < tiles; ++t) prefetch(keys.ahead[t] + d * kv_tile * 2);
+            for (int t = 0; t < tiles; ++t) vec::prefetch(keys.ahead[t] + d * kv_tile * 2);
 #pragma GCC unroll 8
         for (int i = 0; i < queries; ++i) {
             const vec::Bf16x32 x = vec::splat_pair(q.at + i * q.stride + d);

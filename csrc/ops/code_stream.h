@@ -2,11 +2,13 @@
 // are those of multiply_codes().
 #pragma once
 
+#include <algorithm>
+
 #include "ops/tiles.h"
 
 namespace penstock::PENSTOCK_ISA {
 
-inline constexpr int stream_code_rows = 4;              // at a time
+inline constexpr int stream_code_rows = std::min(4, vec::most_streamed);  // at a time
 inline constexpr std::int64_t code_bytes_ahead = 6144;  // of the memory being read; the best of 1 to 12 KiB
 
 struct SpanShape {
@@ -77,18 +79,11 @@ using StreamCodes = void (*)(const PackedHeader&, const std::uint8_t*, const flo
 
 template <class Codes, int unit>
 static inline StreamCodes stream_for_rows(std::int64_t rows) {
-    switch (rows) {
-        case 1:
-            return stream_codes<Codes, unit, 1>;
-        case 2:
-            return stream_codes<Codes, unit, 2>;
-        case 3:
-            return stream_codes<Codes, unit, 3>;
-        case 4:
-            return stream_codes<Codes, unit, 4>;
-        default:
-            return nullptr;
-    }
+    StreamCodes found = nullptr;
+    in_numbers<stream_code_rows>([&](auto r) {
+        if (rows == r.value + 1) found = stream_codes<Codes, unit, r.value + 1>;
+    });
+    return found;
 }
 
 // The kernel for that many rows of a matrix, or null where they go through a tile; `width`, if not 0, is that of the

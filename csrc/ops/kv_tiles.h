@@ -22,7 +22,7 @@ static inline void convert_keys(const std::byte* tile, const KvLayout& layout, f
             const std::uint16_t* const scales = group_scales(tile, key_code_bytes(layout), d / kv_group);
             const vec::F32x16 scale = vec::load16_bf16(scales), minimum = vec::load16_bf16(scales + kv_tile);
             vec::F32x16 low, high;
-            if (ahead && d % 8 == 0) prefetch(ahead + d / 2 * kv_tile);
+            if (ahead && d % 8 == 0) vec::prefetch(ahead + d / 2 * kv_tile);
             vec::load16_nibbles(code + d / 2 * kv_tile, low, high);
             vec::store(out + d * kv_tile, vec::fma(low, scale, minimum));
             vec::store(out + (d + 1) * kv_tile, vec::fma(high, scale, minimum));
@@ -32,7 +32,7 @@ static inline void convert_keys(const std::byte* tile, const KvLayout& layout, f
         in_pairs<Codes<type>>(0, layout.key_dim, [&](std::int64_t d, auto second) {
             const auto* const at = code + (second ? d - 1 : d) * kv_tile;
             constexpr std::int64_t bytes = kv_tile * sizeof(*code);
-            if (ahead && d * bytes % 64 == 0) prefetch(ahead + d * bytes);
+            if (ahead && d * bytes % 64 == 0) vec::prefetch(ahead + d * bytes);
             vec::store(out + d * kv_tile, Codes<type>::template load<second.value>(at));
         });
     }

@@ -21,7 +21,7 @@ struct Ahead {
     }
 };
 
-template <int unit, bool has_min, int most>
+template <int unit, int most>
 void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, const ActivationSpan* spans, RowList rows,
                    std::int64_t count, const SumPlace& sums, Ahead& ahead) {
     each_tile(count, [&](std::int64_t at, auto fixed) {
@@ -31,7 +31,7 @@ void multiply_tile(const CodeTile& tile, const TileShape& shape, int panels, con
         constexpr int P = vec::tile_panels(R);
         for (int p = 0; p < panels; p += P) {
             ahead.ask();
-            multiply_codes<R, P, unit, has_min, most>(tile, shape, row, p, sums.at(at * group_columns));
+            multiply_codes<R, P, unit, most>(tile, shape, row, p, sums.at(at * group_columns));
         }
     });
 }
@@ -41,9 +41,7 @@ using MultiplyTile = void (*)(const CodeTile&, const TileShape&, int, const Acti
 
 template <int most>
 MultiplyTile choose_tile(const PackedHeader& header) {
-    const bool has_min = header.minimum != MinKind::none;
-    if (header.group == 16) return has_min ? multiply_tile<16, true, most> : multiply_tile<16, false, most>;
-    return has_min ? multiply_tile<32, true, most> : multiply_tile<32, false, most>;
+    return header.group == 16 ? multiply_tile<16, most> : multiply_tile<32, most>;
 }
 
 // By the greatest code, of which some instruction sets sum several products in 16 bits.
@@ -71,7 +69,8 @@ void code_products(const PackedMatrix& matrix, const std::byte* const* panel, in
     const std::int64_t unit = header.group == 16 ? 16 : 32,
                        groups_a_span = span_inputs / std::min(header.group, span_inputs);
     TileShape shape{0, 0, header.zero,
-                    std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit))};
+                    std::countr_zero(static_cast<std::uint64_t>(std::min(header.group, span_inputs) / unit)),
+                    header.minimum != MinKind::none};
     const std::int64_t spans = spans_of(header.cols);
     SegmentSums into(matrix, count, sums);
     for (std::int64_t s = 0; s < spans; ++s) {

@@ -10,20 +10,25 @@ namespace penstock::PENSTOCK_ISA {
 bool stream_products(const PackedMatrix& matrix, const std::byte* const* panel, int panels, const Inputs& inputs,
                      RowList rows, std::int64_t count, float* sums) {
     const PackedHeader& header = matrix.header();
-    if (count > vec::most_streamed || !choose_stream(header, 0, 1)) return false;
+    if (count > vec::streamed_rows(greatest_code(header))) return false;
+    // A few rows at a time, which find the codes in the nearest cache.
+    const std::int64_t groups = (count + stream_code_rows - 1) / stream_code_rows;
+    const StreamCodes fewest = choose_stream(header, 0, count / groups),
+                      most = choose_stream(header, 0, (count + groups - 1) / groups);
+    if (!fewest) return false;
     SpanScales scales;
     const std::int64_t unit = header.group == 16 ? 16 : 32, spans = spans_of(header.cols);
     SpanShape shape{0, 0, header.zero, std::countr_zero(static_cast<std::uint64_t>(header.group / unit)),
                     header.minimum != MinKind::none};
     float part[vec::most_streamed * group_columns];  // of one panel
     const ActivationSpan* row[vec::most_streamed];
-    // A few rows at a time, which find the codes in the nearest cache.
-    const std::int64_t groups = (count + stream_code_rows - 1) / stream_code_rows;
     const auto stream = [&](std::uint32_t width, const std::uint8_t* codes, const SumPlace& to) {
         for (std::int64_t i = 0; i < groups; ++i) {
             const std::int64_t at = count * i / groups, rows_of_group = count * (i + 1) / groups - at;
-            choose_stream(header, width, rows_of_group)(header, codes, scales.scale[0], shape, row + at,
-                                                        to.at(at * group_columns));
+            const StreamCodes kernel = width                            ? choose_stream(header, width, rows_of_group)
+                                       : rows_of_group * groups < count ? fewest
+                                                                        : most;
+            kernel(header, codes, scales.scale[0], shape, row + at, to.at(at * group_columns));
         }
     };
     for (int p = 0; p < panels; ++p) {

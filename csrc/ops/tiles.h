@@ -23,6 +23,7 @@ struct TileShape {
     std::int64_t first, units;  // of 32 inputs, of the span's 1 to 8
     std::int32_t zero;
     int group_shift;  // log2 of the units (of 16 or 32) of a scale
+    bool has_min;
 };
 
 // Hides where a pointer comes from: the compiler addresses what lies around it by constant offsets instead of keeping a
@@ -53,64 +54,79 @@ template <int count, class F>
     }(std::make_integer_sequence<int, count>{});
 }
 
-// R rows at rows[r] times a part of a tile's columns; unit 16 or 32, P panels from `panel` on, codes up to `most`.
-template <int R, int P, int unit, bool has_min, int most, int part>
-static inline void multiply_part(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows,
-                                 int panel, const SumPlace& sums) {
-    constexpr int steps = unit / 4;
-    constexpr std::int64_t column = part * (16 / vec::column_parts);
-    vec::ColumnFloats kept[R][P];
+// R rows at rows[r] times P panels of a tile from `panel` on; unit 16 or 32, codes up to `most`.
+template <int R, int P, int unit, int most>
+static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows,
+                                  int panel, const SumPlace& sums) {
+    constexpr int steps = unit / 4, wide = vec::column_parts, lanes = 16 / wide;
+    vec::ColumnFloats kept[R][P][wide];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p)
-            kept[r][p] = sums.from ? vec::load_columns(sums.from + r * group_columns + 16 * (panel + p) + column)
-                                   : vec::splat_columns(0.0f);
+#pragma GCC unroll 2
+            for (int c = 0; c < wide; ++c)
+                kept[r][p][c] = sums.from
+                                    ? vec::load_columns(sums.from + r * group_columns + 16 * (panel + p) + lanes * c)
+                                    : vec::splat_columns(0.0f);
     const std::uint8_t* weights_at = tile.bytes[8 * shape.first][panel];
     const std::int64_t end = (shape.first + shape.units) * (32 / unit);
     for (std::int64_t u = shape.first * (32 / unit); u < end; ++u) {
-        vec::CodeSum<most, steps> acc[R][P];
+        vec::CodeSum<most, steps> acc[R][P][wide];
         in_numbers<steps>([&](auto s) __attribute__((always_inline)) {
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
-                const auto weights =
-                    vec::ColumnCodes<most>::template of<part>(vec::load64(weights_at + s.value * 4 * 64 + 64 * p));
+                const vec::Bytes64 bytes = vec::load64(weights_at + s.value * 4 * 64 + 64 * p);
+                vec::ColumnCodes<most> weights[wide];
+                in_numbers<wide>([&](auto c) __attribute__((always_inline)) {
+                    weights[c.value] = vec::ColumnCodes<most>::template of<c.value>(bytes);
+                });
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r)
-                    acc[r][p].template add<s.value>(weights, rows[r]->value + u * unit + 4 * s.value);
+#pragma GCC unroll 2
+                    for (int c = 0; c < wide; ++c)
+                        acc[r][p][c].template add<s.value>(weights[c], rows[r]->value + u * unit + 4 * s.value);
             }
         });
         weights_at += steps * 4 * 64;
-        const float* const scale = opaque(tile.scales.scale[u >> shape.group_shift] + 16 * panel + column);
+        const float* const scale = opaque(tile.scales.scale[u >> shape.group_shift] + 16 * panel);
         const std::int32_t zero = vec::code_base<most> - shape.zero;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const std::int32_t sum = unit == 32 ? rows[r]->sum32[u] : rows[r]->sum16[u];
             const vec::ColumnFloats by = vec::splat_columns(rows[r]->scale[u * unit / 32]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p)
+#pragma GCC unroll 2
+                for (int c = 0; c < wide; ++c) {
+                    const auto& one = acc[r][p][c];
+                    const vec::ColumnFloats products = zero == 0 ? one.total() : one.total(zero * sum);
+                    kept[r][p][c] =
+                        vec::fma(products, vec::load_columns(scale + 16 * p + lanes * c) * by, kept[r][p][c]);
+                }
+        }
+        if (!shape.has_min) continue;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
             const vec::ColumnFloats total = vec::splat_columns(unit == 32 ? rows[r]->total32[u] : rows[r]->total16[u]);
 #pragma GCC unroll 4
-            for (int p = 0; p < P; ++p) {
-                const vec::ColumnFloats products = zero == 0 ? acc[r][p].total() : acc[r][p].total(zero * sum);
-                kept[r][p] = vec::fma(products, vec::load_columns(scale + 16 * p) * by, kept[r][p]);
-                if constexpr (has_min)
-                    kept[r][p] = vec::fma(vec::load_columns(scale + minimum_offset + 16 * p), total, kept[r][p]);
-            }
+            for (int p = 0; p < P; ++p)
+#pragma GCC unroll 2
+                for (int c = 0; c < wide; ++c)
+                    kept[r][p][c] =
+                        vec::fma(vec::load_columns(scale + minimum_offset + 16 * p + lanes * c), total, kept[r][p][c]);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-            const std::int64_t at = r * group_columns + 16 * (panel + p) + column;
-            vec::store(sums.to + at, sums.before ? vec::load_columns(sums.before + at) + kept[r][p] : kept[r][p]);
-        }
-}
-
-template <int R, int P, int unit, bool has_min, int most>
-static inline void multiply_codes(const CodeTile& tile, const TileShape& shape, const ActivationSpan* const* rows,
-                                  int panel, const SumPlace& sums) {
-    in_numbers<vec::column_parts>(
-        [&](auto part) { multiply_part<R, P, unit, has_min, most, part.value>(tile, shape, rows, panel, sums); });
+        for (int p = 0; p < P; ++p)
+#pragma GCC unroll 2
+            for (int c = 0; c < wide; ++c) {
+                const std::int64_t at = r * group_columns + 16 * (panel + p) + lanes * c;
+                const vec::ColumnFloats sum = kept[r][p][c];
+                vec::store(sums.to + at, sums.before ? vec::load_columns(sums.before + at) + sum : sum);
+            }
 }
 
 // 64 inputs of four panels as floats.

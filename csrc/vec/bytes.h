@@ -2,3 +2,4 @@
 #pragma once
 
 #include PENSTOCK_BYTES_HEADER
+#include "prefetch.h"

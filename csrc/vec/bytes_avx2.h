@@ -10,6 +10,8 @@ namespace penstock::PENSTOCK_ISA::vec {
 inline constexpr int tile_rows = 6;      // of activations: 12 sums, 2 weights, 1 activation in 16 registers
 inline constexpr int stream_rows = 1;    // of activations, whose sums with four panels fit in registers
 inline constexpr int most_streamed = 8;  // rows that read codes as they are stored
+// The same of codes up to `greatest`: four bits, whose sums need no widening before a unit ends, gain most from a tile.
+static constexpr int streamed_rows(int greatest) { return greatest > 15 ? most_streamed : 6; }
 static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
 
@@ -201,7 +203,7 @@ static inline ColumnFloats fma(ColumnFloats a, ColumnFloats b, ColumnFloats c) {
 // Sums of products of unsigned codes up to `most` with signed bytes of at most 127, of `steps` steps of four each, over
 // the columns of a part. Products of two bytes have 16 bits: as many steps as fit are summed in these before they are
 // widened. Codes that fit not even once are taken minus 128 (code_base), with their signs given to the other factor.
-inline constexpr bool sums_by_greatest = true;  // code
+inline constexpr bool sums_by_greatest = true;
 template <int most>
 inline constexpr int code_base = 2 * most * 127 > 32767 ? 128 : 0;
 template <int most>
@@ -309,10 +311,6 @@ static inline std::int32_t store16_rounded(std::int8_t* to, const float* x, floa
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
     return _mm_cvtsi128_si32(four);
-}
-static inline void prefetch(const void* at) {
-    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
-    asm volatile("");  // without an effect calls of the function could be dropped
 }
 
 }  // namespace penstock::PENSTOCK_ISA::vec

@@ -9,6 +9,7 @@ inline constexpr int tile_rows =
     6;  // of activations; rows and panels of a tile make 12 sums of integers and 12 of floats
 inline constexpr int stream_rows = 6;    // of activations, whose sums with four panels fit in registers
 inline constexpr int most_streamed = 4;  // rows that read codes as they are stored
+static constexpr int streamed_rows(int) { return most_streamed; }
 static constexpr int float_tile_panels(int) { return 4; }
 static constexpr int tile_panels(int rows) { return rows > 3 ? 2 : 4; }
 
@@ -133,39 +134,6 @@ static inline I32x16 dot4(I32x16 sum, Bytes64 weights, const std::int8_t* four) 
 static inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 static inline I32x16 operator+(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
-// A panel's sixteen columns in parts, each a register of floats.
-inline constexpr int column_parts = 1;
-using ColumnFloats = F32x16;
-static inline ColumnFloats load_columns(const float* from) { return load16(from); }
-static inline ColumnFloats splat_columns(float value) { return splat16(value); }
-
-// Sums of products of unsigned codes up to `most` with signed bytes, of `steps` steps of four each, over the columns of
-// a part; codes are taken minus code_base.
-inline constexpr bool sums_by_greatest = false;  // code
-template <int most>
-inline constexpr int code_base = 0;
-template <int most>
-struct ColumnCodes {
-    Bytes64 codes;
-    template <int part>
-    static ColumnCodes of(Bytes64 bytes) {
-        return {bytes};
-    }
-};
-template <int most, int steps>
-class CodeSum {
-public:
-    template <int step>
-    [[gnu::always_inline]] inline void add(const ColumnCodes<most>& codes, const std::int8_t* four) {
-        sum_ = dot4(sum_, codes.codes, four);
-    }
-    ColumnFloats total(std::int32_t more) const { return to_float(sum_ + splat_i32(more)); }
-    ColumnFloats total() const { return to_float(sum_); }
-
-private:
-    I32x16 sum_ = splat_i32(0);
-};
-
 // 256 a + b
 static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
     return {_mm512_add_epi32(_mm512_slli_epi32(a.v, 8), _mm512_set1_epi32(b))};
@@ -214,9 +182,7 @@ static inline std::int32_t store16_rounded(std::int8_t* to, const float* x, floa
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(q));
     return _mm512_reduce_add_epi32(q);
 }
-static inline void prefetch(const void* at) {
-    _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1);
-    asm volatile("");  // without an effect calls of the function could be dropped
-}
 
 }  // namespace penstock::PENSTOCK_ISA::vec
+
+#include "code_sums.h"

@@ -7,7 +7,8 @@ namespace penstock::PENSTOCK_ISA::vec {
 
 inline constexpr int tile_rows = 3;
 inline constexpr int stream_rows = 2;    // of activations, whose sums with four panels fit in registers
-inline constexpr int most_streamed = 4;  // rows that read codes as they are stored
+inline constexpr int most_streamed = 1;  // rows that read codes as they are stored
+static constexpr int streamed_rows(int) { return most_streamed; }
 static constexpr int float_tile_panels(int) { return 1; }
 static constexpr int tile_panels(int) { return 1; }
 
@@ -131,39 +132,6 @@ static inline I32x16 operator+(I32x16 a, I32x16 b) {
     return a;
 }
 
-// A panel's sixteen columns in parts, each a register of floats.
-inline constexpr int column_parts = 1;
-using ColumnFloats = F32x16;
-static inline ColumnFloats load_columns(const float* from) { return load16(from); }
-static inline ColumnFloats splat_columns(float value) { return splat16(value); }
-
-// Sums of products of unsigned codes up to `most` with signed bytes, of `steps` steps of four each, over the columns of
-// a part; codes are taken minus code_base.
-inline constexpr bool sums_by_greatest = false;  // code
-template <int most>
-inline constexpr int code_base = 0;
-template <int most>
-struct ColumnCodes {
-    Bytes64 codes;
-    template <int part>
-    static ColumnCodes of(Bytes64 bytes) {
-        return {bytes};
-    }
-};
-template <int most, int steps>
-class CodeSum {
-public:
-    template <int step>
-    [[gnu::always_inline]] inline void add(const ColumnCodes<most>& codes, const std::int8_t* four) {
-        sum_ = dot4(sum_, codes.codes, four);
-    }
-    ColumnFloats total(std::int32_t more) const { return to_float(sum_ + splat_i32(more)); }
-    ColumnFloats total() const { return to_float(sum_); }
-
-private:
-    I32x16 sum_ = splat_i32(0);
-};
-
 // 256 a + b, modulo 2^32
 static inline I32x16 shift_add(I32x16 a, std::int32_t b) {
     for (auto& lane : a.lane)
@@ -221,6 +189,7 @@ static inline std::int32_t store16_rounded(std::int8_t* to, const float* x, floa
     }
     return sum;
 }
-static inline void prefetch(const void*) {}
 
 }  // namespace penstock::PENSTOCK_ISA::vec
+
+#include "code_sums.h"
