@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.completions import Answer, Completion, collect
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError
-from penstock.config.names import served_name
+from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
 from penstock.core.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
 from penstock.core.pooling import PoolingParams
@@ -242,8 +243,18 @@ def _grammar(forms: Mapping[str, Any]) -> Grammar | None:
 
 
 def engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
-    """EngineOptions from keywords; raises ConfigError for an unknown one, naming one like it."""
+    """EngineOptions from keywords and a path or a name of the library.
+
+    Raises:
+        ConfigError: an unknown option, named with one like it; or a model that is not here.
+    """
     _check_names("option", options, EngineOptions)
+    if model != BUNDLED_MODEL and not os.path.exists(os.path.expanduser(model)):
+        from penstock.library.resolve import find
+
+        found = find(model)
+        options = {**found.options, "served_model_name": found.name, **options}
+        model = str(found.path)
     return EngineOptions(model=model, **options)
 
 

@@ -21,6 +21,12 @@ _COMMANDS = (
     ("perplexity", "Measure how well a model predicts a text, or how far it lies from another."),
     ("doctor", "Say what this machine offers and what Penstock makes of it."),
     ("plan", "Say what memory a model needs, without loading it."),
+    ("pull", "Bring a model here by its name: Hugging Face, a registry as Ollama's, an address."),
+    ("list", "List the models that are here."),
+    ("show", "Say what a model is, and what it needs here."),
+    ("cp", "Give a model another name."),
+    ("rm", "Remove models."),
+    ("prune", "Remove what no model needs, and what came of pulls that were given up."),
 )
 _HELP = """One engine for running and serving large language models.
 

@@ -13,9 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.named_model import find_model
 from penstock.config.environment import read_environment
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
+from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions, ServerOptions
+from penstock.library.resolve import UnknownModelError
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _MODEL = "Model"
@@ -50,7 +53,10 @@ def flag(
 
 
 def _model() -> inspect.Parameter:
-    help = "A Hugging Face folder or a .gguf file; without it the small model that ships with Penstock."
+    help = (
+        "A model's name (`penstock pull` lists the spellings), a Hugging Face folder or a .gguf file; without it the "
+        "small model that ships with Penstock."
+    )
     argument = typer.Argument(metavar="MODEL", help=help, show_default=False)
     annotation = Annotated[str | None, argument]
     return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -150,6 +156,11 @@ def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
     chosen["seed"] = EngineOptions().seed if chosen["seed"] is None else chosen["seed"]
     environment = read_environment()
     chosen["model"] = chosen["model"] or environment.model or EngineOptions().model
+    found = find_model(chosen["model"])
+    chosen["model"] = str(found.path)
+    if found.name is not None:
+        chosen["served_model_name"] = chosen.get("served_model_name") or found.name
+        chosen |= {name: value for name, value in found.options.items() if chosen.get(name) is None}
     for name in ("isa", "threads"):
         if chosen[name] is None:
             chosen[name] = getattr(environment, name)
@@ -173,7 +184,13 @@ def _text_of(path: Path) -> str:
 
 def _freely_seeded(given: Mapping[str, Any]) -> EngineOptions:
     seed = secrets.randbits(63) if given["seed"] is None else given["seed"]
-    return _engine_options({**given, "seed": seed})
+    try:
+        return _engine_options({**given, "seed": seed})
+    except UnknownModelError as error:
+        if re.search("[/:.]", text := given["model"] or ""):
+            raise
+        hint = f"A question comes after the model: penstock run {BUNDLED_MODEL} {text!r}"
+        raise UnknownModelError(f"{error} {hint}", error.name) from None
 
 
 def _server_options(given: Mapping[str, Any]) -> ServerOptions:

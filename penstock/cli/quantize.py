@@ -42,6 +42,7 @@ def quantize(
     ] = None,
 ) -> None:
     """Write a smaller copy of a model: GGUF for q… and iq… formats, a Hugging Face folder for the others."""
+    from penstock.cli.named_model import find_model
     from penstock.cli.terminal import loading_bar
     from penstock.kernels.cpu import native
     from penstock.weights.writers.quantize import quantize_model
@@ -52,7 +53,7 @@ def quantize(
     began = time.perf_counter()
     with loading_bar(title="Quantising") as told:
         written = quantize_model(
-            model or environment.model or EngineOptions().model,
+            str(find_model(model or environment.model or EngineOptions().model).path),
             to.lower(),
             output,
             imatrix=imatrix,

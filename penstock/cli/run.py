@@ -14,7 +14,6 @@ import typer
 
 from penstock.cli.options import takes_freely_seeded_engine_options, takes_sampling
 from penstock.config.errors import ConfigError, EngineDeadError, RequestError
-from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -67,8 +66,6 @@ def run(
     from penstock.cli.terminal import configure_logging, piped_input
 
     configure_logging(quiet=True)
-    if not prompt:
-        _check_is_no_question(engine.model)
     question = _question(prompt, piped_input())
     conversation = Conversation(system=system)
     with asyncio.Runner() as runner:
@@ -81,16 +78,6 @@ def run(
                 _chat(runner, llm, conversation, sampling)
         finally:
             runner.run(llm.close())
-
-
-def _check_is_no_question(model: str) -> None:
-    """Raises ConfigError if what stands in the model's place is neither a path nor a known name."""
-    path = Path(model)
-    if model != BUNDLED_MODEL and not path.exists() and (" " in model or (path.name == model and not path.suffix)):
-        raise ConfigError(
-            f"there is no model {model!r}: a model is a folder, a .gguf file or {BUNDLED_MODEL}. "
-            f"A question comes after it: penstock run {BUNDLED_MODEL} {model!r}"
-        )
 
 
 def _question(prompt: list[str] | None, piped: str | None) -> str | None:

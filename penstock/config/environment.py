@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +15,8 @@ from penstock.config.limits import MAX_THREADS
 from penstock.config.resolve import ISAS
 
 _NAMES: Final = ("ISA", "THREADS", "LOG_LEVEL", "MODEL", "PACK_CACHE")
+HUB_ENDPOINT: Final = "https://huggingface.co"
+REGISTRY: Final = "registry.ollama.ai"
 _LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 
 
@@ -97,6 +101,84 @@ def cache_folder() -> Path:
     """Where files that can be made again are kept: $XDG_CACHE_HOME/penstock, ~/.cache/penstock if that is unset."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlaces:
+    """Where models lie on this machine, and where others come from.
+
+    Attributes:
+        store: PENSTOCK_MODELS, else $XDG_DATA_HOME/penstock/models: what Penstock keeps itself.
+        hub: the Hugging Face cache: HF_HUB_CACHE, else HF_HOME/hub, as huggingface_hub has it.
+        ollama: existing stores of Ollama: OLLAMA_MODELS, else ~/.ollama/models; they are read in place.
+        endpoint: HF_ENDPOINT: the hub or a mirror of it.
+        token: HF_TOKEN, else what `hf auth login` left; never shown.
+        offline: HF_HUB_OFFLINE: nothing is loaded.
+        registry: PENSTOCK_REGISTRY: the host that names without one are of.
+        docker: what `docker login` keeps: DOCKER_CONFIG, else ~/.docker.
+    """
+
+    store: Path
+    hub: Path
+    ollama: tuple[Path, ...] = ()
+    endpoint: str = HUB_ENDPOINT
+    token: str | None = field(default=None, repr=False)
+    offline: bool = False
+    registry: str = REGISTRY
+    docker: Path = Path()
+
+
+def model_places(variables: Mapping[str, str] | None = None, home: Path | None = None) -> ModelPlaces:
+    """Reads where models are; `variables` and `home` for others than the process's own.
+
+    Raises:
+        ConfigError: a value is not allowed, or the user has no home folder.
+    """
+    given = os.environ if variables is None else variables
+    text = {name: value.strip() for name, value in given.items()}
+    try:
+        home = home or Path.home()
+    except RuntimeError:
+        raise ConfigError("this user has no home folder; set PENSTOCK_MODELS, HF_HOME and HOME.") from None
+    data, cache = (
+        _folder(text, "XDG_DATA_HOME", home / ".local/share"),
+        _folder(text, "XDG_CACHE_HOME", home / ".cache"),
+    )
+    hub_home = _folder(text, "HF_HOME", cache / "huggingface")
+    ollama = _folder(text, "OLLAMA_MODELS", home / ".ollama/models")
+    system = Path("/usr/share/ollama/.ollama/models")  # of the service, where its installer puts one
+    endpoint = (text.get("HF_ENDPOINT") or HUB_ENDPOINT).rstrip("/")
+    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", endpoint):
+        raise _refuse("HF_ENDPOINT", repr(endpoint[:80]), "a web address such as https://hub.example")
+    registry = text.get("PENSTOCK_REGISTRY") or REGISTRY
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?", registry):
+        raise _refuse("PENSTOCK_REGISTRY", repr(registry[:80]), "a host such as registry.example:5000")
+    offline = (text.get("HF_HUB_OFFLINE") or text.get("TRANSFORMERS_OFFLINE") or "").lower()
+    return ModelPlaces(
+        store=_folder(text, "PENSTOCK_MODELS", data / "penstock/models"),
+        hub=_folder(text, "HF_HUB_CACHE", hub_home / "hub"),
+        ollama=tuple(dict.fromkeys((ollama,) if text.get("OLLAMA_MODELS") else (ollama, system))),
+        endpoint=endpoint,
+        token=_token(text, _folder(text, "HF_TOKEN_PATH", hub_home / "token")),
+        offline=offline in ("1", "on", "yes", "true"),
+        registry=registry,
+        docker=_folder(text, "DOCKER_CONFIG", home / ".docker") / "config.json",
+    )
+
+
+def _folder(text: Mapping[str, str], name: str, default: Path) -> Path:
+    value = text.get(name, "")
+    return Path(os.path.expandvars(value)).expanduser() if value and "\0" not in value else default
+
+
+def _token(text: Mapping[str, str], kept: Path) -> str | None:
+    token = text.get("HF_TOKEN") or text.get("HUGGING_FACE_HUB_TOKEN") or ""
+    if not token and text.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").lower() not in ("1", "on", "yes", "true"):
+        with suppress(OSError, UnicodeError):
+            token = kept.read_text(encoding="utf-8").strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise _refuse("HF_TOKEN", "unusable", "printable ASCII without spaces")
+    return token or None
 
 
 def pack_folder(setting: str) -> Path | None:

@@ -100,3 +100,15 @@ MAX_GGUF_KEYS = 2**16
 MAX_TENSORS = 2**20
 MAX_TENSOR_NAME_CHARS = 512  # they are matched with expressions whose time is no more than their square
 MAX_TENSOR_DIMS = 8
+
+# Models that are loaded from elsewhere
+MAX_MANIFEST_BYTES = 4 * 2**20
+MAX_MANIFEST_LAYERS = 4096
+MAX_REPOSITORY_FILES = 20_000
+MAX_ANSWER_BYTES = 64 * 2**20  # of a server's list of files
+MAX_LAYER_TEXT_BYTES = 2**20  # a template, a system message, a licence, parameters
+MAX_NAME_CHARS = 512
+MAX_MODEL_FILE_BYTES = 2**44
+PART_BYTES = 32 * 2**20  # of a file that is loaded in ranges
+DOWNLOAD_STREAMS = 4
+MAX_REDIRECTS = 10

@@ -28,8 +28,11 @@ def eos_ids(checkpoint: Checkpoint, end_ids: Collection[int]) -> tuple[int, ...]
 def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Those of generation_config's values that SamplingParams accepts."""
     defaults: dict[str, Any] = {}
-    for name in _DEFAULT_FIELDS:
-        value: dict[str, Any] = {name: generation_config.get(name)}
+    found = {name: generation_config.get(name) for name in _DEFAULT_FIELDS}
+    if generation_config.get("stop_strings"):
+        found["stop"] = generation_config["stop_strings"]
+    for name, given in found.items():
+        value: dict[str, Any] = {name: given}
         with suppress(ParameterError):
             SamplingParams(**value)
             defaults |= value

@@ -74,9 +74,10 @@ def fingerprint(model: Path, packing: str) -> str:
 
 
 def _parts(file: Path) -> list[Path]:
-    """The files of a model in one file, or split over several."""
+    """The files of a model in one file, or split over several, and what lies beside it (`gguf_companions`)."""
+    overlay = file.with_suffix(".overlay.json")
     pattern = re.sub(r"-\d{5}-of-(\d{5})\.", r"-[0-9][0-9][0-9][0-9][0-9]-of-\1.", glob.escape(file.name))
-    return sorted(file.parent.glob(pattern))
+    return [*sorted(file.parent.glob(pattern)), *([overlay] if overlay.exists() else [])]
 
 
 def _most_maps() -> int:

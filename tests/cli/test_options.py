@@ -78,7 +78,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
     flags = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
     flags += ["--no-enable-prefix-caching", "--batch-invariant", "--enforce-eager", "--scheduling-policy", "priority"]
     flags += ["--share-prefix-cache", "--shared-prompt", str(tmp_path / "system.txt")]
-    engine, _, _ = parsed("some/model", *flags)
+    engine, _, _ = parsed("/", *flags)
     changed = {field.name for field in fields(EngineOptions) if getattr(engine, field.name) != field.default}
     assert changed == {field.name for field in fields(EngineOptions)}
     assert engine.kv_cache_memory == 2**20 and engine.shared_prompts == ("Be brief.",)
@@ -95,11 +95,11 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
 
 
 def test_the_environment_fills_in_and_flags_come_first() -> None:
-    variables = {"PENSTOCK_MODEL": "m", "PENSTOCK_ISA": "avx2", "PENSTOCK_THREADS": "2", "PENSTOCK_API_KEY": "x,y"}
+    variables = {"PENSTOCK_MODEL": "/", "PENSTOCK_ISA": "avx2", "PENSTOCK_THREADS": "2", "PENSTOCK_API_KEY": "x,y"}
     engine, server, _ = parsed(**variables)
-    assert (engine.model, engine.isa, engine.threads, server.api_keys) == ("m", "avx2", 2, ("x", "y"))
-    engine, server, _ = parsed("n", "--isa", "generic", "--threads", "1", "--api-key", "z", **variables)
-    assert (engine.model, engine.isa, engine.threads, server.api_keys) == ("n", "generic", 1, ("z",))
+    assert (engine.model, engine.isa, engine.threads, server.api_keys) == ("/", "avx2", 2, ("x", "y"))
+    engine, server, _ = parsed(".", "--isa", "generic", "--threads", "1", "--api-key", "z", **variables)
+    assert (engine.model, engine.isa, engine.threads, server.api_keys) == (".", "generic", 1, ("z",))
 
 
 def test_a_chat_has_a_fresh_seed_unless_one_is_given() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.config.errors import CheckpointError, quoted
 from penstock.models.gguf.configuration import gguf_config
 from penstock.quant.tensor import StoredTensor, TensorInfo
-from penstock.weights.readers.gguf_companions import gguf_generation_config, gguf_tokenizer_config
+from penstock.weights.readers.gguf_companions import gguf_generation_config, gguf_tokenizer_config, read_overlay
 from penstock.weights.readers.gguf_file import GgufFile, GgufTensor, read_gguf_file
 from penstock.weights.readers.gguf_names import VirtualTensor, hugging_face_tensors
 
@@ -96,13 +96,13 @@ def open_gguf(path: Path) -> GgufCheckpoint:
     files = [read_gguf_file(shard) for shard in shard_paths(path)]
     _check_split(files)
     tensors, metadata = _join(files), files[0].metadata
-    config = gguf_config(metadata, tensors)
+    config, told = gguf_config(metadata, tensors), read_overlay(path)
     sources = hugging_face_tensors(metadata["general.architecture"], tensors, config)
     return GgufCheckpoint(
         path=path,
         config=config,
-        generation_config=gguf_generation_config(metadata, config),
-        tokenizer_config=gguf_tokenizer_config(metadata, config["vocab_size"]),
+        generation_config=gguf_generation_config(metadata, config) | told["generation_config"],
+        tokenizer_config=gguf_tokenizer_config(metadata, config["vocab_size"]) | told["tokenizer_config"],
         metadata=MappingProxyType(dict(metadata)),
         tensors=MappingProxyType({name: source.info for name, source in sources.items()}),
         _sources=sources,

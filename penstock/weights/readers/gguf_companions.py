@@ -1,11 +1,14 @@
-"""GGUF metadata → what a Hugging Face folder has beside config.json."""
+"""What a Hugging Face folder has beside config.json, of a GGUF file: its metadata, and an overlay beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from penstock.config.errors import CheckpointError
 from penstock.models.gguf.metadata import MAX_NUMBER, shortest, token_id
+from penstock.weights.readers.files import read_object
 
 
 def gguf_generation_config(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,3 +46,24 @@ def gguf_tokenizer_config(metadata: Mapping[str, Any], vocab_size: int) -> dict[
     if templates:
         found["chat_template"] = templates["default"] if set(templates) == {"default"} else templates
     return found
+
+
+def overlay_path(path: Path) -> Path:
+    """The file beside a .gguf file that says what comes before its metadata: the library writes it for a model that was
+    made with a template, or sampling parameters, of its own.
+    """
+    return path.with_suffix(".overlay.json")
+
+
+def read_overlay(path: Path) -> dict[str, dict[str, Any]]:
+    """Fields of tokenizer_config.json and generation_config.json that come before a file's metadata; {} for each if
+    there is no overlay.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    found = read_object(overlay_path(path), missing_ok=True)
+    told = {name: found.get(name, {}) for name in ("tokenizer_config", "generation_config")}
+    if not all(isinstance(fields, dict) for fields in told.values()):
+        raise CheckpointError(f"{overlay_path(path)} is damaged; remove its folder, and it is made again.")
+    return told

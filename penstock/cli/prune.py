@@ -1,0 +1,16 @@
+"""`penstock prune`: removes what no model needs."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def prune() -> None:
+    """Remove blobs that no model needs, and what came of pulls that were given up. Nothing goes while one runs."""
+    from penstock.library.store import open_store
+    from penstock.startup.memory_plan import format_bytes
+
+    typer.echo(f"{format_bytes(open_store().prune())} became free")

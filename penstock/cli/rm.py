@@ -1,0 +1,22 @@
+"""`penstock rm`: removes models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("rm")
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As `penstock list` shows them.")],
+) -> None:
+    """Remove models, and what only they needed. A model of the Hugging Face cache goes from there."""
+    from penstock.library.store import open_store
+    from penstock.startup.memory_plan import format_bytes
+
+    store = open_store()
+    for name in names:
+        typer.echo(f"removed {name} ({format_bytes(store.remove(name))} became free)")

@@ -1,0 +1,215 @@
+"""OCI registries as Ollama speaks to them: manifests and blobs (OCI distribution specification 1.1), to and fro."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, urlencode, urljoin, urlsplit
+
+import httpx2
+
+from penstock.config.errors import CheckpointError, ConfigError
+from penstock.config.limits import MAX_MANIFEST_BYTES
+from penstock.library.digests import digest_of
+from penstock.library.manifest import DOCKER, OCI, Layer, Manifest, parse_manifest
+from penstock.library.names import RegistryName
+from penstock.library.store import Store
+from penstock.library.transfer import Manner, Source, fetch_all
+from penstock.library.web import Answer, Web, WebError, refusal
+
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_CHUNK: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class Registry:
+    """A registry at a host. Loopback hosts are spoken to in plain HTTP, as Docker does; others in HTTPS.
+
+    Attributes:
+        web: the way there.
+        name: of the model.
+        insecure: plain HTTP for any host.
+        login: "user:password", base64, from Docker's configuration; "" for nobody.
+        token: what the registry's authority gave, once it was asked.
+    """
+
+    web: Web
+    name: RegistryName
+    insecure: bool = False
+    login: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+
+    def url(self, path: str) -> str:
+        """An address of this repository."""
+        scheme = "http" if self.insecure or _is_loopback(self.name.host) else "https"
+        return f"{scheme}://{self.name.host}/v2/{self.name.repository}/{path}"
+
+    def headers(self) -> dict[str, str]:
+        """Credentials, if there are any."""
+        return {"Authorization": self.token} if self.token else {}
+
+    def manifest(self) -> Manifest:
+        """The model's manifest.
+
+        Raises:
+            ConfigError: there is no such model; WebError: the registry refuses; CheckpointError: it is damaged.
+        """
+        try:
+            data, headers = self.authorised(
+                lambda: self.web.read(
+                    self.url(f"manifests/{self.name.tag}"),
+                    {**self.headers(), "Accept": f"{DOCKER}, {OCI}"},
+                    MAX_MANIFEST_BYTES,
+                )
+            )
+        except WebError as error:
+            if error.status in (401, 403, 404):
+                raise ConfigError(f"{self.name.host} has no model {self.name} that is open to you ({error})") from None
+            raise
+        stated = headers.get("docker-content-digest", "")
+        if stated and stated.startswith("sha256:") and stated != str(digest_of(data)):
+            raise CheckpointError(f"the manifest of {self.name} came with other bytes than its digest {stated[:80]}.")
+        return parse_manifest(data, str(self.name))
+
+    def source(self, part: Layer) -> Source:
+        """Where a blob's bytes are."""
+        return Source(self.url(f"blobs/{part.digest}"), part.size, part.digest, self.headers())
+
+    def authorised(self, once: Callable[[], Answer], actions: str = "pull") -> Answer:
+        """What `once` gives; where the registry asks for a token first, one is fetched."""
+        try:
+            return once()
+        except WebError as error:
+            if error.status != 401 or self.token:
+                raise
+            self._authorise(error.challenge, actions)
+            return once()
+
+    def _authorise(self, challenge: str, actions: str) -> None:
+        kind, _, rest = challenge.partition(" ")
+        found = dict(_CHALLENGE.findall(rest))
+        if kind.lower() == "basic" and self.login:
+            self.token = f"Basic {self.login}"
+            return
+        realm = found.get("realm", "")
+        if kind.lower() != "bearer" or not realm.startswith(("https://", "http://")):
+            raise WebError(f"{self.name.host} asks for a login; `docker login {self.name.host}` keeps one.", 401)
+        scope = f"repository:{self.name.repository}:{actions}"
+        query = urlencode({"service": found.get("service", ""), "scope": scope})
+        with_login = self.login and urlsplit(realm).scheme == "https"
+        headers = {"Authorization": f"Basic {self.login}"} if with_login else {}
+        answer = self.web.read_json(f"{realm}{'&' if '?' in realm else '?'}{query}", headers)
+        token = answer.get("token") or answer.get("access_token") if isinstance(answer, dict) else None
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+            raise WebError(f"{urlsplit(realm).netloc} gives no token for {self.name}.", 401)
+        self.token = f"Bearer {token}"
+
+
+def pull(store: Store, registry: Registry, manifest: Manifest, manner: Manner) -> None:
+    """Brings a model's blobs, then its name.
+
+    Raises:
+        WebError, CheckpointError, ConfigError: as `transfer.fetch`.
+    """
+    manner = replace(manner, partials=store.root / "partial")
+    with store.loading():
+        there = store.blobs(manifest)
+        for part in manifest.blobs:
+            if part.digest in there:
+                store.take(there[part.digest], part.digest)
+                manner.told(part.size)
+        files = [
+            (registry.source(part), store.root / "blobs" / part.digest.file_name)
+            for part in manifest.blobs
+            if part.digest not in there
+        ]
+        fetch_all(registry.web, files, manner)
+        store.put(registry.name, manifest)
+
+
+def push(store: Store, registry: Registry, manifest: Manifest, manner: Manner) -> None:
+    """Sends what the registry lacks of a model, then its manifest.
+
+    Raises:
+        WebError: the registry refuses; CheckpointError: a blob is missing here.
+    """
+    blobs = store.blobs(manifest)
+    for part in manifest.blobs:
+        if part.digest not in blobs:
+            raise CheckpointError(f"{registry.name} lacks the blob {part.digest}; pull or make it again.")
+        if registry.authorised(partial(_has, registry, part), "pull,push"):
+            manner.told(part.size)
+        else:
+            registry.authorised(partial(_send, registry, part, blobs[part.digest], manner), "pull,push")
+    headers = {**registry.headers(), "Content-Type": manifest.media_type}
+    _answer(registry.web, "PUT", registry.url(f"manifests/{registry.name.tag}"), headers, manifest.data)
+
+
+def _has(registry: Registry, part: Layer) -> bool:
+    try:
+        with registry.web.stream(registry.url(f"blobs/{part.digest}"), registry.headers(), "HEAD"):
+            return True
+    except WebError as error:
+        if error.status == 404:
+            return False
+        raise
+
+
+def _send(registry: Registry, part: Layer, path: Path, manner: Manner) -> None:
+    """One blob in one request; the registry holds it against its digest."""
+    begun = _answer(registry.web, "POST", registry.url("blobs/uploads/"), registry.headers(), b"")
+    place = urljoin(str(begun.url), begun.headers.get("location", ""))
+    if urlsplit(place).netloc != urlsplit(str(begun.url)).netloc:
+        raise WebError(f"{registry.name.host} wants the upload to go to another host; it is not sent there.")
+    place += f"{'&' if '?' in place else '?'}digest={quote(str(part.digest))}"
+
+    def pieces() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while piece := file.read(_CHUNK):
+                manner.told(len(piece))
+                yield piece
+
+    headers = {
+        **registry.headers(),
+        "Content-Type": "application/octet-stream",
+        "Content-Length": str(part.size),
+    }
+    _answer(registry.web, "PUT", place, headers, pieces())
+
+
+def _answer(
+    web: Web, method: str, url: str, headers: Mapping[str, str], content: bytes | Iterator[bytes]
+) -> httpx2.Response:
+    try:
+        response = web.client.request(method, url, headers=dict(headers), content=content)
+    except httpx2.HTTPError as error:
+        raise WebError(f"{urlsplit(url).netloc} broke off: {str(error)[:160]}.", passing=True) from None
+    if response.status_code >= 400:
+        raise refusal(response)
+    return response
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    with suppress(ValueError):
+        return ip_address(name).is_loopback
+    return False
+
+
+def docker_login(host: str, config: Path) -> str:
+    """What `docker login` keeps for a host, base64 of "user:password"; "" if nothing, or a helper keeps it."""
+    with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+        kept = json.loads(config.read_bytes())["auths"][host]["auth"]
+        base64.b64decode(kept, validate=True)
+        return str(kept)
+    return ""

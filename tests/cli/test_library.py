@@ -1,0 +1,135 @@
+"""Commands of the library, as people type them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import LLM
+from penstock.config.errors import ConfigError
+from penstock.library.pull import pull
+from penstock.library.store import open_store
+from penstock.library.wish import Wish
+from penstock.weights.open import bundled_model_path
+from penstock.weights.writers.quantize import quantize_model
+from tests.cli.conftest import Penstock
+from tests.library.servers import Hub, running
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running(Hub()) as server:
+        yield server
+
+
+@pytest.fixture
+def places(tmp_path: Path, hub: Hub) -> dict[str, str]:
+    """Variables that keep a command's models in a temporary folder."""
+    return {
+        "PENSTOCK_MODELS": str(tmp_path / "store"),
+        "HF_HOME": str(tmp_path / "hf"),
+        "OLLAMA_MODELS": str(tmp_path / "ollama"),
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "",
+        "PENSTOCK_PACK_CACHE": "off",
+    }
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "concierge-Q8_0.gguf"
+    quantize_model("penstock-concierge", "q8_0", path)
+    return path
+
+
+def bundled() -> dict[str, bytes]:
+    card = b"---\nlicense: apache-2.0\n---\n# A concierge\n"
+    return {path.name: path.read_bytes() for path in bundled_model_path().iterdir() if path.is_file()} | {
+        "README.md": card
+    }
+
+
+def test_pull_list_show_run_and_rm(penstock: Penstock, hub: Hub, places: dict[str, str]) -> None:
+    hub.put("me/Concierge-7M", bundled())
+    pulled = penstock("pull", "me/Concierge-7M", **places)
+    assert (pulled.returncode, pulled.stdout, pulled.stderr) == (0, "me/Concierge-7M\n", "")
+    listed = json.loads(penstock("list", "--json", **places).stdout)
+    assert [(entry["name"], entry["where"]) for entry in listed] == [
+        ("me/Concierge-7M", "hugging face"),
+        ("penstock-concierge", "bundled"),
+    ]
+    assert "me/Concierge-7M" in penstock("list", **places).stdout
+    shown = json.loads(penstock("show", "me/Concierge-7M", "--json", **places).stdout)
+    assert shown["architecture"] == "Qwen3ForCausalLM" and shown["license"] == "apache-2.0"
+    assert shown["capabilities"] == ["completion", "chat", "tools"] and shown["needs"]["fits"]
+    assert "Qwen3ForCausalLM" in penstock("show", "me/Concierge-7M", **places).stdout
+    plan = json.loads(penstock("plan", "me/Concierge-7M", "--json", **places).stdout)
+    assert plan["parameters"] == shown["sizes"]["parameters"]
+    asked = ("run", "me/Concierge-7M", "--seed", "1", "--max-tokens", "8", "Hello")
+    assert penstock(*asked, **places).stdout == penstock("run", "penstock-concierge", *asked[2:], **places).stdout
+    assert "became free" in penstock("rm", "me/Concierge-7M", **places).stdout
+    gone = penstock("run", "me/Concierge-7M", "Hello", **places)
+    assert gone.returncode == 1 and "Nearest here: penstock-concierge. To load it: penstock pull" in gone.stderr
+
+
+def test_a_question_in_the_place_of_a_model_is_told(penstock: Penstock, places: dict[str, str]) -> None:
+    done = penstock("run", "what is a river?", **places)
+    assert done.returncode == 1
+    assert "penstock run penstock-concierge 'what is a river?'" in done.stderr
+
+
+def test_what_cannot_run_here_is_refused_with_what_can(
+    penstock: Penstock, hub: Hub, places: dict[str, str], quantised: Path
+) -> None:
+    """The larger file claims more bytes than any machine has; its header is all that is loaded of it."""
+
+    class Large(bytes):
+        def __len__(self) -> int:
+            return 2**43
+
+        def __getitem__(self, part: Any) -> Any:
+            return bytes(self)[part].ljust(part.stop - part.start, b"\0")
+
+    data = quantised.read_bytes()
+    hub.put("me/g", {"g-Q8_0.gguf": Large(data), "g-Q4_0.gguf": data})
+    done = penstock("pull", "hf.co/me/g:Q8_0", **places)
+    assert done.returncode == 1
+    assert "cannot run here" in done.stderr and "What can: penstock pull hf.co/me/g:Q4_0" in done.stderr
+
+
+def test_library_commands_load_no_torch(penstock: Penstock, places: dict[str, str]) -> None:
+    code = """
+import sys
+sys.argv = ["penstock", *sys.argv[1:]]
+from penstock.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+assert "torch" not in sys.modules
+"""
+    for arguments in (["list"], ["show", "penstock-concierge"], ["prune"], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env={**os.environ, **places}
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_python_takes_names_too(
+    hub: Hub, places: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+    hub.put("me/c", bundled())
+    pull(open_store(), "me/c", Wish())
+    with LLM("me/c", max_num_seqs=1, max_model_len=64) as llm:
+        assert llm.info.model == "me/c"
+    with pytest.raises(ConfigError, match="penstock pull me/d"):
+        LLM("me/d")
