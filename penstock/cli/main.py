@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Annotated, Any, cast
+from types import MappingProxyType
+from typing import Annotated, Any, Final, cast
 
 import typer
 from typer.core import TyperGroup
@@ -26,8 +27,16 @@ _COMMANDS = (
     ("show", "Say what a model is, and what it needs here."),
     ("cp", "Give a model another name."),
     ("rm", "Remove models."),
+    ("create", "Make a model of a Modelfile."),
+    ("import", "Give a folder or file of this machine a name."),
+    ("push", "Send a model to a registry."),
+    ("inspect", "List a model's metadata and tensors."),
+    ("convert", "Write a model in the other form: Hugging Face folder or GGUF file."),
+    ("ps", "List the models that a running server has loaded."),
+    ("stop", "Have a running server unload a model."),
     ("prune", "Remove what no model needs, and what came of pulls that were given up."),
 )
+_FILES: Final = MappingProxyType({"import": "import_model", "inspect": "inspect_model"})
 _HELP = """One engine for running and serving large language models.
 
 Start with `penstock run`: a small model that ships with Penstock answers at once, offline."""
@@ -39,7 +48,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
         if name in self.commands:
-            command = cast(Any, typer.main.get_command(import_module(f"penstock.cli.{name}").app))
+            command = cast(Any, typer.main.get_command(import_module(f"penstock.cli.{_FILES.get(name, name)}").app))
             command.name = name
             self.commands[name] = command
         return super().resolve_command(ctx, args)

@@ -135,7 +135,7 @@ def modelfile_of(store: Store, text: str) -> str:
     for name, value in texts.params.items():
         values = value if isinstance(value, list) else [value]
         lines += [f"PARAMETER {name} {json.dumps(item, ensure_ascii=False)}" for item in values]
-    lines += [f"MESSAGE {turn['role']} {turn['content']}" for turn in texts.messages]
+    lines += [f'MESSAGE {turn["role"]} """{turn["content"]}"""' for turn in texts.messages]
     lines += [f'LICENSE """{license}"""' for license in texts.licenses]
     return "\n".join(lines) + "\n"
 

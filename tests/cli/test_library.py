@@ -20,7 +20,7 @@ from penstock.library.wish import Wish
 from penstock.weights.open import bundled_model_path
 from penstock.weights.writers.quantize import quantize_model
 from tests.cli.conftest import Penstock
-from tests.library.servers import Hub, running
+from tests.library.servers import Files, Handler, Hub, running
 
 
 @pytest.fixture
@@ -133,3 +133,58 @@ def test_python_takes_names_too(
         assert llm.info.model == "me/c"
     with pytest.raises(ConfigError, match="penstock pull me/d"):
         LLM("me/d")
+
+
+def test_create_import_inspect_and_convert(
+    penstock: Penstock, places: dict[str, str], tmp_path: Path, quantised: Path
+) -> None:
+    assert penstock("import", str(quantised), "base", **places).stdout == "imported base:latest\n"
+    (tmp_path / "Modelfile").write_text("FROM base\nSYSTEM Answer in one word.\nPARAMETER temperature 0\n")
+    made = penstock("create", "mine", "-f", str(tmp_path / "Modelfile"), **places)
+    assert (made.returncode, made.stdout, made.stderr) == (0, "created mine:latest\n", "")
+    assert penstock("show", "mine", "--system", "--parameters", **places).stdout.splitlines() == [
+        "Answer in one word.", "temperature 0.0",
+    ]  # fmt: skip
+    with_system = penstock("run", "mine", "--max-tokens", "4", "--seed", "1", "Hi", **places).stdout
+    told = ("--system", "Answer in one word.", "--temperature", "0")
+    assert penstock("run", "base", "--max-tokens", "4", "--seed", "1", *told, "Hi", **places).stdout == with_system
+    tensors = json.loads(penstock("inspect", "mine", "--json", **places).stdout)["tensors"]
+    assert {tensor["format"] for tensor in tensors} == {"q8_0", "f32"}
+    assert "token_embd" not in penstock("inspect", "mine", **places).stdout
+    folder = tmp_path / "converted"
+    done = penstock("convert", "mine", "--output", str(folder), "--to", "f16", **places)
+    assert done.returncode == 0 and (folder / "model.safetensors").is_file(), done.stderr
+    back = penstock("convert", str(folder), "-o", str(tmp_path / "back.gguf"), **places)
+    assert back.returncode == 0 and (tmp_path / "back.gguf").is_file(), back.stderr
+    wrong = penstock("create", "mine", "-f", str(tmp_path / "none"), **places)
+    assert wrong.returncode == 1 and "cannot be read" in wrong.stderr
+
+
+def test_ps_and_stop_speak_to_a_server(penstock: Penstock, places: dict[str, str]) -> None:
+    class Server(Files):
+        def answer(self, handler: Handler, path: str) -> bool:
+            if path == "/api/ps":
+                model = {"name": "m:x", "digest": "a" * 64, "size": 2**20, "context_length": 4096}
+                model["expires_at"] = "2026-01-01T00:00:00.5Z"
+                handler.send_json({"models": [model]})
+                return True
+            return False
+
+    class Posting(Handler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if asked == {"model": "m:x", "keep_alive": 0, "stream": False}:
+                self.send_json({"done": True, "done_reason": "unload"})
+            else:
+                self.send_json({"error": f"model '{asked['model']}' not found"}, 404)
+
+    server = Server()
+    server.RequestHandlerClass = Posting
+    with running(server):
+        url = ("--url", server.url)
+        assert "m:x   aaaaaaaaaaaa  1.0 MiB  4,096    2026-01-01T00:00:00" in penstock("ps", *url, **places).stdout
+        assert penstock("stop", "m:x", *url, **places).stdout == "stopped m:x\n"
+        other = penstock("stop", "other", *url, **places)
+        assert other.returncode == 1 and "answers 404: model 'other' not found" in other.stderr
+    gone = penstock("ps", *url, **places)
+    assert gone.returncode == 1 and "no server answers" in gone.stderr

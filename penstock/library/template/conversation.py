@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from penstock.config.errors import TemplateError
+from penstock.library.template.jinja import translate
+from penstock.library.template.source import literal
 
 
 def is_jinja(source: str) -> bool:
@@ -30,7 +31,7 @@ def conversation_template(
     if source is None and not own:
         raise TemplateError("the model has a system message (SYSTEM) but no chat template; give it one with TEMPLATE.")
     if source is not None and not is_jinja(source):
-        raise TemplateError("the template is Go's and has no translation here; write TEMPLATE in Jinja.")
+        source = translate(source)
     return before(system, messages) + (own if source is None else source)
 
 
@@ -39,21 +40,16 @@ def before(system: str, messages: Sequence[Mapping[str, str]]) -> str:
     lines = []
     if messages:
         turns = ", ".join(
-            f"{{'role': {_text(turn['role'])}, 'content': {_text(turn['content'])}}}" for turn in messages
+            f"{{'role': {literal(turn['role'])}, 'content': {literal(turn['content'])}}}" for turn in messages
         )
         head = "messages[:1] if messages and messages[0]['role'] == 'system' else []"
         rest = "messages[1:] if messages and messages[0]['role'] == 'system' else messages"
         lines.append(f"{{%- set messages = ({head}) + [{turns}] + ({rest}) %}}")
     if system:
-        turn = f"{{'role': 'system', 'content': {_text(system)}}}"
+        turn = f"{{'role': 'system', 'content': {literal(system)}}}"
         lines.append(
             "{%- if not messages or messages[0]['role'] != 'system' %}"
             f"{{%- set messages = [{turn}] + messages %}}"
             "{%- endif %}"
         )
     return "".join(lines)
-
-
-def _text(text: str) -> str:
-    """A string as Jinja reads it: no braces that could close a block early."""
-    return json.dumps(text).replace("{", "\\u007b").replace("}", "\\u007d").replace("%", "\\u0025")
