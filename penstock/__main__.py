@@ -13,7 +13,7 @@ def main() -> None:
         if (error.name or "penstock").partition(".")[0] == "penstock":
             raise
         sys.exit(
-            f"penstock: the command needs {error.name}, which is not installed; `pip install penstock` brings it. "
+            f"penstock: the command needs {error.name}, which is not installed; `pip install penstock-llm` brings it. "
             "`from penstock import LLM` does without."
         )
     run()

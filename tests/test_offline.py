@@ -60,6 +60,6 @@ def test_the_command_says_what_it_lacks() -> None:
     done = run("command")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        "penstock: the command needs typer, which is not installed; `pip install penstock` brings it. "
+        "penstock: the command needs typer, which is not installed; `pip install penstock-llm` brings it. "
         "`from penstock import LLM` does without."
     ]

@@ -127,7 +127,7 @@ def _triton() -> dict[str, str | None]:
     try:
         return {"version": importlib.metadata.version("triton"), "why_not": None}
     except importlib.metadata.PackageNotFoundError:
-        return {"version": None, "why_not": "not installed; pip install 'penstock[gpu]' brings it"}
+        return {"version": None, "why_not": "not installed; pip install 'penstock-llm[gpu]' brings it"}
 
 
 def _transformers() -> dict[str, str | None]:
@@ -135,7 +135,7 @@ def _transformers() -> dict[str, str | None]:
     try:
         version = importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
-        missing = "none without layers here; pip install 'penstock[fallback]' runs others through transformers"
+        missing = "none without layers here; pip install 'penstock-llm[fallback]' runs others through transformers"
         return {"transformers": None, "runs": missing}
     return {
         "transformers": version,

@@ -98,7 +98,7 @@ async def server_sender(
             OpenAI's API.
     """
     if find_spec("httpx") is None:
-        raise ConfigError("a load test of a server needs httpx; install it with: pip install 'penstock[bench]'.")
+        raise ConfigError("a load test of a server needs httpx; install it with: pip install 'penstock-llm[bench]'.")
     import httpx
 
     if endpoint not in ENDPOINTS:

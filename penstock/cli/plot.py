@@ -19,7 +19,7 @@ def check_plot(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"--plot names {path}, but there is no folder {path.parent}.")
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; install it with: pip install 'penstock[bench]'.")
+        raise ConfigError("--plot needs matplotlib; install it with: pip install 'penstock-llm[bench]'.")
 
 
 def plot_latencies(records: Sequence[RequestRecord], path: Path, *, title: str) -> None:

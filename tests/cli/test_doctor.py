@@ -75,7 +75,7 @@ def test_kernels_of_another_device_are_told() -> None:
     chosen = {op["op"]: op["implementation"] for op in found["kernels"]["ops"]}
     assert found["kernels"]["device"] == "interpreter"
     if find_spec("triton") is None:
-        assert found["triton"]["version"] is None and "penstock[gpu]" in found["triton"]["why_not"]
+        assert found["triton"]["version"] is None and "penstock-llm[gpu]" in found["triton"]["why_not"]
         assert chosen["rms_norm"] == "reference"
     else:
         assert found["triton"]["version"] and chosen["paged_attention"] == "triton (interpreted)"

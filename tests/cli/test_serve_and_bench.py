@@ -83,7 +83,7 @@ def test_bench_serve_without_httpx_says_how_to_get_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr("penstock.cli.load.find_spec", lambda name: None)
     result = bench("serve", "--base-url", "http://127.0.0.1:1", "--num-prompts", "1")
     assert result.exit_code == 1
-    assert "pip install 'penstock[bench]'" in result.stderr
+    assert "pip install 'penstock-llm[bench]'" in result.stderr
 
 
 def test_bench_runs_in_process(tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ last section says otherwise. Caches: *full* keeps keys and values of every posit
 FOOT = """
 ## Other architectures
 
-A causal language model that is not listed runs through transformers, if that is installed (`pip install
-'penstock[fallback]'`): its modules compute, its attention reads and writes this engine's caches, scheduling, sharing
-of prefixes and sampling are this engine's own. It is slower, cannot be quantised while loading, and says so when it
-starts. Before it serves, the logits of a random prompt, computed in chunks, are compared with what transformers
-computes alone; an architecture that keeps a state of its own, or masks in its own way, is refused. Tested with
-Apertus, Arcee, BitNet, Helium and VaultGemma. No code that lies in a model's folder is ever imported.
+A causal language model that is not listed runs through transformers, if that is installed
+(`pip install 'penstock-llm[fallback]'`): its modules compute, its attention reads and writes this engine's caches,
+scheduling, sharing of prefixes and sampling are this engine's own. It is slower, cannot be quantised while loading,
+and says so when it starts. Before it serves, the logits of a random prompt, computed in chunks, are compared with what
+transformers computes alone; an architecture that keeps a state of its own, or masks in its own way, is refused. Tested
+with Apertus, Arcee, BitNet, Helium and VaultGemma. No code that lies in a model's folder is ever imported.
 
 ## Rope scaling that depends on the length
 

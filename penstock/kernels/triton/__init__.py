@@ -34,7 +34,7 @@ def unavailable_reason(device: str) -> str | None:
     if device not in DEVICES:
         return f"Triton does not compile for {device}"
     if find_spec("triton") is None:
-        return "Triton is not installed; pip install 'penstock[gpu]' brings it"
+        return "Triton is not installed; pip install 'penstock-llm[gpu]' brings it"
     if device == "interpreter":
         interpret_triton()
     interpreted = bool(import_module("penstock.kernels.triton.numbers").INTERPRETED)

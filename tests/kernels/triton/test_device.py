@@ -29,7 +29,7 @@ from penstock.kernels.registry import KernelContext
 for device in ("interpreter", "cuda"):
     found = {choice.op: choice for choice in resolve_kernels(KernelContext(device, "float32")).choices}
     assert found["rms_norm"].chosen.name == "reference"
-    assert any("pip install 'penstock[gpu]'" in why for _, why in found["rms_norm"].refused)
+    assert any("pip install 'penstock-llm[gpu]'" in why for _, why in found["rms_norm"].refused)
 """
 TOO_LATE = """
 import triton
