@@ -11,10 +11,11 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup clients serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
+.PHONY: help setup develop clients serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
 
 help:
-	@echo "make setup       create $(VENV), install the pinned packages, build the native library"
+	@echo "make setup       create $(VENV), install what serving needs, build the native library; TORCH=cpu: torch for CPUs alone"
+	@echo "make develop     set up, then install what tests, lint and types need"
 	@echo "make clients     create $(CLIENTS): other people's clients, which tests/clients runs"
 	@echo "make serve       set up, then serve the bundled model"
 	@echo "make test        set up, clients too, then run the whole test suite"
@@ -25,55 +26,71 @@ help:
 	@echo "make sanitize    native tests under the address and undefined-behaviour sanitizers; ISAS=generic TESTED=packed are quicker"
 	@echo "make sanitize-threads  the same under the thread sanitizer"
 
+# What serving needs; `develop` adds what tests, lint and types need.
 setup: $(READY)
 
+develop: $(READY) $(VENV)/.develop
+
+# Who has no NVIDIA GPU saves gigabytes with torch's build for CPUs, which has an index of its own.
+TORCH ?=
+TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
+STEP = $(BIN)/python .ci/step.py
+# Python compiles what is imported when it first is: of torch and the rest that is a fifth, and 150 MB less.
+PIP = $(BIN)/python -m pip install --progress-bar raw --no-compile
+
 $(BIN)/pip $(CLIENTS)/bin/pip: %/bin/pip:
-	@python=$$(./.ci/find-python) && echo "setting up $* with $$python" && \
+	@python=$$(./.ci/find-python) && echo "$*: an environment of $$($$python --version)" && \
 	{ "$$python" -m venv $* >/dev/null 2>&1 || \
 	  { "$$python" -m venv --clear --without-pip $* && "$$python" -m pip --python $*/bin/python install -q pip; }; }
 
-# torch comes first and by itself, so that nothing that depends on it chooses another build.
-$(VENV)/.packages: requirements/build.txt requirements/runtime.txt requirements/dev.txt | $(BIN)/pip
-	$(BIN)/python -m pip install -q "$$(grep '^torch==' requirements/runtime.txt)"
-	$(BIN)/python -m pip install -q -r requirements/build.txt -r requirements/runtime.txt -r requirements/dev.txt
+# torch comes first and by itself, so that nothing that depends on it chooses another build. pip goes before, for the
+# progress that newer ones tell.
+$(VENV)/.runtime: requirements/build.txt requirements/runtime.txt | $(BIN)/pip
+	@$(STEP) "pip" $(BIN)/python -m pip install "$$(grep '^pip==' requirements/build.txt)"
+	@$(STEP) "torch" $(PIP) $(TORCH_FLAGS) "$$(grep '^torch==' requirements/runtime.txt)"
+	@$(STEP) "packages" $(PIP) -r requirements/build.txt -r requirements/runtime.txt
 	@touch $@
 
-$(READY): $(VENV)/.packages $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+$(VENV)/.develop: requirements/dev.txt $(VENV)/.runtime | $(BIN)/pip
+	@$(STEP) "packages for development" $(PIP) -r requirements/dev.txt
+	@touch $@
+
+$(READY): $(VENV)/.runtime $(NATIVE)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) "native library" $(PIP) -v --no-build-isolation --no-deps -e .
 	@touch $@
 
 clients: $(CLIENTS)/.ready
 
 # The list is complete, so there is nothing to resolve.
 $(CLIENTS)/.ready: requirements/clients.txt | $(CLIENTS)/bin/pip
-	$(CLIENTS)/bin/python -m pip install -q --no-deps -r requirements/clients.txt
+	@$(CLIENTS)/bin/python .ci/step.py "other people's clients" $(CLIENTS)/bin/python -m pip install --no-deps -r $<
 	@touch $@
 
 serve: setup
 	$(BIN)/penstock serve $(ARGS)
 
-test: setup clients
+test: develop clients
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-lint: setup
+lint: develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(NATIVE_CODE)
 
-format: setup
+format: develop
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE_CODE)
 
-types: setup
+types: develop
 	$(BIN)/mypy
 
-sizes: setup
+sizes: develop
 	$(BIN)/python .ci/sizes.py $(REVISION)
 
-hooks: setup
+hooks: develop
 	$(BIN)/pre-commit install
 
-architecture: setup
+architecture: develop
 	$(BIN)/python -m pytest -q tests/architecture
 
 CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -81,12 +98,12 @@ CONFIGURE = $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/nin
 
 SANITIZED = $(or $(TESTED),attention model_ops native packed recurrent $(if $(ISAS),,tiles))
 
-sanitize: setup
+sanitize: develop
 	$(CONFIGURE) -B build/sanitize -DPENSTOCK_SANITIZE=ON "-DPENSTOCK_ISAS=$(ISAS)"
 	$(BIN)/cmake --build build/sanitize
 	for test in $(SANITIZED); do build/sanitize/$${test}_test || exit 1; done
 
-sanitize-threads: setup
+sanitize-threads: develop
 	$(CONFIGURE) -B build/sanitize-threads -DPENSTOCK_SANITIZE_THREADS=ON
 	$(BIN)/cmake --build build/sanitize-threads
 	for test in build/sanitize-threads/*_test; do $$test || exit 1; done
