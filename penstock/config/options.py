@@ -144,7 +144,7 @@ class ServerOptions:
         api_keys: accepted keys; empty means open (loopback only).
         drain_timeout: seconds given to running requests after SIGTERM.
         max_queue_seconds: work that may wait, in seconds, before calls are refused; infinite for no bound.
-        allowed_origins: CORS origins; empty allows none.
+        allowed_origins: CORS origins besides those of this machine, which are allowed unless "none" stands alone.
         trust_request_chat_template: requests may bring a chat template of their own, run within the same bounds.
         responses_store: file in which responses of the Responses API are kept, "memory" to keep them until the server
             ends.

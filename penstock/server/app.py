@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -20,7 +20,7 @@ from penstock.config.options import ServerOptions
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.server import document
-from penstock.server.auth import ApiKeys, HostRule
+from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, ApiKeys, HostRule
 from penstock.server.context import ServerContext
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
@@ -49,6 +49,7 @@ from penstock.server.middleware import RequestMiddleware
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
 
+_ANY_CALL: Final[Any] = {"allow_origin_regex": LOCAL_ORIGINS, "allow_methods": ["*"], "allow_headers": ["*"]}
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -95,9 +96,8 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     app.add_middleware(
         RequestMiddleware, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics, check_room=check_room
     )
-    if options.allowed_origins:
-        origins = list(options.allowed_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    if options.allowed_origins != (NO_ORIGIN,):
+        app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
     pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, ScoreBody)
     openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody)
     models = (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)

@@ -16,6 +16,7 @@ from penstock.config.errors import ConfigError, format_value
 from penstock.config.options import ServerOptions
 from penstock.server.errors import HttpError
 
+NO_ORIGIN = "none"
 OWNER = "penstock.owner"
 """Where an ASGI scope tells whose request it is; see `owner_of`."""
 _MAX_PORT = 65535
@@ -23,6 +24,11 @@ PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
 _PORT = r"(?::(?P<port>[0-9]{1,5}))?"
 _HOST = re.compile(rf"(?:\[(?P<v6>[0-9A-Fa-f:.]{{2,45}})\]|(?P<name>[A-Za-z0-9._-]{{1,253}})){_PORT}")
 _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]{{2,45}}\]|[a-z0-9._-]{{1,253}}){_PORT}")
+LOCAL_ORIGINS = (
+    r"https?://(?:localhost|[a-z0-9-]+\.localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1\])(?::\d{1,5})?"
+    r"|(?:app|tauri|vscode-webview|vscode-file)://[A-Za-z0-9._-]{1,253}"
+)
+"""Origins of pages on this machine and of desktop programs, which Ollama lets in too."""
 _PORTS = {"http": 80, "https": 443}  # which browsers leave out
 
 
@@ -122,13 +128,14 @@ def check_exposure(options: ServerOptions) -> None:
 
 def check_origins(origins: Iterable[str]) -> None:
     """Raises ConfigError for an origin that no browser sends, so that allowing it would do nothing."""
-    for origin in origins:
+    origins = tuple(origins)
+    for origin in () if origins == (NO_ORIGIN,) else origins:
         match = _ORIGIN.fullmatch(origin)
         port = int(match["port"] or -1) if match else -1
         if origin == "*" or (match and port <= _MAX_PORT and port != _PORTS.get(origin.partition(":")[0], 0)):
             continue
         raise ConfigError(
             f"--allowed-origins has {origin!r}, which no browser sends; allowed: scheme://host[:port], in small "
-            "letters, without a path or the scheme's own port (https://app.example, http://localhost:3000); or "
-            "* for all."
+            "letters, without a path or the scheme's own port (https://app.example, http://localhost:3000); "
+            "* for all; or none, alone, for not even those of this machine."
         )

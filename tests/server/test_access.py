@@ -114,14 +114,35 @@ def test_a_refusal_does_not_repeat_the_key(locked: Running) -> None:
     assert "s3cret" not in answer.text
 
 
-def test_cors_is_off_unless_configured(locked: Running, server: Running) -> None:
+def test_cors_of_other_sites_is_off_unless_configured(locked: Running, server: Running) -> None:
     ask = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
     assert httpx.options(f"{locked.url}/v1/models", headers=ask).headers["access-control-allow-origin"] == ask["Origin"]
     other = {**ask, "Origin": "https://evil.example"}
     assert "access-control-allow-origin" not in httpx.options(f"{locked.url}/v1/models", headers=other).headers
     answer = httpx.options(f"{server.url}/v1/models", headers=ask)
-    assert answer.status_code == 405
+    assert answer.status_code == 400
     assert "access-control-allow-origin" not in answer.headers
+
+
+HERE = ("http://localhost:3000", "https://localhost", "http://127.0.0.1:5173", "http://[::1]:8080", "tauri://localhost")
+ELSEWHERE = ("https://localhost.evil.example", "http://127.0.0.1.evil.example", "https://evil.example", "null")
+
+
+@pytest.mark.parametrize("origin", [*HERE, "http://app.localhost:4000", "app://obsidian.md", *ELSEWHERE])
+def test_pages_of_this_machine_may_call(server: Running, origin: str) -> None:
+    ask = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    preflight = httpx.options(f"{server.url}/v1/chat/completions", headers=ask)
+    listed = httpx.get(f"{server.url}/v1/models", headers={"Origin": origin})
+    for answer in (preflight, listed):
+        assert answer.headers.get("access-control-allow-origin") == (None if origin in ELSEWHERE else origin)
+    assert preflight.status_code == (400 if origin in ELSEWHERE else 200)
+
+
+def test_even_pages_of_this_machine_can_be_refused(text: TextPipeline) -> None:
+    with running(text, ServerOptions(allowed_origins=("none",))) as server:
+        ask = {"Origin": HERE[0], "Access-Control-Request-Method": "POST"}
+        assert httpx.options(f"{server.url}/v1/models", headers=ask).status_code == 405
+        assert "access-control-allow-origin" not in httpx.get(f"{server.url}/v1/models", headers=ask).headers
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "", "no.such.host.invalid"])

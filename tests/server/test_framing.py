@@ -197,4 +197,5 @@ def test_origins_that_can_never_match_are_refused_at_start(origin: str) -> None:
 
 
 def test_origins_that_browsers_send() -> None:
+    check_origins(("none",))
     check_origins(("*", "https://app.example", "http://localhost:3000", "http://[::1]:8080", "app://obsidian.md"))
