@@ -42,12 +42,15 @@ def plan(
 
 def describe(spec: EngineSpec) -> dict[str, Any]:
     """The plan as plain values; sizes in bytes."""
+    from penstock.weights.weight_plan import kept_as
+
     made, options = spec.plan, spec.options
     return {
         "fits": True,
         "model": spec.facts.name,
         "parameters": spec.facts.parameters,
         "dtype": options.dtype,
+        "weights_kept_as": list(kept_as(spec.weights)) or [options.dtype],
         "device": options.device,
         "max_model_len": made.max_model_len,
         "max_num_seqs": options.max_num_seqs,
@@ -73,11 +76,11 @@ def _print(spec: EngineSpec, facts: dict[str, Any]) -> None:
     from penstock.cli.terminal import print_table
     from penstock.startup.memory_plan import format_bytes
 
-    sizes = facts["bytes"]
+    sizes, kept = facts["bytes"], facts["weights_kept_as"]
     blocks = " + ".join(f"{count:,}" for count in facts["kv_blocks"])
     rows = (
         ("weights on disk", "weights_on_disk", f"{facts['parameters']:,} parameters"),
-        ("weights resident", "weights_resident", facts["dtype"]),
+        ("weights resident", "weights_resident", f"{' and '.join(kept[:3])}; computed in {facts['dtype']}"),
         ("KV cache", "kv_cache", f"{blocks} blocks of {facts['block_size']} tokens"),
         ("activations", "activations", spec.plan.step_remark),
         ("total", "total", f"on {facts['device']}"),

@@ -53,6 +53,7 @@ class ModelFacts:
         whole_prompts: a prompt is computed in one step: the model is an encoder.
         float_values, float_bytes: of matrices that are stored as floats, values and bytes.
         decoded: quantised matrices are decoded at load, because no kernel reads their format.
+        stored: what most of its values are stored as, for people: "bf16", "q4_k", "gptq".
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelFacts:
     decoded: bool = False
     longest_context: int = 0
     context_note: str = ""
+    stored: str = ""
 
     def cache_bytes(self, tokens: int, dtype_bytes: float) -> int:
         """Bytes of the cache entries of one sequence of that many tokens, without rounding to blocks."""

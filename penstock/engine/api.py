@@ -41,6 +41,8 @@ class EngineInfo:
         memory: where it goes: what, how much, and a remark.
         kernels: per op, the implementation in use and why better ones were refused.
         numbers: what values are kept in: weights and each KV cache type in use.
+        parameters: values in all weights; 0 where nobody knows.
+        stored: what most of them are stored as: "bf16", "q4_k", "gptq"; "" where nobody knows.
     """
 
     model: str
@@ -59,6 +61,8 @@ class EngineInfo:
     memory: tuple[Decision, ...] = ()
     kernels: tuple[Decision, ...] = ()
     numbers: str = ""
+    parameters: int = 0
+    stored: str = ""
 
 
 class Outputs(Protocol):

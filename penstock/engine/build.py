@@ -136,4 +136,6 @@ def _info(started: Started) -> EngineInfo:
         memory=tuple(Decision(*row) for row in started.plan.table()),
         kernels=told.kernels,
         numbers=told.numbers,
+        parameters=told.parameters,
+        stored=told.stored,
     )

@@ -67,6 +67,8 @@ class FirstStart:
             numbers=numbers + products_note(spec.kernels),
             settings=(*spec.settings, *notes, step, *levels),
             kernels=kernel_decisions(spec.kernels),
+            parameters=spec.facts.parameters,
+            stored=options.quantize or spec.facts.stored,
         )
         if self._drafter is None and isinstance(executor, RecordedExecutor):
             lasting = tuple(note for note in (*notes, *levels) if note.name != "packed weights")

@@ -31,7 +31,7 @@ from penstock.startup.memory_plan import MemoryPlan
 from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, file_name, fingerprint
 
 log = logging.getLogger(__name__)
-VERSION: Final = 1  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
+VERSION: Final = 2  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
 MOST_CONSTANTS: Final = 64 << 20  # bytes
 # What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
 RECORDED_UNDER: Final = (

@@ -163,6 +163,18 @@ def format_bytes(count: int) -> str:
     return f"{value:.1f} TiB"
 
 
+def _size_flag(most: int, least: int) -> str:
+    """A size between two as a flag takes it, and short where it can be: 14 digits are read by nobody."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if most >= 100 << power and most >> power << power >= least:
+            return f"{most >> power}{unit}"
+    return str(most)
+
+
+def _missing(count: int) -> str:
+    return f"{format_bytes(count)} {'is' if count == 1 else 'are'} missing"
+
+
 def activation_bytes(model: ModelFacts, limits: MemoryLimits, dtype_bytes: int) -> int:
     """What one step takes: as measured, or an upper estimate of the widest layer's buffers, attention masks, and
 
@@ -278,7 +290,7 @@ def _no_room(
     return MemoryPlanError(
         f"the weights need {format_bytes(weights)}, a step {format_bytes(step)} and the KV cache of one sequence "
         f"{format_bytes(least)}, but only {format_bytes(limits.available_bytes)} are available: "
-        f"{weights + step + least - limits.available_bytes} bytes are missing; {remedy}."
+        f"{_missing(weights + step + least - limits.available_bytes)}; {remedy}."
     )
 
 
@@ -292,7 +304,7 @@ def _check_states(groups: Sequence[CacheGroup], sizes: Sequence[int], left: int,
     rows = max(0, left - _least(groups, sizes, wished, limits) - 1) // limits.states_of_row
     raise MemoryPlanError(
         f"the recurrent states of {limits.max_num_seqs} sequences need {format_bytes(needed)}, but beside weights and "
-        f"activations only {format_bytes(left)} are available: {needed - left} bytes are missing; "
+        f"activations only {format_bytes(left)} are available: {_missing(needed - left)}; "
         f"{f'start with --max-num-seqs {rows}' if rows else NO_REMEDY}."
     )
 
@@ -300,19 +312,20 @@ def _check_states(groups: Sequence[CacheGroup], sizes: Sequence[int], left: int,
 def _no_room_for_length(least: int, budget: int, longest: int, left: int, limits: MemoryLimits) -> MemoryPlanError:
     told = limits.kv_cache_memory is not None and limits.kv_cache_memory_fixed
     if told and least <= left:
-        remedy = f"start with --kv-cache-memory {least}"
+        remedy = f"start with --kv-cache-memory {_size_flag(min(left, least + least // 64), least)}"
     elif longest:
         remedy = f"start with --max-model-len {longest}"
     else:
         remedy = NO_REMEDY
     return MemoryPlanError(
         f"a sequence of {limits.max_model_len} tokens needs {format_bytes(least)} of KV cache, but there are "
-        f"{format_bytes(max(0, budget))}: {least - budget} bytes are missing; {remedy}."
+        f"{format_bytes(max(0, budget))}: {_missing(least - budget)}; {remedy}."
     )
 
 
 def _shrunk(length: int, wished: int, missing: int, what: str) -> str:
-    return f"the context is {length} tokens instead of the model's {wished}, for which {what} lacks {missing} bytes"
+    lacks = f"for which {what} lacks {format_bytes(missing)}"
+    return f"the context is {length} tokens instead of the model's {wished}, {lacks}"
 
 
 def _kv_budget(left: int, least: int, longest: int, limits: MemoryLimits, notes: list[str]) -> int:
@@ -332,14 +345,14 @@ def _kv_budget(left: int, least: int, longest: int, limits: MemoryLimits, notes:
     if asked <= left:
         return asked
     if limits.kv_cache_memory_fixed:
-        remedy = f"start with --kv-cache-memory {left}"
+        remedy = f"start with --kv-cache-memory {_size_flag(left, least if longest else left)}"
         if limits.max_model_len_fixed and longest < limits.max_model_len:
-            remedy += f" --max-model-len {longest}"
+            remedy = f"start with --kv-cache-memory {left} --max-model-len {longest}"
         if not longest:
             remedy = NO_REMEDY
         raise MemoryPlanError(
             f"--kv-cache-memory asks for {format_bytes(asked)}, but beside weights and activations only "
-            f"{format_bytes(left)} are available: {asked - left} bytes are missing; {remedy}."
+            f"{format_bytes(left)} are available: {_missing(asked - left)}; {remedy}."
         )
     notes.append(f"the KV cache is {format_bytes(left)} instead of {format_bytes(asked)}: all that is left")
     return left
@@ -351,7 +364,7 @@ def _fixed_blocks(sizes: Sequence[int], left: int, count: int) -> tuple[int, ...
         most = left // sum(sizes)
         raise MemoryPlanError(
             f"--kv-blocks {count} needs {format_bytes(needed)}, but {format_bytes(left)} are available: "
-            f"{needed - left} bytes are missing; {f'start with --kv-blocks {most}' if most >= 2 else NO_REMEDY}."
+            f"{_missing(needed - left)}; {f'start with --kv-blocks {most}' if most >= 2 else NO_REMEDY}."
         )
     return (count,) * len(sizes)
 

@@ -91,7 +91,17 @@ def _told(again: Again, describe: str) -> Told:
         *kept.settings,
         Decision("step", mode, f"{detail}, as an earlier start recorded them"),
     )
-    return Told(kept.architecture, kept.vocab_size, kept.determinism, kept.numbers, settings, kept.kernels)
+    facts = kept.facts
+    return Told(
+        kept.architecture,
+        kept.vocab_size,
+        kept.determinism,
+        kept.numbers,
+        settings,
+        kept.kernels,
+        parameters=facts.parameters,
+        stored=kept.under["quantize"] or facts.stored,
+    )
 
 
 def _programs(again: Again, memory: KVMemory, max_tokens: int, max_logit_rows: int) -> _Programs:

@@ -21,6 +21,8 @@ class Told:
     numbers: str
     settings: tuple[Decision, ...]
     kernels: tuple[Decision, ...]
+    parameters: int = 0
+    stored: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from penstock.config.errors import CheckpointError
+from penstock.config.errors import CheckpointError, quoted
 from penstock.config.names import served_name
 from penstock.config.resolve import DTYPE_BYTES, LayerFacts, ModelFacts
 from penstock.models.defaults import with_defaults
@@ -137,6 +138,17 @@ def _family(config: Mapping[str, Any]) -> tuple[Fields, FamilyFacts]:
     return Fields(with_defaults(str(text.get("model_type")), text)), UNKNOWN
 
 
+def _stored(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
+    """What most of a model's values are stored as: a quantisation method's name, or a format."""
+    quantised = config.get("quantization_config")
+    if isinstance(quantised, Mapping) and isinstance(method := quantised.get("quant_method"), str):
+        return quoted(method, 40).strip("'")
+    values: Counter[str] = Counter()
+    for info in tensors.values():
+        values[info.format] += prod(info.shape)
+    return max(values, key=values.__getitem__, default="")
+
+
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     """Reads the facts. Vision towers and a copy of tied embeddings are not loaded, so they do not count.
 
@@ -173,4 +185,5 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         float_values=sum(prod(info.shape) for info in floats),
         float_bytes=sum(info.nbytes for info in floats),
         decoded=method.converted,
+        stored=_stored(checkpoint.config, loaded),
     )

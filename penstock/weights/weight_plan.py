@@ -5,9 +5,12 @@ quantised, and where. The memory plan counts these plans' bytes, and the loader 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import torch
@@ -22,6 +25,7 @@ from penstock.quant.methods import checkpoint_method
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.sources import Source, matched
 
+_TYPES: Final = MappingProxyType({"f32": "float32", "f16": "float16", "bf16": "bfloat16"})
 WHOLE_FLOATS = ("f32", "f16", "bf16")  # what torch can transform; other stored formats are decoded to float32 for it
 
 
@@ -103,9 +107,30 @@ class WeightPlan:
             return encoded_bytes(_made(form.encoded, self.weight.shape[-1]), values)
         return source.nbytes * PACKING_SLACK
 
+    def kept_as(self) -> Iterator[tuple[str, int]]:
+        """What its values are kept as in memory, and how many: a format, or a type of plain tensors."""
+        plain = str(self.dtype).removeprefix("torch.")
+        if self.weight.pack is None:
+            yield plain, prod(self.weight.shape)
+            return
+        for source, form in zip(self.sources, self.forms, strict=True):
+            stored = source.plain.format if source.plain is not None else "quantised as stored"
+            decoded = self.converted if form is None else bool(form.decoded)
+            kept = plain if decoded else form.encoded if form is not None and form.encoded else stored
+            yield _TYPES.get(kept, kept), prod(source.part.shape)
+
     def quantized(self, format: str | None) -> WeightPlan:
         """The same weight where models are quantised to a format as they load, or are not."""
         return _planned(self.weight, self.sources, replace(self.target, quantize=format), self.converted)
+
+
+def kept_as(plans: Iterable[WeightPlan]) -> tuple[str, ...]:
+    """What weights are kept as in memory, most values first; () where a model reads them itself."""
+    values: Counter[str] = Counter()
+    for plan in plans:
+        for name, count in plan.kept_as():
+            values[name] += count
+    return tuple(name for name, _ in values.most_common())
 
 
 def plan_weights(model: DecoderModel, checkpoint: Checkpoint, target: LoadTarget) -> tuple[WeightPlan, ...]:

@@ -98,6 +98,7 @@ def test_plan_adds_up(penstock: Penstock) -> None:
     sizes = found["bytes"]
     assert found["fits"]
     assert found["max_model_len"] == 1024
+    assert found["weights_kept_as"] == ["bfloat16", "float32"]
     assert 2 * found["parameters"] <= sizes["weights_resident"] < 2.01 * found["parameters"]  # norms stay in float32
     assert sizes["weights_resident"] + sizes["kv_cache"] + sizes["activations"] == sizes["total"]
     assert sizes["available"] - sizes["total"] == sizes["free"]
@@ -107,7 +108,7 @@ def test_plan_adds_up(penstock: Penstock) -> None:
 def test_a_plan_that_cannot_work_says_what_is_missing_and_the_remedy() -> None:
     refused = CliRunner().invoke(app, ["plan", "--kv-cache-memory", "900TiB"])
     assert refused.exit_code == 1
-    assert "bytes are missing" in refused.stderr
+    assert "TiB are missing" in refused.stderr
     assert "--kv-cache-memory" in refused.stderr
     as_json = CliRunner().invoke(app, ["plan", "--kv-cache-memory", "900TiB", "--json"])
     assert as_json.exit_code == 1

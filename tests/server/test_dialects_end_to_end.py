@@ -196,6 +196,7 @@ def test_what_runs(llama: ollama.Client) -> None:
     listed, shown = llama.list().models[0], llama.show(MODEL)
     assert listed.size > 10**7
     assert listed.modified_at.year > 2000
+    assert (listed.details.parameter_size, listed.details.quantization_level) == ("6.95M", "BF16")
     assert llama.ps().models[0].size == listed.size
     assert {"completion", "tools"} <= set(shown.capabilities)
     assert "thinking" not in shown.capabilities

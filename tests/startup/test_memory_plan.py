@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.cli.options import parse_bytes
 from penstock.config.errors import MemoryPlanError
 from penstock.config.resolve import LayerFacts, ModelFacts
 from penstock.core.kv.cache import KVCache
@@ -214,13 +215,14 @@ def test_an_unset_context_shrinks_with_the_reason() -> None:
 
 
 def test_a_set_context_is_refused_with_missing_bytes_and_remedy() -> None:
-    with pytest.raises(MemoryPlanError, match=r"(\d+) bytes are missing; start with --max-model-len (\d+)") as caught:
+    with pytest.raises(MemoryPlanError, match=r"[\d.]+ MiB are missing; start with --max-model-len \d+") as caught:
         plan(model(), limits(10_000_000))
-    missing, length = map(int, re.search(r"(\d+) bytes.*len (\d+)", str(caught.value)).groups())  # type: ignore[union-attr]
-    assert plan(model(), limits(10_000_000, max_model_len=length)).max_model_len == length
-    assert plan(model(), limits(10_000_000 + missing)).max_model_len == 4096
+    missing, length = re.search(r"([\d.]+) MiB are.*len (\d+)", str(caught.value)).groups()  # type: ignore[union-attr]
+    assert plan(model(), limits(10_000_000, max_model_len=int(length))).max_model_len == int(length)
+    bytes_missing = [10_000_000 + int((float(missing) + error) * 2**20) for error in (-0.051, 0.051)]
+    assert plan(model(), limits(bytes_missing[1])).max_model_len == 4096
     with pytest.raises(MemoryPlanError):
-        plan(model(), limits(10_000_000 + missing - 1))
+        plan(model(), limits(bytes_missing[0]))
 
 
 def test_weights_that_do_not_fit_name_bfloat16_only_where_it_helps() -> None:
@@ -254,7 +256,7 @@ def remedied(bounds: MemoryLimits, message: str) -> tuple[MemoryLimits, int] | N
     if not flags:
         return None
     names = {"max-model-len": "max_model_len", "kv-cache-memory": "kv_cache_memory", "kv-blocks": "kv_blocks"}
-    changes = {names[flag]: int(value) for flag, value in flags.items() if flag in names}
+    changes = {names[flag]: parse_bytes(value) for flag, value in flags.items() if flag in names}
     return replace(bounds, **changes), 2 if flags.get("dtype") == "bfloat16" else 4  # type: ignore[arg-type]
 
 

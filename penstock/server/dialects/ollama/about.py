@@ -41,8 +41,8 @@ def listed(context: ServerContext) -> dict[str, Any]:
         "format": "gguf" if info.model_path.endswith(".gguf") else "safetensors",
         "family": family,
         "families": [family],
-        "parameter_size": "",
-        "quantization_level": info.dtype,
+        "parameter_size": _short(info.parameters),
+        "quantization_level": info.stored.upper(),
     }
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()
     return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest, "details": details}
@@ -80,6 +80,7 @@ def described(context: ServerContext) -> dict[str, Any]:
         "model_info": {
             "general.architecture": family,
             "general.basename": context.model,
+            "general.parameter_count": info.parameters,
             f"{family}.context_length": info.max_model_len,
             f"{family}.embedding_length": text.pooling.size,
             f"{family}.vocab_size": info.vocab_size,
@@ -87,6 +88,14 @@ def described(context: ServerContext) -> dict[str, Any]:
         "capabilities": [name for name, there in can.items() if there],
         "modified_at": entry["modified_at"],
     }
+
+
+def _short(count: int) -> str:
+    """A number of parameters as Ollama tells it: 6950912 → "6.95M", 751632384 → "751.63M", 8030261248 → "8.0B"."""
+    for size, unit, digits in ((10**12, "T", 1), (10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 2)):
+        if count >= size:
+            return f"{count / size:.{digits}f}{unit}"
+    return str(count) if count else ""
 
 
 def _weights(path: Path) -> tuple[int, str]:
