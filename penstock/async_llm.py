@@ -12,11 +12,12 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from penstock.completions import Answer, Completion, collect
 from penstock.config.environment import settle_torch
 from penstock.config.errors import ConfigError
+from penstock.config.keywords import EngineKeywords
 from penstock.config.names import BUNDLED_MODEL, served_name
 from penstock.config.options import EngineOptions
 from penstock.core.constraint import ANY_TOOL, Grammar, GrammarKind, ToolChoice
@@ -28,6 +29,7 @@ from penstock.engine.frontend import Frontend
 from penstock.engine.pooling import Pooled, pool_all, score_pairs
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
+from penstock.sampling_keywords import AnswerKeywords, SamplingKeywords
 from penstock.search.beam import BeamParams, beam_search
 from penstock.text.pairs import text_pairs
 
@@ -66,7 +68,11 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | Path = "penstock-concierge", *, progress: Progress | None = None, **options: Any
+        self,
+        model: str | Path = "penstock-concierge",
+        *,
+        progress: Progress | None = None,
+        **options: Unpack[EngineKeywords],
     ) -> None:
         """Takes the fields of `penstock.config.options.EngineOptions` as keywords; `progress` as in LLM.
 
@@ -102,7 +108,7 @@ class AsyncLLM:
         """Facts of the running engine; raises EngineDeadError before it is started."""
         return self._client.info
 
-    def sampling(self, **given: Any) -> SamplingParams:
+    def sampling(self, **given: Unpack[SamplingKeywords]) -> SamplingParams:
         """Sampling parameters: what is given, else the model's own defaults (generation_config.json)."""
         return self._text.sampling(**given)
 
@@ -111,7 +117,13 @@ class AsyncLLM:
         return await self._client.stats()
 
     def generate(
-        self, prompt: Prompt, params: Params = None, *, priority: int = 0, cache_salt: str = "", **sampling: Any
+        self,
+        prompt: Prompt,
+        params: Params = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Unpack[AnswerKeywords],
     ) -> Answer:
         """Continues a text or token ids; see LLM.generate for the arguments."""
         text = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_ids": tuple(prompt)}
@@ -131,7 +143,7 @@ class AsyncLLM:
         template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         cache_salt: str = "",
-        **sampling: Any,
+        **sampling: Unpack[AnswerKeywords],
     ) -> Answer:
         """Answers a conversation; see LLM.chat for the arguments."""
         return self._answer(

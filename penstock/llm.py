@@ -9,11 +9,12 @@ import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from penstock.async_llm import AsyncLLM, Message, Params, Progress, Prompt, gather
 from penstock.completions import Completion
 from penstock.config.errors import ConfigError, EngineDeadError
+from penstock.config.keywords import EngineKeywords
 from penstock.core.constraint import ANY_TOOL, ToolChoice
 from penstock.core.request import EngineStats
 from penstock.core.sampling import SamplingParams
@@ -21,6 +22,7 @@ from penstock.engine.api import EngineInfo
 from penstock.engine.pooling import Pooled
 from penstock.engine.thread_client import THREAD_NAME
 from penstock.program import Host, State
+from penstock.sampling_keywords import AnswerKeywords, SamplingKeywords
 from penstock.search.beam import BeamParams
 
 T = TypeVar("T")
@@ -42,7 +44,11 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | Path = "penstock-concierge", *, progress: Progress | None = None, **options: Any
+        self,
+        model: str | Path = "penstock-concierge",
+        *,
+        progress: Progress | None = None,
+        **options: Unpack[EngineKeywords],
     ) -> None:
         """Loads a Hugging Face folder, a .gguf file or the bundled model.
 
@@ -74,7 +80,7 @@ class LLM:
         """Facts of the engine: limits, memory, kernels in use, and why."""
         return self._async.info
 
-    def sampling(self, **given: Any) -> SamplingParams:
+    def sampling(self, **given: Unpack[SamplingKeywords]) -> SamplingParams:
         """Sampling parameters: what is given, else the model's own defaults (generation_config.json)."""
         return self._async.sampling(**given)
 
@@ -89,7 +95,7 @@ class LLM:
         *,
         priority: int = 0,
         cache_salt: str = "",
-        **sampling: Any,
+        **sampling: Unpack[AnswerKeywords],
     ) -> list[Completion]:
         """Continues texts or token ids.
 
@@ -128,7 +134,7 @@ class LLM:
         template_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         cache_salt: str = "",
-        **sampling: Any,
+        **sampling: Unpack[AnswerKeywords],
     ) -> list[Completion]:
         """Answers one conversation or several, through the model's own chat template.
 

@@ -27,7 +27,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("search",),
     ("cluster",),
-    ("completions",),
+    ("completions", "sampling_keywords"),
     ("async_llm", "program"),
     ("llm", "server"),
     ("cli",),

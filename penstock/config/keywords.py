@@ -1,0 +1,38 @@
+"""The fields of `EngineOptions` as keywords, for type checkers; `tests/test_keywords.py` keeps them equal."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class EngineKeywords(TypedDict, total=False):
+    """Keywords of `LLM` and `AsyncLLM`: what `EngineOptions` says, but the model."""
+
+    served_model_name: str | None
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    pack_cache: str
+    load_format: str
+    quantize: str | None
+    isa: str
+    arithmetic: str
+    batch_invariant: bool
+    threads: int | None
+    max_model_len: int | None
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_chunk_tokens: int | None
+    block_size: int
+    gpu_memory_utilization: float
+    kv_cache_memory: int | None
+    kv_blocks: int | None
+    enable_prefix_caching: bool
+    share_prefix_cache: bool
+    shared_prompts: tuple[str, ...]
+    policy: str
+    depth: int | None
+    enforce_eager: bool | None
+    seed: int
+    tool_call_parser: str | None
+    reasoning_parser: str | None
