@@ -92,6 +92,9 @@ MODEL_FLAGS = (
     flag("block_size", int, 16, _MEMORY, "Tokens in one block of the KV cache."),
     flag("gpu_memory_utilization", float, 0.9, _MEMORY,
          "Share of a GPU's memory that weights, steps and KV cache may fill together."),
+    flag("memory", str | None, None, _MEMORY,
+         "What weights, a step and KV cache may fill together, for example 8GiB; of all models, where there are "
+         "several. Default: what is free.", metavar="SIZE"),
     flag("kv_cache_memory", str | None, None, _MEMORY,
          "KV cache size, for example 2GiB. Default: from what is free; on a GPU what weights and a step leave.",
          "--kv-cache-memory", "--kv-cache-memory-bytes", metavar="SIZE"),
@@ -165,8 +168,9 @@ def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
     for name in ("isa", "threads"):
         if chosen[name] is None:
             chosen[name] = getattr(environment, name)
-    if chosen["kv_cache_memory"] is not None:
-        chosen["kv_cache_memory"] = parse_bytes(chosen["kv_cache_memory"])
+    for name in ("memory", "kv_cache_memory"):
+        if chosen[name] is not None:
+            chosen[name] = parse_bytes(chosen[name])
     if chosen["pack_cache"] == EngineOptions().pack_cache:
         chosen["pack_cache"] = environment.pack_cache
     if chosen.pop("async_scheduling"):

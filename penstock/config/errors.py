@@ -147,6 +147,16 @@ class ModelNotFoundError(RequestError):
     status = 404
 
 
+class ModelUnavailableError(RequestError):
+    """The named model is known, and cannot be used now; retry after `retry_after` seconds."""
+
+    status = 503
+
+    def __init__(self, message: str, *, retry_after: int = 1, code: str = "model_unavailable") -> None:
+        super().__init__(message, param="model", code=code)
+        self.retry_after = retry_after
+
+
 class OverloadedError(RequestError):
     """Queue limits are reached; retry after `retry_after` seconds."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -59,6 +59,10 @@ class Machine:
     refused_isas: tuple[tuple[str, str], ...] = ()
     has_bf16: bool = False
     accelerators: tuple[Accelerator, ...] = ()
+
+    def within(self, memory: int | None) -> Machine:
+        """This machine with no more memory to be had than so many bytes; None for what is free."""
+        return self if memory is None else replace(self, memory_available=min(memory, self.memory_available))
 
 
 _ACCELERATORS = ("nvidia*", "nvmap", "nvhost*", "nvgpu*", "kfd", "dxg", "accel*")

@@ -38,6 +38,8 @@ class EngineOptions:
             for the whole budget.
         block_size: tokens in one KV block.
         gpu_memory_utilization: share of a GPU's memory, above 0 and at most 1, that all together may fill.
+        memory: bytes of this machine's memory that weights, a step and the KV cache may fill together, of which the KV
+            cache takes what the others leave; None for what is free.
         kv_cache_memory: bytes for the KV cache; None derives it from free memory, on a GPU from what a step leaves.
         kv_blocks: exact number of KV blocks (tests, benchmarks); overrides kv_cache_memory.
         enable_prefix_caching: keep and reuse computed prefixes across requests.
@@ -70,6 +72,7 @@ class EngineOptions:
     max_chunk_tokens: int | None = None
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
+    memory: int | None = None
     kv_cache_memory: int | None = None
     kv_blocks: int | None = None
     enable_prefix_caching: bool = True
@@ -132,6 +135,19 @@ class SchedulerOptions:
     checkpoints: int = 0
     whole_prompts: bool = False
     share_prefix_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """How a server keeps several models.
+
+    Attributes:
+        memory: bytes that their engines may take together; None for most of what is free at the start.
+        keep_alive: seconds that a model stays loaded after its last use; None for ever.
+    """
+
+    memory: int | None = None
+    keep_alive: float | None = 300.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ def validate(options: EngineOptions) -> None:
     share = options.gpu_memory_utilization
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise _refuse("gpu_memory_utilization", share, "a number above 0, at most 1")
+    _integer(options, "memory", 1, 2**60)
     _integer(options, "kv_cache_memory", 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)
     _integer(options, "depth", 0, 1)
@@ -266,6 +267,8 @@ def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine
         return int(size * tokens * elements), "two steps' prompts, in turn for each layer"
     if options.on_gpu:
         return None, f"what weights and the largest step leave of {options.gpu_memory_utilization:.0%} of its memory"
+    if options.memory is not None:
+        return None, "what weights and the largest step leave of --memory"
     # One block more a layer and sequence than tokens need, because blocks are not shared while they are written.
     slack = int(size * block * sum(layer.elements_per_token for layer in model.layers))
     full = model.cache_bytes(length, size) + 2 * slack

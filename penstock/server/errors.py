@@ -13,7 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from penstock.config.errors import EngineDeadError, OverloadedError, RequestError, TemplateError, format_value
+from penstock.config.errors import (
+    EngineDeadError,
+    ModelUnavailableError,
+    OverloadedError,
+    RequestError,
+    TemplateError,
+    format_value,
+)
 from penstock.server.encoding import json_response
 
 REQUEST_ID = "penstock.request_id"
@@ -159,7 +166,7 @@ def failure_of(error: BaseException) -> Failure:
     """What to tell of an exception; anything unforeseen becomes a 500 that says nothing of its cause."""
     if isinstance(error, RequestError):
         headers: Mapping[str, str] = error.headers if isinstance(error, HttpError) else {}
-        if isinstance(error, OverloadedError):
+        if isinstance(error, (OverloadedError, ModelUnavailableError)):
             headers = {"Retry-After": str(error.retry_after)}
         return Failure(error.status, str(error), error.param, error.code, headers)
     if isinstance(error, TemplateError):

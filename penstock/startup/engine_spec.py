@@ -100,7 +100,7 @@ def make_engine_spec(options: EngineOptions, machine: Machine | None = None, dra
         CheckpointError: the model cannot be read.
         ConfigError: an option cannot be honoured; MemoryPlanError: it does not fit.
     """
-    machine = machine or measure_machine(options.device)
+    machine = (machine or measure_machine(options.device)).within(options.memory)
     dummy = options.load_format == "dummy"
     checkpoint = open_dummy(options.model) if dummy else open_checkpoint(options.model)
     check_architecture(checkpoint.config)

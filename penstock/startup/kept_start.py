@@ -18,7 +18,7 @@ from typing import Any, Final
 from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
 from penstock.config.errors import PenstockError
-from penstock.config.machine import has_accelerator_files, read_machine
+from penstock.config.machine import Machine, has_accelerator_files, read_machine
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, LayerFacts, ModelFacts, resolve
@@ -32,6 +32,7 @@ from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, f
 
 log = logging.getLogger(__name__)
 VERSION: Final = 2  # of what is kept; PACKING and ARITHMETIC_VERSION are in the fingerprint
+_UNUSABLE: Final = (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError)
 MOST_CONSTANTS: Final = 64 << 20  # bytes
 # What a recording depends on, besides the length that is served. Sizes of steps and caches are free.
 RECORDED_UNDER: Final = (
@@ -176,6 +177,30 @@ def _identity(weights: str) -> str:
 
 def find(asked: EngineOptions) -> Again | None:
     """The start that was kept of this model and these options; None where it cannot be used."""
+    weights = _kept_at(asked)
+    if weights is None:
+        return None
+    try:
+        return _found(asked, weights, weights_identity(asked, Path(asked.model).expanduser()))
+    except _UNUSABLE as error:
+        log.info("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
+        return None
+
+
+def known(asked: EngineOptions) -> KeptStart | None:
+    """What is kept of this model, for planning: whether it can start so on this machine is not looked at."""
+    weights = _kept_at(asked)
+    if weights is None:
+        return None
+    try:
+        identity = weights_identity(asked, Path(asked.model).expanduser())
+        return KeptStart.of(bytes(PackCache(start_place(weights), _identity(identity)).data("start")).decode())
+    except _UNUSABLE:
+        return None
+
+
+def _kept_at(asked: EngineOptions) -> Path | None:
+    """The file of packed weights beside which a start is kept; None where there is none for such options."""
     model = Path(asked.model).expanduser()
     if not native.available() or asked.load_format != "auto" or not model.exists():
         return None
@@ -184,22 +209,23 @@ def find(asked: EngineOptions) -> Again | None:
     weights = weights_place(asked, served_name(str(model)), model)
     if weights is None or not os.path.exists(start_place(weights)):  # False where the folder cannot be searched
         return None
-    try:
-        return _found(asked, weights, weights_identity(asked, model))
-    except (PackCacheError, PenstockError, LookupError, TypeError, ValueError, OSError) as error:
-        log.info("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
-        return None
+    return weights
+
+
+def this_machine() -> Machine:
+    """This machine as the native library sees it, without GPUs."""
+    features = native.cpu_features()
+    return read_machine(
+        isas=native.usable_isas(),
+        refused_isas=native.refused_isas(),
+        has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
+    )
 
 
 def _found(asked: EngineOptions, weights: Path, identity: str) -> Again:
     file = PackCache(start_place(weights), _identity(identity))
     kept = KeptStart.of(bytes(file.data("start")).decode())
-    features = native.cpu_features()
-    machine = read_machine(
-        isas=native.usable_isas(),
-        refused_isas=native.refused_isas(),
-        has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
-    )
+    machine = this_machine().within(asked.memory)
     resolved = resolve(asked, kept.facts, machine)
     options = resolved.options
     for name in RECORDED_UNDER:

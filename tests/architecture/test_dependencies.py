@@ -9,7 +9,7 @@ import tomllib
 from tests.architecture.source import ROOT, imports, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-IMPORTED_AS = {"pyzmq": "zmq"}
+IMPORTED_AS = {"pyzmq": "zmq", "pyyaml": "yaml"}
 BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 

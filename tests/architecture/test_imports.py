@@ -25,9 +25,10 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("startup",),
     ("evaluate",),
     ("engine",),
+    ("host",),
+    ("completions", "sampling_keywords"),
     ("search",),
     ("cluster",),
-    ("completions", "sampling_keywords"),
     ("async_llm", "program"),
     ("llm", "server"),
     ("cli",),
@@ -37,7 +38,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
 NARROW = {
     "models": {"config", "core", "layers"},
     "search": {"config", "core", "engine"},
-    "server": {"config", "core", "text", "engine", "search"},
+    "server": {"config", "core", "text", "engine", "host", "search"},
 }
 PARTS = {part: tier for tier, parts in enumerate(TIERS) for part in parts}
 

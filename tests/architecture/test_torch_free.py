@@ -13,7 +13,8 @@ HEAVY = ("torch", "triton", "transformers", "numba", "scipy", "pandas", "matplot
 # The engine's half that runs with the model; everything else in `engine` is the client's side.
 ENGINE_WORKER = ("penstock.engine.child",)
 FREE = (
-    "penstock.config", "penstock.core", "penstock.text", "penstock.server", "penstock.engine", "penstock.library",
+    "penstock.config", "penstock.core", "penstock.text", "penstock.host", "penstock.server", "penstock.engine",
+    "penstock.library",
     "penstock.llm", "penstock.weights.readers", "penstock.weights.checkpoint", "penstock.weights.open",
     "penstock.quant.tensor", "penstock.structured", "penstock.startup.memory_plan", "penstock.startup.resident",
     "penstock.startup.gpu_memory", "penstock.startup.shortage", "penstock.cli.plan", "penstock.weights.facts",

@@ -1,0 +1,61 @@
+"""The engine of one model in a host: a process of its own, with the options that the budget leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from penstock.config.environment import pack_folder
+from penstock.config.errors import EngineDeadError
+from penstock.config.names import BUNDLED_MODEL
+from penstock.config.options import EngineOptions
+from penstock.engine.api import EngineClient
+from penstock.engine.client import ProcessClient
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.weights.open import bundled_model_path
+
+Progress = Callable[[int, int], None]
+
+
+class HostedEngine(EngineClient, Protocol):
+    """An engine that is started again when it dies, until that is given up."""
+
+    async def given_up(self) -> EngineDeadError:
+        """Returns, with why, when nobody tries any more."""
+
+
+class Engines(Protocol):
+    """How a host gets engines and the text sides of models."""
+
+    def engine(self, options: EngineOptions, progress: Progress) -> HostedEngine:
+        """An engine that is not started yet."""
+
+    def text(self, options: EngineOptions) -> TextPipeline:
+        """The text side, ready for the first request; takes a while."""
+
+
+class ProcessEngines:
+    """Engines in processes of their own."""
+
+    def __init__(self, max_queue_seconds: float | None = None) -> None:
+        """`max_queue_seconds` as for ProcessClient."""
+        self._max_queue_seconds = max_queue_seconds
+
+    def engine(self, options: EngineOptions, progress: Progress) -> HostedEngine:
+        return ProcessClient(options, on_progress=progress, max_queue_seconds=self._max_queue_seconds)
+
+    def text(self, options: EngineOptions) -> TextPipeline:
+        text = TextPipeline.load(options.model, options.tool_call_parser, options.reasoning_parser, options.pack_cache)
+        text.tokenizer.prepare()
+        return text
+
+
+def hosted_options(options: EngineOptions) -> EngineOptions:
+    """The options of a model that comes and goes: it has a place on disk, and its next start goes on from this one's.
+
+    A model alone starts once, so that keeping the start of a small one is not worth it; here it starts again and again.
+    """
+    folder = pack_folder(options.pack_cache)
+    model = str(bundled_model_path()) if options.model == BUNDLED_MODEL else options.model
+    return replace(options, model=model, pack_cache="off" if folder is None else str(folder))

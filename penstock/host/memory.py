@@ -1,0 +1,111 @@
+"""What a model will take, planned before it is loaded and without torch; and who holds how much of the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from penstock.config.errors import MemoryPlanError
+from penstock.config.machine import Machine
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import ModelFacts, resolve
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
+from penstock.startup.kept_start import cache_bytes, known, this_machine
+from penstock.startup.memory_plan import MemoryPlan, format_bytes
+from penstock.startup.resident import Packer, resident_bytes
+from penstock.weights.facts import model_facts
+from penstock.weights.open import open_checkpoint
+
+PROCESS_BYTES = 48 << 20  # an engine process that goes on from an earlier start: interpreter, numpy, native library
+FIRST_PROCESS_BYTES = 256 << 20  # one that loads torch
+_SLACK = 1.01  # over a plan: blocks are whole, and estimates are rounded
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What a model will take.
+
+    Attributes:
+        engine_bytes: weights, a step and KV cache: `EngineOptions.memory` of its engine.
+        process_bytes: what its process takes besides.
+        plan: where the engine's bytes go.
+        exact: from an earlier start's caches and weights, not from the checkpoint's headers alone.
+    """
+
+    engine_bytes: int
+    process_bytes: int
+    plan: MemoryPlan
+    exact: bool
+
+    @property
+    def total_bytes(self) -> int:
+        return self.engine_bytes + self.process_bytes
+
+
+Planner = Callable[[EngineOptions, int], ModelPlan]
+"""(options, bytes that it may take) → what a model will take. Takes a while; raises PenstockError if it cannot fit."""
+
+
+def plan_model(options: EngineOptions, room: int, machine: Machine | None = None) -> ModelPlan:
+    """Plans a model, whose KV cache shrinks to what there is room for.
+
+    Raises:
+        CheckpointError: it cannot be read.
+        MemoryPlanError: it does not fit; ConfigError: an option cannot be honoured.
+    """
+    machine = machine or this_machine()
+    kept = known(options)
+    process = FIRST_PROCESS_BYTES if kept is None else PROCESS_BYTES
+    if room <= process:
+        message = f"an engine process alone takes {format_bytes(process)}, and there is {format_bytes(max(0, room))}."
+        raise MemoryPlanError(message)
+    asked = room if options.memory is None else min(room, options.memory)
+    machine = replace(machine, memory_available=int((asked - process) / _SLACK))
+    facts = kept.facts if kept is not None else model_facts(open_checkpoint(options.model))
+    wished = replace(options, memory=None)
+    concrete = resolve(wished, facts, machine).options
+    limits = memory_limits(wished, concrete, machine, None)
+    if kept is not None:
+        caches, types = Caches(kept.specs, cache_bytes), kept.kv_types
+        weights = kept.weights_bytes
+    else:
+        specs = tuple(_specs(facts))
+        caches, types = Caches(specs, cache_bytes, facts.whole_prompts), (concrete.kv_cache_dtype,) * len(specs)
+        weights = resident_bytes(facts, Packer("native" if machine.isas else "reference"), concrete)
+    plan = plan_caches(caches, concrete, limits, types, facts, weights)
+    return ModelPlan(int(plan.total_bytes * _SLACK), process, plan, kept is not None)
+
+
+def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:
+    """Caches as headers tell of them: so many elements a token, here as those of one head."""
+    for layer in facts.layers:
+        kind = CacheKind.FULL if layer.window is None else CacheKind.SLIDING
+        key = -(-layer.elements_per_token // 2)
+        yield CacheSpec(kind, 1 if key else 0, key, layer.elements_per_token - key, layer.window)
+
+
+class MemoryBudget:
+    """Bytes that models may take together, and which of them hold how many."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._held: dict[str, int] = {}
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        return self._held
+
+    @property
+    def free(self) -> int:
+        return self.total - sum(self._held.values())
+
+    def take(self, name: str, count: int) -> None:
+        """Raises ValueError for more than is free, or a model that holds some already."""
+        if count > self.free or name in self._held:
+            raise ValueError(f"{name} cannot take {count} bytes: {self.free} are free, held: {self._held}")
+        self._held[name] = count
+
+    def give_back(self, name: str) -> None:
+        """Safe to call for a model that holds nothing."""
+        self._held.pop(name, None)
