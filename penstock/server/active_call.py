@@ -28,12 +28,12 @@ from penstock.search.best_of import BestOf, best_of
 from penstock.server.auth import owner_of
 from penstock.server.connected import cancel_all, disconnected, while_connected
 from penstock.server.connection import ABORT
-from penstock.server.context import ServerContext
+from penstock.server.context import ModelContext
 from penstock.server.deadline import gone
 from penstock.server.encoding import encode_json, json_answer
 from penstock.server.errors import ClientGone, HttpError, describe, not_ready
 from penstock.server.lifecycle import Lifecycle
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import ModelMetrics
 from penstock.server.patience import patience
 from penstock.server.prompts import check_shared
 
@@ -76,7 +76,7 @@ class ActiveCall:
 
     requests: Sequence[GenerationRequest]
     generations: Sequence[TextGeneration | BestOf]
-    metrics: Metrics
+    metrics: ModelMetrics
     started: float
     _timings: dict[tuple[int, int], _Timing] = field(default_factory=dict)
     _tasks: list[asyncio.Future[None]] = field(default_factory=list)
@@ -86,7 +86,7 @@ class ActiveCall:
     @classmethod
     async def open(
         cls,
-        context: ServerContext,
+        context: ModelContext,
         requests: Sequence[GenerationRequest],
         beams: BeamParams | None = None,
         best: int | None = None,
@@ -214,13 +214,13 @@ async def _forward(
         await buffer.put(error)
 
 
-async def open_call_within_context(sent: Request, context: ServerContext, request: GenerationRequest) -> ActiveCall:
+async def open_call_within_context(sent: Request, context: ModelContext, request: GenerationRequest) -> ActiveCall:
     """As `open_call`; who asks for more tokens than the context has room for gets as many as there is room."""
     opening = _open_within_context(context, request, owner_of(sent))
     return await while_connected(opening, sent.receive, context.lifecycle)
 
 
-async def _open_within_context(context: ServerContext, request: GenerationRequest, owner: str) -> ActiveCall:
+async def _open_within_context(context: ModelContext, request: GenerationRequest, owner: str) -> ActiveCall:
     unbounded = replace(request, sampling=replace(request.sampling, max_tokens=None))
     wanted, room = request.sampling.max_tokens, context.max_model_len()
     if wanted is not None and room is not None and wanted >= room:
@@ -235,7 +235,7 @@ async def _open_within_context(context: ServerContext, request: GenerationReques
 
 async def open_call(
     request: Request,
-    context: ServerContext,
+    context: ModelContext,
     requests: Sequence[GenerationRequest],
     beams: BeamParams | None = None,
     best: int | None = None,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, Response
@@ -15,19 +16,19 @@ from starlette.routing import Route
 
 from penstock import __version__
 from penstock.config.arithmetic import ARITHMETIC_VERSION
-from penstock.config.errors import PenstockError, format_value
+from penstock.config.errors import format_value
 from penstock.config.options import ServerOptions
-from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
+from penstock.host.host import Host
 from penstock.server import document
 from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, ApiKeys, HostRule
-from penstock.server.context import ServerContext
+from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
 from penstock.server.dialects.models import models_router
-from penstock.server.dialects.ollama.about import called
+from penstock.server.dialects.ollama.models.about import called
 from penstock.server.dialects.ollama.routes import ollama_router
 from penstock.server.dialects.ollama.schema import OLLAMA_BODIES
 from penstock.server.dialects.openai.routes import openai_router
@@ -42,9 +43,11 @@ from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, toke
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, error_response
+from penstock.server.hosted_models import HostedModels
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
+from penstock.server.one_model import OneModel
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -53,11 +56,12 @@ _ANY_CALL: Final[Any] = {"allow_origin_regex": LOCAL_ORIGINS, "allow_methods": [
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle | None = None) -> FastAPI:
-    """The application over an engine that may still be loading.
+def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifecycle | None = None) -> FastAPI:
+    """The application over an engine that may still be loading, or over a host of many models.
 
     Args:
-        frontend: joins text and the engine's client; its client is started and closed by the caller.
+        served: joins text and the engine's client, which is started and closed by the caller; or a host, which the
+            caller closes.
         options: keys, bound host and CORS origins.
         lifecycle: shared with whoever drains the server; by default its own.
 
@@ -65,14 +69,15 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
         ConfigError: an API key is empty, or the responses' store cannot be used.
     """
     lifecycle = lifecycle or Lifecycle()
-    metrics = Metrics(frontend.served_name)
-    context = ServerContext(frontend, lifecycle, metrics, options.trust_request_chat_template)
+    metrics = Metrics()
+    models = _models(served, options, lifecycle, metrics)
+    context = ServerContext(models, lifecycle, metrics, options.trust_request_chat_template)
     responses = Responses(context, ResponseStore(options.responses_store))
     keys, hosts = ApiKeys(options.api_keys), HostRule(options.host)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        log = asyncio.ensure_future(log_throughput(frontend.client))
+        log = asyncio.ensure_future(log_throughput(models.engines))
         yield
         log.cancel()
         await asyncio.gather(log, return_exceptions=True)
@@ -92,32 +97,52 @@ def create_app(frontend: Frontend, options: ServerOptions, lifecycle: Lifecycle 
     for router in (*_routers(context, responses), _operator_router(context, app)):
         app.include_router(router)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    check_room = frontend.client.check_room
+    check_room = models.check_room
     app.add_middleware(
         RequestMiddleware, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics, check_room=check_room
     )
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
-    pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, ScoreBody)
-    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody)
-    models = (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)
+    described: list[document.ServedModelFacts] = []
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = document.openapi(app, models, _facts(context), secured=bool(options.api_keys))
+        facts = _facts(context)
+        if app.openapi_schema is None or described != [facts]:
+            app.openapi_schema = document.openapi(app, _bodies(), facts, secured=bool(options.api_keys))
+            described[:] = [facts]
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
 
 
+def _bodies() -> tuple[type[BaseModel], ...]:
+    """What requests to the dialects are made of."""
+    pooling = (EmbeddingBody, ClassifyBody, PoolingBody, CohereEmbedBody, RerankBody, ScoreBody)
+    openai = (ChatBody, CompletionBody, ResponsesBody, InputTokensBody, TokenizeBody, DetokenizeBody)
+    return (*openai, *pooling, *ANTHROPIC_BODIES, *OLLAMA_BODIES)
+
+
+def _models(served: Frontend | Host, options: ServerOptions, lifecycle: Lifecycle, metrics: Metrics) -> ServedModels:
+    trust = options.trust_request_chat_template
+    if isinstance(served, Host):
+        return HostedModels(served, lifecycle, metrics, trust_template=trust)
+    return OneModel(ModelContext(served, lifecycle, metrics.model(served.served_name), trust))
+
+
 def _facts(context: ServerContext) -> document.ServedModelFacts:
-    text = context.frontend.text
+    names = context.models.names()
+    if context.models.host is not None:
+        others = (other for name in names for other in called(name))
+        return document.ServedModelFacts(tuple(names), tuple(dict.fromkeys(others)))
+    (model,) = context.models.all()
+    text = model.frontend.text
     named = sorted(text.template.sources) if text.template else []
     return document.ServedModelFacts(
-        names=called(context.model),
+        names=(model.model,),
+        called=called(model.model),
         vocab_size=text.vocab_size,
-        templates=None if context.trust_request_chat_template else named,
+        templates=None if context.trust_request_chat_template else tuple(named),
         dimensions=text.pooling.size,
     )
 
@@ -165,15 +190,14 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
     router = APIRouter()
-    frontend = context.frontend
     lifecycle = context.lifecycle
 
     def state() -> str:
-        return "draining" if lifecycle.draining else frontend.client.state.value
+        return "draining" if lifecycle.draining else context.models.state.value
 
     @router.get("/livez", summary="Whether the process is worth keeping", openapi_extra=gives("application/json"))
     async def livez() -> Response:
-        dead = frontend.client.state is EngineState.STOPPED and not lifecycle.draining
+        dead = context.models.state is EngineState.STOPPED and not lifecycle.draining
         return json_response({"status": "stopped" if dead else "alive"}, 503 if dead else 200)
 
     @router.get("/readyz", summary="Whether requests are taken", openapi_extra=gives("application/json"))
@@ -191,11 +215,8 @@ def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics", openapi_extra=gives("text/plain"))
     async def metrics() -> Response:
-        stats, cache = EngineStats(), {}
-        with suppress(PenstockError):  # figures of the server itself are worth having while the engine is away
-            stats, info = await frontend.client.stats(), frontend.info
-            cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
-        return Response(await asyncio.to_thread(context.metrics.render, stats, cache), media_type=_PROMETHEUS)
+        figures = await context.figures()
+        return Response(await asyncio.to_thread(context.metrics.render, figures), media_type=_PROMETHEUS)
 
     @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:

@@ -1,46 +1,65 @@
-"""What every request handler works with: the frontend, the lifecycle, the figures, and checks against them."""
+"""What request handlers work with: a server's context, the models it serves, and one of these while it is used."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
-from penstock.config.errors import EngineDeadError, ModelNotFoundError, RequestError, format_value
+from starlette.requests import Request
+
+from penstock.config.errors import EngineDeadError, ModelNotFoundError, PenstockError, RequestError
+from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
+from penstock.engine.counting import together
 from penstock.server.errors import not_ready
 from penstock.server.lifecycle import Lifecycle
-from penstock.server.metrics import Metrics
+from penstock.server.metrics import EngineFigures, Metrics, ModelMetrics
 
 if TYPE_CHECKING:
+    from penstock.engine.api import EngineClient
     from penstock.engine.frontend import Frontend
+    from penstock.host.host import Host, KeepAlive, Lease
 
 
 @dataclass(frozen=True, slots=True)
-class ServerContext:
-    """What request handlers work with."""
+class ModelContext:
+    """A model for as long as a request is answered by it.
+
+    Attributes:
+        frontend: what serves it.
+        lifecycle: of the server.
+        metrics: its figures.
+        trust_request_chat_template: requests may bring a template of their own.
+        lease: what keeps it from being unloaded; None where it stays anyway.
+    """
 
     frontend: Frontend
     lifecycle: Lifecycle
-    metrics: Metrics
+    metrics: ModelMetrics
     trust_request_chat_template: bool = False
+    lease: Lease | None = None
 
     @property
     def model(self) -> str:
         """The name clients use."""
         return self.frontend.served_name
 
+    def again(self) -> ModelContext:
+        """The same for work that goes on after the request; to be released."""
+        return self if self.lease is None else replace(self, lease=self.lease.again())
+
+    def release(self) -> None:
+        """Ends the use that `again` began; safe to call twice."""
+        if self.lease is not None:
+            self.lease.release()
+
     def max_model_len(self) -> int | None:
         """Longest prompt plus output, tokens; None before the engine has told."""
         with suppress(EngineDeadError):
             return self.frontend.info.max_model_len
         return None
-
-    def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFoundError for a name that is not served here; None means the model there is."""
-        if name is not None and name != self.model:
-            message = f"The model {format_value(name)} is not served here; available: {format_value(self.model)}."
-            raise ModelNotFoundError(message, param="model", code="model_not_found")
 
     def check_template(self, given: str | None) -> None:
         """Raises RequestError for a template that is not the model's, unless requests may bring their own."""
@@ -62,3 +81,75 @@ class ServerContext:
             raise not_ready("The model is still loading; retry shortly.", "not_ready", 2)
         if state is not EngineState.READY:
             raise not_ready("The engine is restarting; retry shortly.", "engine_unavailable", 2)
+
+
+class ServedModels(Protocol):
+    """The models of a server: the one it was started with, or those of a host."""
+
+    @property
+    def state(self) -> EngineState:
+        """Whether requests are taken."""
+
+    @property
+    def host(self) -> Host | None:
+        """The host of many models; None where there is one."""
+
+    def names(self) -> Sequence[str]:
+        """Every name that a request may use."""
+
+    def unknown(self, name: str) -> ModelNotFoundError:
+        """What a client is told of a name that is none of them."""
+
+    async def use(
+        self, request: Request, name: str | None, keep_alive: KeepAlive | None, *, events: bool
+    ) -> ModelContext:
+        """The model of that name until the request has been answered; None means the one model there is.
+
+        Raises:
+            RequestError: there is none of that name, or it cannot be loaded.
+        """
+
+    def all(self) -> Sequence[ModelContext]:
+        """The models whose text side is there, in no use: the one there is, or those that are ready."""
+
+    def engines(self) -> Mapping[str, EngineClient]:
+        """Engines that are there, by the names of their models."""
+
+    def past(self) -> Mapping[str, EngineStats]:
+        """What engines that are gone have counted, by the names of their models."""
+
+    def check_room(self, owner: str) -> None:
+        """Raises OverloadedError while so much work waits that a call need not be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What request handlers of all models work with."""
+
+    models: ServedModels
+    lifecycle: Lifecycle
+    metrics: Metrics
+    trust_request_chat_template: bool = False
+
+    async def model(
+        self, request: Request, name: str | None, keep_alive: KeepAlive | None = None, *, events: bool | None = False
+    ) -> ModelContext:
+        """The model that a request is for, which stays until the request has been answered.
+
+        With `events` the client waits for server-sent events, and is told how the model loads.
+
+        Raises:
+            RequestError: there is none of that name, or it cannot be loaded.
+        """
+        return await self.models.use(request, name, keep_alive, events=bool(events))
+
+    async def figures(self) -> Mapping[str, EngineFigures]:
+        """What is known of the engines now, by model."""
+        past = self.models.past()
+        found = {name: EngineFigures(stats) for name, stats in past.items()}
+        for name, client in self.models.engines().items():
+            with suppress(PenstockError):  # figures of the server itself are worth having while an engine is away
+                stats, info = await client.stats(), client.info
+                cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
+                found[name] = EngineFigures(together(past.get(name, EngineStats()), stats), cache)
+        return found

@@ -108,16 +108,18 @@ class ServedModelFacts:
     """What the document says of the model that is served.
 
     Attributes:
-        names: what it may be called; the first is its name, the others are taken by Ollama's API alone.
-        vocab_size: above every token id.
-        templates: names of its chat templates, None where requests may bring their own.
-        dimensions: of its embeddings.
+        names: what it is called; of many models, what each is.
+        called: what Ollama's API takes besides: the same names with and without a tag.
+        vocab_size: above every token id; None where models differ.
+        templates: names of its chat templates, None where requests may bring their own, or models differ.
+        dimensions: of its embeddings; None where models differ.
     """
 
     names: Sequence[str]
-    vocab_size: int
-    templates: Sequence[str] | None
-    dimensions: int
+    called: Sequence[str]
+    vocab_size: int | None = None
+    templates: Sequence[str] | None = None
+    dimensions: int | None = None
 
 
 def openapi(
@@ -139,13 +141,13 @@ def openapi(
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for model in models:
         _tell(schemas["$defs"][model.__name__], facts, ".ollama." in model.__module__)
-    _bound(components["schemas"], facts.vocab_size)
+    _bound(components["schemas"], TOKEN_ID_BOUND if facts.vocab_size is None else facts.vocab_size)
     for path, operations in document["paths"].items():
         failure = {"application/json": {"schema": {"$ref": _REF.format(model=_ERRORS[dialect_of(path)].__name__)}}}
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] == "model":
-                    parameter["schema"] = {"enum": [facts.names[0]]}
+                    parameter["schema"] = {"enum": list(facts.names)}
                 elif parameter["name"] == "response_id":
                     parameter["schema"] = {"type": "string", "pattern": "^resp_[^/]+$"}
             operation["responses"].pop("422", None)
@@ -160,11 +162,12 @@ def openapi(
 
 def _tell(schema: dict[str, Any], facts: ServedModelFacts, ollama: bool) -> None:
     """Says of a body's fields what they may be with this model."""
-    names = list(facts.names) if ollama else [facts.names[0]]
+    names = list(facts.called if ollama else facts.names)
     if "name" in schema.get("properties", {}):  # one of the two may be empty
         names.append("")
     allowed: dict[str, dict[str, Any]] = {"model": {"enum": names}, "name": {"enum": names}}
-    allowed |= {field: {"type": "integer", "minimum": 1, "maximum": facts.dimensions} for field in _DIMENSIONS}
+    if facts.dimensions is not None:
+        allowed |= {field: {"type": "integer", "minimum": 1, "maximum": facts.dimensions} for field in _DIMENSIONS}
     if facts.templates is not None:
         allowed["chat_template"] = {"enum": list(facts.templates)}
     for field, about in allowed.items():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -52,48 +53,37 @@ _TOKENS = tuple(float(2**power) for power in range(0, 21, 2))
 _COUNTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
-class Metrics:
-    """All figures of one server; also the collector of its own registry, so that nothing is global."""
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What is known of an engine when figures are asked for: its counters, and the geometry of its cache."""
 
-    def __init__(self, model_name: str) -> None:
-        self._model = model_name
-        self._stats = EngineStats()
-        self._cache: dict[str, str] = {}
-        self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence.", _SECONDS)
-        self.per_token = self._histogram(
-            "time_per_output_token_seconds", "A sequence's mean after its first.", _SECONDS
-        )
-        self.request = self._histogram("request_seconds", "From arrival to the last token.", _SECONDS)
-        self._queue = self._histogram("request_queue_seconds", "From arrival to admission.", _SECONDS)
-        self._prefill = self._histogram("request_prefill_seconds", "From admission to the first token.", _SECONDS)
-        self._decode = self._histogram("request_decode_seconds", "From the first token to the last.", _SECONDS)
-        self._inference = self._histogram("request_inference_seconds", "From admission to the last token.", _SECONDS)
-        self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self.request_generation = self._histogram("request_generation_tokens", "Tokens a request generated.", _TOKENS)
-        self.params_n = self._histogram("request_params_n", "The parameter n.", _COUNTS)
-        self.params_max_tokens = self._histogram("request_params_max_tokens", "The parameter max_tokens.", _TOKENS)
-        self._finished = Counter(
-            "penstock_requests_finished", "Sequences by reason.", ["model_name", "finished_reason"], registry=None
-        )
-        self._http = Counter("penstock_http_requests", "HTTP requests.", ["route", "method", "status"], registry=None)
-        self._http_seconds = Histogram(
-            "penstock_http_request_seconds",
-            "From request to end of response.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=None,
-        )
-        self._sources = [
+    stats: EngineStats = field(default_factory=EngineStats)
+    cache: Mapping[str, str] = field(default_factory=dict)
+
+
+class ModelMetrics:
+    """The figures of one model's answers."""
+
+    def __init__(self, name: str, finished: Counter) -> None:
+        """`finished` counts the sequences of all models."""
+        self._name, self._finished = name, finished
+        self.first_token = _histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
+        self.inter_token = _histogram("inter_token_latency_seconds", "Between two tokens of a sequence.", _SECONDS)
+        self.per_token = _histogram("time_per_output_token_seconds", "A sequence's mean after its first.", _SECONDS)
+        self.request = _histogram("request_seconds", "From arrival to the last token.", _SECONDS)
+        self._queue = _histogram("request_queue_seconds", "From arrival to admission.", _SECONDS)
+        self._prefill = _histogram("request_prefill_seconds", "From admission to the first token.", _SECONDS)
+        self._decode = _histogram("request_decode_seconds", "From the first token to the last.", _SECONDS)
+        self._inference = _histogram("request_inference_seconds", "From admission to the last token.", _SECONDS)
+        self.request_prompt = _histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.request_generation = _histogram("request_generation_tokens", "Tokens a request generated.", _TOKENS)
+        self.params_n = _histogram("request_params_n", "The parameter n.", _COUNTS)
+        self.params_max_tokens = _histogram("request_params_max_tokens", "The parameter max_tokens.", _TOKENS)
+        self._sources = (
             *(self.first_token, self.inter_token, self.per_token, self.request, self.request_prompt),
             *(self.request_generation, self.params_n, self.params_max_tokens),
             *(self._queue, self._prefill, self._decode, self._inference),
-        ]
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"penstock_{name}", about, buckets=buckets, registry=None)
+        )
 
     def phases(self, queued: float, first_token: float, last_token: float) -> None:
         """Counts a request's phases, given its seconds in the queue and from arrival to its first and last token."""
@@ -110,7 +100,43 @@ class Metrics:
 
     def finished(self, reason: str) -> None:
         """Counts a sequence that ended."""
-        self._finished.labels(self._model, reason).inc()
+        self._finished.labels(self._name, reason).inc()
+
+    def families(self, figures: EngineFigures) -> Iterator[Metric]:
+        """Every figure, with the model's name."""
+        sources: list[Metric] = list(_engine_families(figures.stats, figures.cache))
+        for histogram in self._sources:
+            sources += histogram.collect()
+        for metric in sources:
+            metric.samples = [s._replace(labels={"model_name": self._name} | s.labels) for s in metric.samples]
+            yield metric
+
+
+class Metrics:
+    """All figures of one server; also the collector of its own registry, so that nothing is global."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, ModelMetrics] = {}
+        self._figures: Mapping[str, EngineFigures] = {}
+        self._finished = Counter(
+            "penstock_requests_finished", "Sequences by reason.", ["model_name", "finished_reason"], registry=None
+        )
+        self._http = Counter("penstock_http_requests", "HTTP requests.", ["route", "method", "status"], registry=None)
+        self._http_seconds = Histogram(
+            "penstock_http_request_seconds",
+            "From request to end of response.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=None,
+        )
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def model(self, name: str) -> ModelMetrics:
+        """The figures of a model that is served."""
+        if name not in self._models:
+            self._models[name] = ModelMetrics(name, self._finished)
+        return self._models[name]
 
     def http(self, route: str, method: str, status: int, seconds: float) -> None:
         """Counts an HTTP request by the route's template, never by its path, so that clients cannot add series."""
@@ -118,21 +144,27 @@ class Metrics:
         self._http.labels(route, method, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
-    def render(self, stats: EngineStats, cache: Mapping[str, str]) -> bytes:
-        """The exposition text (format version 0.0.4) with the engine's figures as of `stats`."""
-        self._stats, self._cache = stats, dict(cache)
+    def render(self, figures: Mapping[str, EngineFigures]) -> bytes:
+        """The exposition text (format version 0.0.4) with what is known of the engines, by model."""
+        self._figures = dict(figures)
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Every figure under each of its names; called by the registry."""
-        sources: list[Metric] = list(_engine_families(self._stats, self._cache))
-        for histogram in self._sources:
-            sources += histogram.collect()
-        for metric in sources:
-            model = {"model_name": self._model}
-            yield from _under_all_names(metric, [s._replace(labels=model | s.labels) for s in metric.samples])
-        for metric in (*self._finished.collect(), *self._http.collect(), *self._http_seconds.collect()):
+        families: dict[str, Metric] = {}
+        for name, model in self._models.items():
+            for metric in model.families(self._figures.get(name, EngineFigures())):
+                known = families.setdefault(metric.name, metric)
+                if known is not metric:
+                    known.samples += metric.samples
+        for metric in (*families.values(), *self._finished.collect(), *self._http.collect()):
             yield from _under_all_names(metric, metric.samples)
+        for metric in self._http_seconds.collect():
+            yield from _under_all_names(metric, metric.samples)
+
+
+def _histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+    return Histogram(f"penstock_{name}", about, buckets=buckets, registry=None)
 
 
 def _under_all_names(metric: Metric, samples: Iterable[Sample]) -> Iterator[Metric]:
@@ -188,19 +220,27 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         yield config
 
 
-async def log_throughput(client: EngineClient, interval: float = 10.0) -> None:
-    """Logs one line every `interval` seconds in which the engine worked; runs until cancelled."""
+async def log_throughput(engines: Callable[[], Mapping[str, EngineClient]], interval: float = 10.0) -> None:
+    """Logs one line every `interval` seconds for each engine that worked meanwhile; runs until cancelled."""
     logger = logging.getLogger("penstock.server")
-    before, then = EngineStats(), time.monotonic()
+    before: dict[str, EngineStats] = {}
+    then = time.monotonic()
     while True:
         await asyncio.sleep(interval)
-        try:
-            now, at = await client.stats(), time.monotonic()
-        except PenstockError:
-            continue
-        if now.steps != before.steps or now.running or now.waiting:
-            logger.info("%s", throughput_line(before, now, at - then))
-        before, then = now, at
+        there, at = engines(), time.monotonic()
+        before = {name: stats for name, stats in before.items() if name in there}
+        for name, client in there.items():
+            try:
+                now = await client.stats()
+            except PenstockError:
+                continue
+            past = before.get(name, EngineStats())
+            past = past if past.steps <= now.steps else EngineStats()  # of an engine that has gone since
+            if now.steps != past.steps or now.running or now.waiting:
+                line = throughput_line(past, now, at - then)
+                logger.info("%s", line if len(there) == 1 else f"{name}: {line}")
+            before[name] = now
+        then = at
 
 
 def throughput_line(before: EngineStats, now: EngineStats, seconds: float) -> str:

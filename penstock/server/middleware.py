@@ -21,6 +21,7 @@ from penstock.server.auth import OWNER, ApiKeys, HostRule
 from penstock.server.body import TURN, BodyMemory, limited
 from penstock.server.connection import ANNOUNCED
 from penstock.server.deadline import timeout_of, until
+from penstock.server.early import EARLY, EarlyStream
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
@@ -83,6 +84,7 @@ class RequestMiddleware:
                 message["headers"] = [*message["headers"], *own]
             await send(message)
 
+        scope[EARLY] = early = EarlyStream(scope, tracked)
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
@@ -92,7 +94,7 @@ class RequestMiddleware:
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
             with self._bodies.request() as grow:
                 body = limited(receive, _declared_length(headers), announced, grow)
-                await self._app(scope, until(body, timeout_of(headers)), tracked)
+                await self._app(scope, until(body, timeout_of(headers)), early.send)
         except (ClientGone, ClientDisconnect):  # the second: while the body came in
             status = _CLIENT_CLOSED_REQUEST
         except Exception as error:
@@ -100,7 +102,10 @@ class RequestMiddleware:
                 logging.getLogger("penstock.server").exception("request %s failed", request_id)
             if not status:
                 await error_response(error, scope)(scope, receive, tracked)
+            elif early.unanswered:
+                await early.fail(error)
         finally:
+            early.close()
             route: Any = scope.get("route")
             name = getattr(route, "path", scope["path"] if scope["path"] in COMPUTING else "unmatched")
             self._metrics.http(name, scope["method"], status or 500, time.monotonic() - started)

@@ -12,10 +12,10 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -121,18 +121,27 @@ def serve(
         PenstockError: the engine cannot start; the message is its own. Or it died and cannot be started again.
     """
     validate(engine_options)
-    _check_seconds(server_options)
-    check_exposure(server_options)
-    ApiKeys(server_options.api_keys)
+    run(server_options, lambda listener: _serve(engine_options, server_options, listener, say or _print, on_progress))
+
+
+def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, Any, None]]) -> None:
+    """Checks the options, settles the process, and does `work`, which answers on the socket it is given.
+
+    Raises:
+        ConfigError: an option is out of range, or the address cannot be used or would be open to others without a key.
+    """
+    _check_seconds(options)
+    check_exposure(options)
+    ApiKeys(options.api_keys)
     raise_file_limit()
-    check_origins(server_options.allowed_origins)
+    check_origins(options.allowed_origins)
     _log_to_stderr()
     sys.setswitchinterval(_SWITCH_S)
     _give_back_memory()
-    listener = bind(server_options.host, server_options.port)
+    listener = bind(options.host, options.port)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(engine_options, server_options, listener, say or _print, on_progress))
+            runner.run(work(listener))
     finally:
         listener.close()
 
@@ -183,7 +192,7 @@ async def _serve(
     name = engine_options.served_model_name or served_name(engine_options.model)
     engine_options = replace(engine_options, served_model_name=name)
     lifecycle, stop = Lifecycle(), asyncio.Event()
-    _on_signals(lifecycle, stop)
+    on_signals(lifecycle, stop)
     client = ProcessClient(engine_options, on_progress=on_progress, max_queue_seconds=options.max_queue_seconds)
     starting, dead = asyncio.ensure_future(client.start()), asyncio.ensure_future(client.given_up())
     server: HttpServer | None = None
@@ -202,7 +211,7 @@ async def _serve(
             await asyncio.wait((stopping, serving, dead), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():  # a supervisor may start it again
                 raise dead.result()
-            await _drain(lifecycle, options.drain_timeout, say)
+            await drain(lifecycle, options.drain_timeout, say)
         stopping.cancel()
         if serving.done():
             serving.result()
@@ -229,7 +238,9 @@ def _http_side(options: EngineOptions) -> tuple[TextPipeline, Callable[..., Fast
     return text, create_app
 
 
-def _on_signals(lifecycle: Lifecycle, stop: asyncio.Event) -> None:
+def on_signals(lifecycle: Lifecycle, stop: asyncio.Event) -> None:
+    """Sets `stop` at the first SIGTERM or SIGINT, and aborts at the second."""
+
     def received() -> None:
         if stop.is_set():
             lifecycle.aborted.set()
@@ -240,7 +251,8 @@ def _on_signals(lifecycle: Lifecycle, stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, received)
 
 
-async def _drain(lifecycle: Lifecycle, timeout: float, say: Callable[[str], None]) -> None:
+async def drain(lifecycle: Lifecycle, timeout: float, say: Callable[[str], None]) -> None:
+    """Lets running requests finish, and aborts what is left of them."""
     if lifecycle.in_flight:
         say(f"Stopping: {lifecycle.in_flight} requests may finish within {timeout:g} s; a second signal ends them now.")
     if not await lifecycle.drain(timeout):
@@ -249,10 +261,15 @@ async def _drain(lifecycle: Lifecycle, timeout: float, say: Callable[[str], None
 
 
 def _greeting(url: str, info: EngineInfo, name: str, *, keyed: bool) -> str:
+    about = f"{name} ({info.architecture}, {info.dtype} on {info.device}, context {info.max_model_len} tokens)"
+    return f"Ready: {about}\n{where_to_ask(url, name, keyed=keyed)}"
+
+
+def where_to_ask(url: str, name: str, *, keyed: bool) -> str:
+    """The server's addresses, and a line that asks a model, for people."""
     body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello!"}]})
     key = " -H 'Authorization: Bearer YOUR_KEY'" if keyed else ""
     return (
-        f"Ready: {name} ({info.architecture}, {info.dtype} on {info.device}, context {info.max_model_len} tokens)\n"
         f"  OpenAI API  {url}/v1    Anthropic and Ollama APIs  {url}\n"
         f"  documentation  {url}/docs    metrics  {url}/metrics\n"
         f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"

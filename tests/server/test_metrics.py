@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.request import EngineStats
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.metrics import ALIASES, Metrics, throughput_line
+from penstock.server.metrics import ALIASES, EngineFigures, Metrics, throughput_line
 from tests.server.support import Running, Serving, kill, running, serving_a_process, until
 
 Labels = tuple[tuple[str, str], ...]
@@ -148,10 +148,23 @@ def test_clients_cannot_add_series(server: Running) -> None:
 
 
 def test_two_servers_share_nothing() -> None:
-    one, other = Metrics("one"), Metrics("other")
-    one.finished("stop")
-    assert b"finished_reason" in one.render(EngineStats(), {})
-    assert b"finished_reason" not in other.render(EngineStats(), {})
+    one, other = Metrics(), Metrics()
+    one.model("one").finished("stop")
+    other.model("other")
+    assert b"finished_reason" in one.render({})
+    assert b"finished_reason" not in other.render({})
+
+
+def test_two_models_of_a_server_have_one_family_of_each_figure() -> None:
+    metrics = Metrics()
+    for name in ("one", "two"):
+        metrics.model(name).finished("stop")
+        metrics.model(name).first_token.observe(0.5)
+    text = metrics.render({"two": EngineFigures(EngineStats(running=3))}).decode()
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    running = next(family for family in families if family.name == "penstock_requests_running")
+    assert {sample.labels["model_name"]: sample.value for sample in running.samples} == {"one": 0, "two": 3}
 
 
 def test_the_throughput_line() -> None:

@@ -174,7 +174,7 @@ def test_models(api: ollama.Client, server: Running) -> None:
 def test_the_size_of_what_is_on_disk(text: TextPipeline, tmp_path_factory: pytest.TempPathFactory) -> None:
     from pathlib import Path
 
-    from penstock.server.dialects.ollama.about import _weights
+    from penstock.server.dialects.ollama.models.about import _weights
 
     folder = tmp_path_factory.mktemp("model")
     (folder / "a.safetensors").write_bytes(bytes(10))

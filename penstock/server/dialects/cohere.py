@@ -62,19 +62,20 @@ def _in_form(results: Sequence[Pooled], form: Form) -> list[Any]:
 
 def cohere_router(context: ServerContext) -> APIRouter:
     """The route over one service."""
-    router, pooling = APIRouter(), context.frontend.text.pooling
+    router = APIRouter()
 
     @router.post("/v2/embed", summary="Embed texts, as Cohere does", openapi_extra=takes(CohereEmbedBody))
     async def embed(request: Request) -> Response:
         body = await read_body(request, CohereEmbedBody)
-        context.check_model(body.model)
-        context.require_ready()
+        model = await context.model(request, body.model)
+        model.require_ready()
+        pooling = model.frontend.text.pooling
         with param_names({"dimensions": "output_dimension"}):
             params = pooling.embedding(body.output_dimension)
         name = next((known for known in KINDS[body.input_type] if known in pooling.prompts.texts), None)
         sent = [text_request(request, body, text, ONE_TOKEN) for text in pooling.prompted(body.texts, name)]
-        work = pool_all(context.frontend, sent, [params] * len(sent), "texts")
-        results = await answered(context, request, work)
+        work = pool_all(model.frontend, sent, [params] * len(sent), "texts")
+        results = await answered(model, request, work)
         forms = dict.fromkeys(body.embedding_types or ("float",))
         tokens = sum(result.prompt_tokens for result in results)
         meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}}

@@ -22,7 +22,7 @@ from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.auth import owner_of
 from penstock.server.body import read_body
 from penstock.server.connected import while_connected
-from penstock.server.context import ServerContext
+from penstock.server.context import ModelContext, ServerContext
 from penstock.server.document import takes
 from penstock.server.encoding import json_response, made_answer
 from penstock.server.prompts import prompts_of, text_request
@@ -57,17 +57,17 @@ class ClassifyBody(InputBody):
     """POST /classify."""
 
 
-async def answered(context: ServerContext, request: Request, work: Coroutine[Any, Any, list[Pooled]]) -> list[Pooled]:
+async def answered(model: ModelContext, request: Request, work: Coroutine[Any, Any, list[Pooled]]) -> list[Pooled]:
     """Waits for results while the client is there, and counts them."""
     started = time.monotonic()
     try:
-        context.frontend.client.check_room(owner_of(request))
+        model.frontend.client.check_room(owner_of(request))
     except OverloadedError:
         work.close()
         raise
-    results = await while_connected(work, request.receive, context.lifecycle)
+    results = await while_connected(work, request.receive, model.lifecycle)
     for result in results:
-        context.metrics.pooled(result.prompt_tokens, time.monotonic() - started)
+        model.metrics.pooled(result.prompt_tokens, time.monotonic() - started)
     return results
 
 
@@ -88,61 +88,61 @@ def _each_token(result: Pooled, params: PoolingParams) -> Sequence[array[float]]
     return [result.values[start : start + size] for start in range(0, len(result.values), size)]
 
 
-def listed(context: ServerContext, kind: str, results: Sequence[Pooled], data: list[dict[str, Any]]) -> dict[str, Any]:
+def listed(model: ModelContext, kind: str, results: Sequence[Pooled], data: list[dict[str, Any]]) -> dict[str, Any]:
     tokens = sum(result.prompt_tokens for result in results)
     cached = {"cached_tokens": sum(result.cached_tokens for result in results)}
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": cached}
-    head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": context.model}
+    head = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model.model}
     return {**head, "data": data, "usage": usage}
 
 
-def _embeddings(context: ServerContext, body: EmbeddingBody, results: Sequence[Pooled]) -> dict[str, Any]:
+def _embeddings(model: ModelContext, body: EmbeddingBody, results: Sequence[Pooled]) -> dict[str, Any]:
     data: list[dict[str, Any]] = [
         {"object": "embedding", "index": index, "embedding": written(result.values, body.encoding_format)}
         for index, result in enumerate(results)
     ]
-    return listed(context, "embd", results, data)
+    return listed(model, "embd", results, data)
 
 
-def _states(
-    context: ServerContext, body: PoolingBody, results: Sequence[Pooled], params: PoolingParams
-) -> dict[str, Any]:
+def _states(model: ModelContext, body: PoolingBody, results: Sequence[Pooled], params: PoolingParams) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
     for index, result in enumerate(results):
         values = [written(part, body.encoding_format) for part in _each_token(result, params)]
         told = values if params.kind is PoolingKind.ALL else values[0]
         data.append({"object": "pooling", "index": index, "data": told})
-    return listed(context, "pool", results, data)
+    return listed(model, "pool", results, data)
 
 
 def embeddings_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
-    router, pooling = APIRouter(), context.frontend.text.pooling
+    router = APIRouter()
 
-    async def run(request: Request, body: InputBody, params: PoolingParams) -> list[Pooled]:
-        context.require_ready()
+    async def run(request: Request, model: ModelContext, body: InputBody, params: PoolingParams) -> list[Pooled]:
+        model.require_ready()
         texts = prompts_of(body.input, "input")
         if isinstance(body, EmbeddingBody) and not params.classify:
-            texts = pooling.prompted(texts, body.prompt_name, body.prompt)
+            texts = model.frontend.text.pooling.prompted(texts, body.prompt_name, body.prompt)
         sent = [text_request(request, body, text, ONE_TOKEN) for text in texts]
-        return await answered(context, request, pool_all(context.frontend, sent, [params] * len(sent)))
+        return await answered(model, request, pool_all(model.frontend, sent, [params] * len(sent)))
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
         body = await read_body(request, EmbeddingBody)
-        context.check_model(body.model)
-        results = await run(request, body, pooling.embedding(body.dimensions, body.normalize))
-        return await made_answer(lambda: _embeddings(context, body, results))
+        model = await context.model(request, body.model)
+        params = model.frontend.text.pooling.embedding(body.dimensions, body.normalize)
+        results = await run(request, model, body, params)
+        return await made_answer(lambda: _embeddings(model, body, results))
 
     async def classify(request: Request) -> Response:
         body = await read_body(request, ClassifyBody)
-        context.check_model(body.model)
-        results, data = await run(request, body, pooling.classification()), []
+        model = await context.model(request, body.model)
+        pooling = model.frontend.text.pooling
+        results, data = await run(request, model, body, pooling.classification()), []
         for index, result in enumerate(results):
             best = max(range(len(result.values)), key=result.values.__getitem__)
             entry = {"index": index, "label": pooling.labels[best], "probs": result.values.tolist()}
             data.append({**entry, "num_classes": len(result.values)})
-        return json_response(listed(context, "classify", results, data))
+        return json_response(listed(model, "classify", results, data))
 
     for path in ("/classify", "/v1/classify"):
         router.post(path, summary="Classify texts", openapi_extra=takes(ClassifyBody))(classify)
@@ -150,7 +150,8 @@ def embeddings_router(context: ServerContext) -> APIRouter:
     @router.post("/pooling", summary="Pooled states of texts", openapi_extra=takes(PoolingBody))
     async def pooled(request: Request) -> Response:
         body = await read_body(request, PoolingBody)
-        context.check_model(body.model)
+        model = await context.model(request, body.model)
+        pooling = model.frontend.text.pooling
         task = body.task or ("classify" if pooling.labels else "token_embed" if body.dimensions is None else "embed")
         if task == "classify" and body.dimensions is not None:
             raise ParameterError("dimensions", body.dimensions, "only for embeddings; leave it out")
@@ -158,7 +159,7 @@ def embeddings_router(context: ServerContext) -> APIRouter:
             params = pooling.classification()
         else:
             params = pooling.embedding(body.dimensions, body.normalize, each_token=task == "token_embed")
-        results = await run(request, body, params)
-        return await made_answer(lambda: _states(context, body, results, params))
+        results = await run(request, model, body, params)
+        return await made_answer(lambda: _states(model, body, results, params))
 
     return router

@@ -3,42 +3,90 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from penstock.host.entry import ModelEntry, ModelState
+from penstock.host.host import Host
 from penstock.server.context import ServerContext
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
 from penstock.server.errors import Dialect, dialect_of_scope
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A model as the list has it: its length once that is known, and of a host's model what it is doing."""
+
+    name: str
+    max_model_len: int | None
+    more: dict[str, Any]
+
+
 def models_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
     router, created = APIRouter(), int(time.time())
 
-    def described(request: Request) -> dict[str, Any]:
+    def described(request: Request, model: _Listed) -> dict[str, Any]:
         if dialect_of_scope(request.scope) is Dialect.ANTHROPIC:
             since = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            names = {"id": context.model, "type": "model", "display_name": context.model}
-            most = dict.fromkeys(("max_input_tokens", "max_tokens"), context.max_model_len())
+            names = {"id": model.name, "type": "model", "display_name": model.name}
+            most = dict.fromkeys(("max_input_tokens", "max_tokens"), model.max_model_len)
             return {**names, "created_at": since, "lifecycle": "active", "capabilities": None, **most}
-        about = {"id": context.model, "object": "model", "created": created, "owned_by": "penstock"}
-        return {**about, "root": context.model, "parent": None, "max_model_len": context.max_model_len()}
+        about = {"id": model.name, "object": "model", "created": created, "owned_by": "penstock"}
+        return {**about, "root": model.name, "parent": None, "max_model_len": model.max_model_len, **model.more}
+
+    async def all_models() -> Sequence[_Listed]:
+        if context.models.host is not None:
+            return await _of_host(context.models.host)
+        return [_Listed(model.model, model.max_model_len(), {}) for model in context.models.all()]
 
     @router.get("/v1/models", summary="List the models served", openapi_extra=gives("application/json"))
     async def models(request: Request) -> Response:
-        listed: dict[str, Any] = {"object": "list", "data": [described(request)]}
+        found = await all_models()
+        data = [described(request, model) for model in found]
+        listed: dict[str, Any] = {"object": "list", "data": data}
         if dialect_of_scope(request.scope) is Dialect.ANTHROPIC:
-            ends = {"first_id": context.model, "last_id": context.model}
-            listed = {"data": listed["data"], "has_more": False, **ends}
+            ends = {"first_id": found[0].name if found else None, "last_id": found[-1].name if found else None}
+            listed = {"data": data, "has_more": False, **ends}
         return json_response(listed)
 
     @router.get("/v1/models/{model:path}", summary="Describe a model", openapi_extra=gives("application/json"))
     async def model(request: Request, model: str) -> Response:
-        context.check_model(model)
-        return json_response(described(request))
+        found = next((known for known in await all_models() if known.name == model), None)
+        if found is None:
+            raise context.models.unknown(model)
+        return json_response(described(request, found))
 
     return router
+
+
+_LLAMA = {"ready": "loaded", "waiting": "loading", "leaving": "loaded", "asleep": "sleeping", "failed": "unloaded"}
+
+
+def status_of(entry: ModelEntry) -> dict[str, Any]:
+    """What a model is doing, as llama-server's router tells it."""
+    told: dict[str, Any] = {"value": _LLAMA.get(entry.state.value, entry.state.value)}
+    if entry.state is ModelState.LOADING and entry.progress[1]:
+        told["progress"] = entry.progress[0] / entry.progress[1]
+    if entry.state is ModelState.FAILED and entry.failure is not None:
+        told |= {"failed": True, "error": entry.failure.sentence}
+    return told
+
+
+async def _of_host(host: Host) -> Sequence[_Listed]:
+    """Every model by its own name and by its aliases."""
+    await host.refresh()
+    found = []
+    for entry in host.told():
+        length = entry.frontend.info.max_model_len if entry.usable and entry.frontend is not None else None
+        state = "remote" if entry.source.remote else entry.told_state
+        more: dict[str, Any] = {"state": state, "status": status_of(entry)}
+        found.append(_Listed(entry.name, length, more))
+        found += [_Listed(alias, length, {**more, "root": entry.name}) for alias, _ in entry.source.aliases]
+    return list({model.name: model for model in reversed(found)}.values())[::-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,32 +25,43 @@ from penstock.server.encoding import json_answer, json_response, made_answer
 from penstock.server.prompts import check_shared
 
 
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat as it would run: its model's name, its body and call, its prompt and the prompt's tokens."""
+
+    model: str
+    body: ChatBody
+    call: OpenAICall
+    prompt: str
+    ids: tuple[int, ...]
+
+
 def render_router(responses: Responses) -> APIRouter:
     """The routes over one server's context."""
     router, context = APIRouter(), responses.context
-    frontend = context.frontend
 
-    async def chat_request(request: Request) -> tuple[ChatBody, OpenAICall, str, tuple[int, ...]]:
-        """A chat's body and call, its prompt and the prompt's tokens."""
+    async def chat_request(request: Request) -> _Chat:
         body = await read_body(request, ChatBody)
-        context.check_model(body.model)
-        context.check_template(body.chat_template)
-        context.require_ready()
+        model = await context.model(request, body.model)
+        model.check_template(body.chat_template)
+        model.require_ready()
         with param_names(sent_names(body)):
-            call = named(await translated(request, chat_call, body, frontend.text.defaults), request)
-            prompt = await asyncio.to_thread(frontend.render, call.requests[0])
-            return body, call, prompt, await frontend.tokenize(call.requests[0])
+            call = named(await translated(request, chat_call, body, model.frontend.text.defaults), request)
+            prompt = await asyncio.to_thread(model.frontend.render, call.requests[0])
+            return _Chat(model.model, body, call, prompt, await model.frontend.tokenize(call.requests[0]))
 
     @router.post("/v1/chat/completions/render", summary="A chat as it would run", openapi_extra=takes(ChatBody))
     async def render_chat(request: Request) -> Response:
-        body, call, prompt, ids = await chat_request(request)
-        return await json_answer(_rendered(body, context.model, call.id, call.requests[0], prompt, ids))
+        chat = await chat_request(request)
+        call = chat.call
+        return await json_answer(_rendered(chat.body, chat.model, call.id, call.requests[0], chat.prompt, chat.ids))
 
     @router.post("/v1/completions/render", summary="Texts as they would run", openapi_extra=takes(CompletionBody))
     async def render_texts(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
-        context.check_model(body.model)
-        context.require_ready()
+        model = await context.model(request, body.model)
+        model.require_ready()
+        frontend = model.frontend
         with param_names(sent_names(body)):
             call = named(await translated(request, completion_call, body, frontend.text.defaults), request)
             check_shared(call.requests)
@@ -59,18 +71,18 @@ def render_router(responses: Responses) -> APIRouter:
             result = []
             for index, (item, ids) in enumerate(found):
                 prompt = frontend.detokenize(ids) if item.prompt is None else item.prompt
-                result.append(_rendered(body, context.model, f"{call.id}-{index}", item, prompt, ids))
+                result.append(_rendered(body, model.model, f"{call.id}-{index}", item, prompt, ids))
             return result
 
         return await made_answer(made)
 
     @router.post("/apply-template", summary="The prompt of a chat", openapi_extra=takes(ChatBody))
     async def apply_template(request: Request) -> Response:
-        return await json_answer({"prompt": (await chat_request(request))[2]})
+        return await json_answer({"prompt": (await chat_request(request)).prompt})
 
     @router.post("/v1/chat/completions/input_tokens", summary="Count a chat's tokens", openapi_extra=takes(ChatBody))
     async def input_tokens(request: Request) -> Response:
-        ids = (await chat_request(request))[3]
+        ids = (await chat_request(request)).ids
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     _count_responses(router, responses)
@@ -101,9 +113,9 @@ def _count_responses(router: APIRouter, responses: Responses) -> None:
     @router.post("/v1/responses/input_tokens", summary="Count a prompt's tokens", openapi_extra=takes(InputTokensBody))
     async def response_tokens(request: Request) -> Response:
         body = await read_body(request, InputTokensBody)
-        context.check_model(body.model)
-        context.require_ready()
+        model = await context.model(request, body.model)
+        model.require_ready()
         with param_names(response_names(body)):
             _, prompt = await responses.prompt(request, body, SamplingParams())
-            ids = await context.frontend.tokenize(prompt)
+            ids = await model.frontend.tokenize(prompt)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})

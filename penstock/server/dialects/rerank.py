@@ -14,7 +14,7 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.engine.pooling import Pooled, score_pairs
 from penstock.server.body import read_body
-from penstock.server.context import ServerContext
+from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered, listed
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
@@ -59,17 +59,17 @@ def rerank_router(context: ServerContext) -> APIRouter:
 
     async def run(
         request: Request, body: RerankBody | ScoreBody, pairs: Sequence[tuple[str, str]], field: str
-    ) -> list[Pooled]:
-        context.check_model(body.model)
-        context.require_ready()
+    ) -> tuple[ModelContext, list[Pooled]]:
+        model = await context.model(request, body.model)
+        model.require_ready()
         make = functools.partial(text_request, request, body, sampling=ONE_TOKEN)
-        work = score_pairs(context.frontend, pairs, make, field, body.instruction)
-        return await answered(context, request, work)
+        work = score_pairs(model.frontend, pairs, make, field, body.instruction)
+        return model, await answered(model, request, work)
 
     async def rerank(request: Request) -> Response:
         body = await read_body(request, RerankBody)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
-        results = await run(request, body, [(body.query, text) for text in texts], "documents")
+        model, results = await run(request, body, [(body.query, text) for text in texts], "documents")
         scores = [result.values[-1] for result in results]
         best = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
         shows = body.return_documents if body.return_documents is not None else not request.url.path.startswith("/v2")
@@ -78,16 +78,16 @@ def rerank_router(context: ServerContext) -> APIRouter:
             entry["document"] = {"text": texts[entry["index"]]}
         tokens = sum(result.prompt_tokens for result in results)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": context.model, "usage": usage}
+        head = {"id": f"rerank-{uuid.uuid4().hex}", "model": model.model, "usage": usage}
         return json_response({**head, "results": ranked})
 
     async def score(request: Request) -> Response:
         body = await read_body(request, ScoreBody)
-        results = await run(request, body, text_pairs(body.text_1, body.text_2), "text_2")
+        model, results = await run(request, body, text_pairs(body.text_1, body.text_2), "text_2")
         data: list[dict[str, Any]] = [
             {"index": index, "object": "score", "score": result.values[-1]} for index, result in enumerate(results)
         ]
-        return json_response(listed(context, "score", results, data))
+        return json_response(listed(model, "score", results, data))
 
     for prefix in ("", "/v1", "/v2"):
         router.post(f"{prefix}/rerank", summary="Order documents by a query", openapi_extra=takes(RerankBody))(rerank)

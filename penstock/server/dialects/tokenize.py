@@ -74,38 +74,38 @@ def _request(body: TokenizeBody) -> GenerationRequest:
 
 def tokenize_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
-    router, frontend = APIRouter(), context.frontend
+    router = APIRouter()
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, TokenizeBody)
-        context.check_model(body.model)
-        context.check_template(body.chat_template)
-        context.require_ready()
+        model = await context.model(request, body.model)
+        model.check_template(body.chat_template)
+        model.require_ready()
         try:
-            ids = await frontend.tokenize(await translated(request, _request, body))
+            ids = await model.frontend.tokenize(await translated(request, _request, body))
         except RequestError:
             if body.prompt != "":  # which cannot be continued, but can be counted
                 raise
             ids = ()
 
         def made() -> dict[str, Any]:
-            pieces = list(map(frontend.text.tokenizer.piece, ids)) if body.return_token_strs else None
-            counts = {"count": len(ids), "max_model_len": context.max_model_len()}
+            pieces = list(map(model.frontend.text.tokenizer.piece, ids)) if body.return_token_strs else None
+            counts = {"count": len(ids), "max_model_len": model.max_model_len()}
             return {**counts, "tokens": list(ids), "token_strs": pieces}
 
         return await made_answer(made)
 
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeBody)
-        context.check_model(body.model)
-        context.require_ready()
-        vocab_size = frontend.info.vocab_size
+        model = await context.model(request, body.model)
+        model.require_ready()
+        vocab_size = model.frontend.info.vocab_size
 
         def made() -> dict[str, Any]:
             if max(body.tokens, default=0) >= vocab_size:
                 index = next(index for index, token in enumerate(body.tokens) if token >= vocab_size)
                 raise bad_value(f"tokens[{index}]", body.tokens[index], f"token ids below {vocab_size}")
-            return {"prompt": frontend.detokenize(body.tokens)}
+            return {"prompt": model.frontend.detokenize(body.tokens)}
 
         return await made_answer(made)
 

@@ -36,16 +36,16 @@ async def _read(request: Request, model: type[_Body]) -> _Body:
 
 def anthropic_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
-    router, frontend = APIRouter(), context.frontend
+    router = APIRouter()
 
     @router.post("/v1/messages", summary="Answer a chat", openapi_extra=takes(MessagesBody, EVENTS))
     async def messages(request: Request) -> Response:
         body = await _read(request, MessagesBody)
-        context.check_model(body.model)
+        model = await context.model(request, body.model, events=body.stream)
         with param_names(_sent_names(body)):
-            call = await translated(request, messages_call, body, frontend.text.defaults)
-            context.require_ready()
-            active = await open_call_within_context(request, context, call.request)
+            call = await translated(request, messages_call, body, model.frontend.text.defaults)
+            model.require_ready()
+            active = await open_call_within_context(request, model, call.request)
         reply = AnthropicReply(call, active)
         if call.stream:
             return EventStream(
@@ -60,10 +60,10 @@ def anthropic_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/messages/count_tokens", summary="Count a chat's tokens", openapi_extra=takes(CountTokensBody))
     async def count_tokens(request: Request) -> Response:
         body = await _read(request, CountTokensBody)
-        context.check_model(body.model)
+        model = await context.model(request, body.model)
         with param_names(_sent_names(body)):
             asked = await translated(request, prompt_request, body, SamplingParams(max_tokens=1))
-            context.require_ready()
-            return json_response({"input_tokens": len(await frontend.tokenize(asked))})
+            model.require_ready()
+            return json_response({"input_tokens": len(await model.frontend.tokenize(asked))})
 
     return router

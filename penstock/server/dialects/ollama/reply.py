@@ -30,10 +30,11 @@ def line(body: object) -> bytes:
     return encode_json(body) + b"\n"
 
 
-def loaded(call: OllamaCall) -> dict[str, Any]:
-    """The answer to a call that only wants the model loaded, which it is."""
-    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if call.chat else {"response": ""}
-    return {"model": call.model, "created_at": timestamp(), **said, "done": True, "done_reason": "load"}
+def loaded(model: str, *, chat: bool, unloaded: bool = False) -> dict[str, Any]:
+    """The answer to a call that only wants the model loaded, which it is, or unloaded."""
+    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    reason = "unload" if unloaded else "load"
+    return {"model": model, "created_at": timestamp(), **said, "done": True, "done_reason": reason}
 
 
 class OllamaReply:

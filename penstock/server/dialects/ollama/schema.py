@@ -61,7 +61,7 @@ class Options(Loose):
 
 
 class NamedBody(Loose):
-    """A model, which stays loaded whatever `keep_alive` says."""
+    """A model, which stays loaded as long as `keep_alive` says where the server has several."""
 
     model: str
     keep_alive: float | Duration | None = None

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from penstock.config.errors import param_names
 from penstock.server.active_call import EventStream, complete, open_call
 from penstock.server.body import read_body, translated
-from penstock.server.context import ServerContext
+from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.openai.reply import OpenAIReply
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call, sent_names
@@ -28,12 +28,12 @@ def named(call: OpenAICall, request: Request) -> OpenAICall:
 
 def openai_router(context: ServerContext) -> APIRouter:
     """The routes over one server's context."""
-    router, frontend = APIRouter(), context.frontend
+    router = APIRouter()
 
-    async def run(request: Request, call: OpenAICall) -> Response:
+    async def run(request: Request, model: ModelContext, call: OpenAICall) -> Response:
         with param_names({"grammar": call.form}):
-            active = await open_call(request, context, call.requests, call.beams, call.best_of)
-        reply = OpenAIReply(named(call, request), active, frontend)
+            active = await open_call(request, model, call.requests, call.beams, call.best_of)
+        reply = OpenAIReply(named(call, request), active, model.frontend)
         if call.stream:
             return EventStream(reply.events(), active.aclose, context.lifecycle)
         return await complete(reply.whole(), active, request.receive, context.lifecycle)
@@ -41,20 +41,20 @@ def openai_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, EVENTS))
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody)
-        context.check_model(body.model)
-        context.check_template(body.chat_template)
+        model = await context.model(request, body.model, events=body.stream)
+        model.check_template(body.chat_template)
         with param_names(sent_names(body)):
-            call = await translated(request, chat_call, body, frontend.text.defaults)
-            context.require_ready()
-            return await run(request, call)
+            call = await translated(request, chat_call, body, model.frontend.text.defaults)
+            model.require_ready()
+            return await run(request, model, call)
 
     @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, EVENTS))
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody)
-        context.check_model(body.model)
+        model = await context.model(request, body.model, events=body.stream)
         with param_names(sent_names(body)):
-            call = await translated(request, completion_call, body, frontend.text.defaults)
-            context.require_ready()
-            return await run(request, call)
+            call = await translated(request, completion_call, body, model.frontend.text.defaults)
+            model.require_ready()
+            return await run(request, model, call)
 
     return router

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.core.request import FinishReason
 from penstock.engine.api import Delta, ToolCallDelta
 from penstock.server.active_call import typed_event
-from penstock.server.context import ServerContext
+from penstock.server.context import ModelContext
 from penstock.server.dialects.responses.items import Item, item_id
 from penstock.server.dialects.responses.schema import Reasoning
 from penstock.server.dialects.responses.translate import ResponsesCall
@@ -73,7 +73,7 @@ class Composer:
         response: the object as it is now.
     """
 
-    def __init__(self, call: ResponsesCall, context: ServerContext) -> None:
+    def __init__(self, call: ResponsesCall, context: ModelContext) -> None:
         self._call, self._frontend = call, context.frontend
         self._numbers = itertools.count()
         self._open: _Open | None = None
@@ -205,7 +205,7 @@ class Composer:
         return self.event(f"response.{name}.{what}", **now.place, part=part)
 
 
-def _response(call: ResponsesCall, context: ServerContext) -> Item:
+def _response(call: ResponsesCall, context: ModelContext) -> Item:
     """The object before anything is generated: what was asked, in full."""
     body, sampling = call.body, call.request.sampling
     text = body.text.model_dump(exclude_none=True) if body.text else {}

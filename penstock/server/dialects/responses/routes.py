@@ -30,17 +30,17 @@ def responses_router(responses: Responses) -> APIRouter:
     @router.post("/v1/responses", summary="Create a response", openapi_extra=takes(ResponsesBody, EVENTS))
     async def create(request: Request) -> Response:
         body = await read_body(request, ResponsesBody)
-        context.check_model(body.model)
+        model = await context.model(request, body.model, events=body.stream)
         with param_names(sent_names(body)):
-            call = await responses.call(request, body)
-            context.require_ready()
+            call = await responses.call(request, body, model)
+            model.require_ready()
             if body.background:
-                job = await responses.background(call)
+                job = await responses.background(call, model)
                 if body.stream:
                     return EventStream(job.follow(), None, context.lifecycle)
                 return await json_answer(job.snapshot)
-            active = await open_call(request, context, [call.request])
-        composer = Composer(call, context)
+            active = await open_call(request, model, [call.request])
+        composer = Composer(call, model)
         happening = responses.told(call, composer, active)
         if body.stream:
             events = (typed_event(told) async for told in happening)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock.server.context import ServerContext
+from penstock.engine.api import EngineInfo
+from penstock.host.host import Host
+from penstock.server.context import ModelContext, ServerContext
 
 _NEVER = "9999-12-31T23:59:59Z"
 _WEIGHTS = (".safetensors", ".gguf")
@@ -27,14 +30,19 @@ def called(name: str) -> tuple[str, ...]:
 
 def served(context: ServerContext, name: str) -> str:
     """The served name of a model that is called so, with or without the tag; or the name as it is."""
-    return context.model if name in called(context.model) else name
+    names = context.models.names()
+    return next((known for known in called(name) if known in names), name)
 
 
-def listed(context: ServerContext) -> dict[str, Any]:
+def listed(model: ModelContext) -> dict[str, Any]:
     """An entry of the list of models."""
-    info, name = context.frontend.info, _tagged(context.model)
+    return _entry(model.model, model.frontend.info)
+
+
+def _entry(called_so: str, info: EngineInfo) -> dict[str, Any]:
+    name = _tagged(called_so)
     size, changed = _weights(Path(info.model_path))
-    facts = (context.model, info.architecture, info.dtype, info.numbers, size)
+    facts = (called_so, info.architecture, info.dtype, info.numbers, size)
     family = info.architecture.removesuffix("ForCausalLM").lower()
     details = {
         "parent_model": "",
@@ -48,19 +56,22 @@ def listed(context: ServerContext) -> dict[str, Any]:
     return {"name": name, "model": name, "modified_at": changed, "size": size, "digest": digest, "details": details}
 
 
-def kept(context: ServerContext) -> dict[str, Any]:
-    """An entry of the list of what is loaded: it stays so."""
-    info, entry = context.frontend.info, listed(context)
+def kept(model: ModelContext, host: Host | None) -> dict[str, Any]:
+    """An entry of the list of what is loaded, and until when: of one model, for ever."""
+    info, entry = model.frontend.info, listed(model)
     del entry["modified_at"]
+    expires = _NEVER
+    if host is not None and (left := host.expires_in(model.model)) is not None:
+        expires = _rfc3339(datetime.now(UTC) + timedelta(seconds=left))
     on_device = 0 if info.device == "cpu" else entry["size"]
-    return {**entry, "expires_at": _NEVER, "size_vram": on_device, "context_length": info.max_model_len}
+    return {**entry, "expires_at": expires, "size_vram": on_device, "context_length": info.max_model_len}
 
 
-def described(context: ServerContext) -> dict[str, Any]:
+def described(model: ModelContext) -> dict[str, Any]:
     """A model in detail."""
-    text = context.frontend.text
-    info = context.frontend.info
-    entry = listed(context)
+    text = model.frontend.text
+    info = model.frontend.info
+    entry = listed(model)
     sources = text.template.sources if text.template else {}
     template = sources.get("default", "")
     parameters = "\n".join(f"{_OLLAMA_NAMES.get(name, name)} {value}" for name, value in sorted(text.defaults.items()))
@@ -79,7 +90,7 @@ def described(context: ServerContext) -> dict[str, Any]:
         "details": entry["details"],
         "model_info": {
             "general.architecture": family,
-            "general.basename": context.model,
+            "general.basename": model.model,
             "general.parameter_count": info.parameters,
             f"{family}.context_length": info.max_model_len,
             f"{family}.embedding_length": text.pooling.size,
@@ -98,9 +109,42 @@ def _short(count: int) -> str:
     return str(count) if count else ""
 
 
+async def listed_by_host(host: Host) -> list[dict[str, Any]]:
+    """Every model that can be asked for; more is known of those that are loaded."""
+    await host.refresh()
+    there = {entry.name: entry.frontend for entry in host.entries() if entry.usable}
+
+    def made() -> list[dict[str, Any]]:
+        found = []
+        for source in host.names.sources.values():
+            frontend = there.get(source.name)
+            if frontend is not None:
+                found.append(_entry(source.name, frontend.info))
+            elif source.options is not None:
+                found.append(_unloaded(source.name, source.options.model))
+            else:
+                found.append(_unloaded(source.name, ""))
+        return found
+
+    return await asyncio.to_thread(made)
+
+
+def _unloaded(name: str, model: str) -> dict[str, Any]:
+    size, changed = _weights(Path(model).expanduser()) if model else (0, _rfc3339(datetime.fromtimestamp(0, UTC)))
+    details = {"parent_model": "", "format": "gguf" if model.endswith(".gguf") else "safetensors", "family": ""}
+    more: dict[str, Any] = {"families": None, "parameter_size": "", "quantization_level": "", **details}
+    digest = hashlib.sha256(repr((name, model, size, changed)).encode()).hexdigest()
+    told = {"name": _tagged(name), "model": _tagged(name), "modified_at": changed, "size": size}
+    return {**told, "digest": digest, "details": more}
+
+
+def _rfc3339(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
+
+
 def _weights(path: Path) -> tuple[int, str]:
     """Bytes of the files that hold a model's weights, and when the newest was changed; 0 where there are none."""
     files = [path] if path.is_file() else [file for end in _WEIGHTS for file in path.glob(f"*{end}")]
     stats = [file.stat() for file in files]
     changed = datetime.fromtimestamp(max((stat.st_mtime for stat in stats), default=0.0), UTC)
-    return sum(stat.st_size for stat in stats), changed.isoformat().replace("+00:00", "Z")
+    return sum(stat.st_size for stat in stats), _rfc3339(changed)

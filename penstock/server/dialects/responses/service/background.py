@@ -73,8 +73,17 @@ class Jobs:
         if len(self._running) >= limits.MAX_BACKGROUND_JOBS:
             raise OverloadedError(f"{len(self._running)} responses run in the background already; retry later.")
 
-    def start(self, name: str, job: Job, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs `work`, which tells the job's events; whoever stops the server waits for it as for a request."""
+    def start(
+        self,
+        name: str,
+        job: Job,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Runs `work`, which tells the job's events; whoever stops the server waits for it as for a request.
+
+        `release` is called when it has ended.
+        """
 
         async def logged() -> None:
             try:
@@ -85,6 +94,7 @@ class Jobs:
         held = contextlib.ExitStack()
         held.enter_context(self._lifecycle.track())
         held.callback(self._running.pop, name)
+        held.callback(release)
 
         def ended(_: asyncio.Task[None]) -> None:
             held.close()

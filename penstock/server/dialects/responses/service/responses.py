@@ -16,7 +16,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.server.active_call import ActiveCall, typed_event
 from penstock.server.auth import owner_of
 from penstock.server.body import translated
-from penstock.server.context import ServerContext
+from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.responses.composer import Composer, Event
 from penstock.server.dialects.responses.items import Item, checked_items, references
 from penstock.server.dialects.responses.schema import InputTokensBody, ResponsesBody
@@ -66,17 +66,17 @@ class Responses:
         request = await translated(sent, prompt_request, body, items, request_id, sampling)
         return items, replace(request, owner=owner)
 
-    async def call(self, sent: Request, body: ResponsesBody) -> ResponsesCall:
+    async def call(self, sent: Request, body: ResponsesBody, model: ModelContext) -> ResponsesCall:
         """Translates a body.
 
         Raises:
             RequestError: it is not acceptable.
         """
         check_combinations(body)
-        items, request = await self.prompt(sent, body, sampling_of(body, self.context.frontend.text.defaults))
+        items, request = await self.prompt(sent, body, sampling_of(body, model.frontend.text.defaults))
         if body.truncation == "auto":
-            self.context.require_ready()
-            request = await shortened(self.context.frontend, request)
+            model.require_ready()
+            request = await shortened(model.frontend, request)
         return ResponsesCall(f"resp_{request.request_id}", body, tuple(items), request)
 
     async def told(self, call: ResponsesCall, composer: Composer, active: ActiveCall) -> AsyncIterator[Event]:
@@ -109,21 +109,22 @@ class Responses:
         if not await self.store.keep(call.request.owner, record, running=response["status"] == "queued"):
             response["store"] = False
 
-    async def background(self, call: ResponsesCall) -> Job:
+    async def background(self, call: ResponsesCall, model: ModelContext) -> Job:
         """Starts a response that its client need not wait for."""
         self.jobs.check_room()
-        self.context.frontend.client.check_room(call.request.owner)
-        composer = Composer(call, self.context)
+        model.frontend.client.check_room(call.request.owner)
+        composer = Composer(call, model)
         job = Job(call.request.owner, composer.response)
         job.tell(typed_event(composer.status("created")))
         job.tell(typed_event(composer.status("queued")))
         await self.keep(call, composer.response)
-        self.jobs.start(call.id, job, lambda: self._work(call, composer, job))
+        again = model.again()
+        self.jobs.start(call.id, job, lambda: self._work(call, composer, job, again), again.release)
         return job
 
-    async def _work(self, call: ResponsesCall, composer: Composer, job: Job) -> None:
+    async def _work(self, call: ResponsesCall, composer: Composer, job: Job, model: ModelContext) -> None:
         try:
-            async with await ActiveCall.open(self.context, [call.request], owner=call.request.owner) as active:
+            async with await ActiveCall.open(model, [call.request], owner=call.request.owner) as active:
                 async for told in self._events(composer, active):
                     job.tell(typed_event(told))
         except (asyncio.CancelledError, Exception) as error:

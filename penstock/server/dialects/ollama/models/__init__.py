@@ -1,0 +1,1 @@
+"""Ollama's routes about models: the list, what is loaded, what one can do."""

@@ -1,0 +1,81 @@
+"""Routes about models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from penstock import __version__
+from penstock.config.errors import RequestError, format_value
+from penstock.engine.api import EngineState
+from penstock.server.body import read_body
+from penstock.server.context import ServerContext
+from penstock.server.dialects.ollama.models.about import described, kept, listed, listed_by_host, served
+from penstock.server.dialects.ollama.schema import ShowBody
+from penstock.server.document import gives, takes
+from penstock.server.encoding import json_response
+from penstock.server.errors import HttpError
+
+OLLAMA_VERSION = "0.12.11"  # the version of Ollama whose API this is; clients ask for at least one
+_LIBRARY = (
+    *(("POST", f"/api/{name}", f"{name.capitalize()} a model") for name in ("pull", "push", "create", "copy")),
+    ("DELETE", "/api/delete", "Delete a model"),
+    *((method, "/api/blobs/{digest}", "A file of a model") for method in ("POST", "HEAD")),
+)
+
+
+def add_models(router: APIRouter, context: ServerContext) -> None:
+    """Adds the routes over one server's context."""
+
+    def models(entries: list[dict[str, Any]]) -> Response:
+        return json_response({"models": entries})
+
+    async def root() -> Response:
+        return PlainTextResponse("Ollama is running")  # clients ask for this text to see that the API is there
+
+    async def tags() -> Response:
+        if context.models.host is not None:
+            return models(await listed_by_host(context.models.host))
+        (model,) = context.models.all()
+        model.require_ready()
+        return models([listed(model)])
+
+    async def version() -> Response:
+        return json_response({"version": OLLAMA_VERSION, "penstock": __version__})
+
+    for path, handler, summary in (
+        ("/", root, "Whether the server runs"),
+        ("/api/tags", tags, "List the models served"),
+        ("/api/version", version, "The version of Ollama's API"),
+    ):
+        media_type = "text/plain" if path == "/" else "application/json"
+        router.get(path, summary=summary, openapi_extra=gives(media_type))(handler)
+        router.head(path, summary=summary)(handler)
+
+    @router.get("/api/ps", summary="List the models loaded", openapi_extra=gives("application/json"))
+    async def ps() -> Response:
+        there = [model for model in context.models.all() if model.frontend.client.state is EngineState.READY]
+        return models([kept(model, context.models.host) for model in there])
+
+    @router.post("/api/show", summary="Describe a model", openapi_extra=takes(ShowBody))
+    async def show(request: Request) -> Response:
+        body = await read_body(request, ShowBody, any_type="origin" not in request.headers)
+        names = [name for name in (body.model, body.name) if name]  # one of which clients may leave empty
+        if not names:
+            raise RequestError("model is required.", param="model", code="missing_required_parameter")
+        found = [await context.model(request, served(context, name)) for name in names]
+        found[0].require_ready()
+        return json_response(described(found[0]))
+
+    async def library(request: Request) -> Response:
+        path, why = format_value(request.url.path), "this server keeps the one model it was started with"
+        raise HttpError(501, f"{path} is not available yet: {why}.", code="not_implemented")
+
+    async def blob(request: Request, digest: str) -> Response:
+        return await library(request)
+
+    for method, path, summary in _LIBRARY:
+        refuse = blob if "{digest}" in path else library
+        router.add_api_route(path, refuse, methods=[method], summary=f"{summary} (not yet)", status_code=501)
