@@ -1,0 +1,87 @@
+"""What a model will take, told before it is loaded, and what it takes then."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.config.errors import CheckpointError, MemoryPlanError
+from penstock.config.options import EngineOptions
+from penstock.engine.client import ProcessClient
+from penstock.host.engine import hosted_options
+from penstock.host.memory import FIRST_PROCESS_BYTES, PROCESS_BYTES, MemoryBudget, plan_model
+from penstock.kernels.cpu import native
+from penstock.weights.open import bundled_model_path
+
+MIB = 1 << 20
+MODEL = EngineOptions(model=str(bundled_model_path()), max_model_len=1024, threads=1)
+
+
+async def told_total(options: EngineOptions) -> float:
+    """MiB that an engine says it takes in all."""
+    client = ProcessClient(options)
+    try:
+        info = await client.start()
+    finally:
+        await client.close()
+    row = next(row for row in info.memory if row.name == "total")
+    number, unit = row.value.split()
+    return float(number) * {"KiB": 1 / 1024, "MiB": 1.0, "GiB": 1024.0}[unit]
+
+
+@pytest.mark.skipif(not native.available(), reason="without the native library no start is kept")
+def test_an_engine_takes_what_was_planned_the_first_time_and_again(tmp_path: Path) -> None:
+    options = replace(MODEL, pack_cache=str(tmp_path))
+    for exact in (False, True):
+        plan = plan_model(options, 1 << 30)
+        assert plan.exact is exact
+        assert plan.process_bytes == (PROCESS_BYTES if exact else FIRST_PROCESS_BYTES)
+        told = asyncio.run(told_total(replace(options, memory=plan.engine_bytes)))
+        assert told * MIB <= plan.engine_bytes * 1.001  # as rounded for people
+        assert told * MIB >= plan.engine_bytes * 0.95
+
+
+def test_a_smaller_room_makes_a_smaller_cache() -> None:
+    wide, narrow = plan_model(MODEL, 1 << 30), plan_model(MODEL, FIRST_PROCESS_BYTES + 90 * MIB)
+    assert narrow.total_bytes <= FIRST_PROCESS_BYTES + 90 * MIB < wide.total_bytes
+    assert narrow.plan.kv_bytes < wide.plan.kv_bytes
+    assert narrow.plan.weights_bytes == wide.plan.weights_bytes
+
+
+def test_an_option_bounds_it_too() -> None:
+    bounded = plan_model(replace(MODEL, memory=FIRST_PROCESS_BYTES + 90 * MIB), 1 << 30)
+    assert bounded.total_bytes <= FIRST_PROCESS_BYTES + 90 * MIB
+
+
+@pytest.mark.parametrize("room", [0, 100 * MIB, FIRST_PROCESS_BYTES + 20 * MIB])
+def test_what_does_not_fit_is_refused(room: int) -> None:
+    with pytest.raises(MemoryPlanError):
+        plan_model(MODEL, room)
+
+
+def test_a_model_that_is_not_there_has_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        plan_model(replace(MODEL, model=str(tmp_path / "none")), 1 << 30)
+
+
+def test_the_bundled_model_has_a_place_on_disk(tmp_path: Path) -> None:
+    made = hosted_options(EngineOptions(pack_cache=str(tmp_path)))
+    assert Path(made.model).is_dir()
+    assert made.pack_cache == str(tmp_path)
+    assert hosted_options(EngineOptions(pack_cache="off")).pack_cache == "off"
+
+
+def test_a_budget_gives_no_more_than_it_has() -> None:
+    budget = MemoryBudget(100)
+    budget.take("a", 60)
+    for name, count in (("b", 41), ("a", 10)):
+        with pytest.raises(ValueError, match=f"{name} cannot take {count}"):
+            budget.take(name, count)
+    budget.take("b", 40)
+    assert (budget.free, dict(budget.held)) == (0, {"a": 60, "b": 40})
+    for _ in range(2):
+        budget.give_back("a")
+    assert budget.free == 60
