@@ -131,6 +131,8 @@ SERVER_FLAGS = (
     flag("port", int, 8000, _NETWORK, "Port to listen on; 0 lets the system choose."),
     flag("api_key", list[str] | None, None, _NETWORK,
          "A key clients must send as a bearer token; repeatable. Also: environment variable PENSTOCK_API_KEY."),
+    flag("admin_key", list[str] | None, None, _NETWORK,
+         "A key that may load and unload models; repeatable. Default: whoever may ask may do that."),
     flag("allowed_origins", list[str] | None, None, _NETWORK,
          "A web origin that may call the API besides those of this machine; repeatable. none: not even those."),
     flag("trust_request_chat_template", bool, False, _NETWORK,
@@ -201,6 +203,7 @@ def _freely_seeded(given: Mapping[str, Any]) -> EngineOptions:
 def _server_options(given: Mapping[str, Any]) -> ServerOptions:
     chosen = dict(given)
     chosen["api_keys"] = tuple(chosen.pop("api_key") or read_environment().api_keys)
+    chosen["admin_keys"] = tuple(chosen.pop("admin_key") or ())
     chosen["allowed_origins"] = tuple(chosen["allowed_origins"] or ())
     return ServerOptions(**chosen)
 

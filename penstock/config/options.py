@@ -164,6 +164,7 @@ class ServerOptions:
         trust_request_chat_template: requests may bring a chat template of their own, run within the same bounds.
         responses_store: file in which responses of the Responses API are kept, "memory" to keep them until the server
             ends.
+        admin_keys: keys that may load and unload models; empty lets whoever may ask do that.
     """
 
     host: str = "127.0.0.1"
@@ -174,3 +175,4 @@ class ServerOptions:
     allowed_origins: tuple[str, ...] = ()
     trust_request_chat_template: bool = False
     responses_store: str = "memory"
+    admin_keys: tuple[str, ...] = ()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,8 +171,13 @@ class Host:
 
     def _start(self, entry: ModelEntry) -> asyncio.Task[None]:
         """The load of a model, of which there is one at a time."""
-        if entry.task is None or entry.task.done():
+        if entry.task is not None and entry.task.done():
+            self._loading.ended(entry, entry.task)
+        if entry.task is None:
+            entry.become(ModelState.WAITING)
+            entry.cancel_timer()
             entry.task = asyncio.create_task(self._loading.load(entry))
+            entry.task.add_done_callback(functools.partial(self._loading.ended, entry))
         return entry.task
 
     async def load(self, source: ModelSource) -> ModelEntry:
@@ -185,23 +192,31 @@ class Host:
         (await self.lease(source)).release()
         return entry
 
+    async def changed(self, seconds: float) -> None:
+        """Returns when something has changed, after so many seconds at the latest."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._loading.changed()
+
     def start_load(self, source: ModelSource) -> ModelEntry:
         """Begins to load a model; `entry.state` tells how that goes."""
         entry = self.entry(source)
         if entry.state is ModelState.FAILED:
             entry.rest_again()
         if entry.state in (ModelState.UNLOADED, ModelState.ASLEEP, ModelState.FAILED):
-            entry.asked = True
             self._start(entry)
+            entry.asked = True
         return entry
 
     async def unload(self, source: ModelSource) -> ModelEntry:
         """Ends a model's engine once nobody uses it, and forgets what it kept; returns when it has gone."""
         entry = self.entry(source)
         entry.asked = False
-        if entry.state in (ModelState.WAITING, ModelState.LOADING) and entry.task is not None:
-            entry.task.cancel()
-            await asyncio.wait((entry.task,))
+        if entry.task is not None:
+            task = entry.task
+            task.cancel()
+            await asyncio.wait((task,))
+            self._loading.ended(entry, task)
         if entry.state is ModelState.READY:
             entry.leaving = True
             self.settle(entry)

@@ -49,15 +49,12 @@ class Loading:
         await self._news.wait()
 
     async def load(self, entry: ModelEntry) -> None:
-        """Loads a model; how that ended is its state."""
-        entry.become(ModelState.WAITING)
-        entry.cancel_timer()
+        """Loads a WAITING model; how that ended is its state."""
         began = time.monotonic()
         try:
             await self._load(entry)
         except asyncio.CancelledError:
             await self._undo(entry)
-            entry.become(ModelState.UNLOADED)
             raise
         except Exception as error:
             await self._undo(entry)
@@ -73,9 +70,16 @@ class Loading:
             entry.become(ModelState.READY)
             _log.info("%s is loaded: %.2f s, %s", entry.name, entry.loaded_at - began, format_bytes(entry.planned))
             self._host.settle(entry)
-        finally:
-            entry.asked = False
-            self.tell()
+
+    def ended(self, entry: ModelEntry, task: asyncio.Task[None]) -> None:
+        """A load has ended, of which not even the first line ran if it was cancelled before its first turn."""
+        if entry.task is not task:
+            return
+        entry.task = None
+        if entry.state in (ModelState.WAITING, ModelState.LOADING):
+            entry.become(ModelState.UNLOADED)
+        entry.asked = False
+        self.tell()
 
     async def _load(self, entry: ModelEntry) -> None:
         if entry.source.options is None:

@@ -21,12 +21,13 @@ from penstock.config.options import ServerOptions
 from penstock.engine.api import EngineState
 from penstock.host.host import Host
 from penstock.server import document
-from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, ApiKeys, HostRule
+from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, AdminKeys, ApiKeys, HostRule
 from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.anthropic.routes import anthropic_router
 from penstock.server.dialects.anthropic.schema import ANTHROPIC_BODIES
 from penstock.server.dialects.cohere import CohereEmbedBody, cohere_router
 from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, PoolingBody, embeddings_router
+from penstock.server.dialects.management import MANAGEMENT_BODIES, management_router
 from penstock.server.dialects.models import models_router
 from penstock.server.dialects.ollama.models.about import called
 from penstock.server.dialects.ollama.routes import ollama_router
@@ -73,7 +74,8 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     models = _models(served, options, lifecycle, metrics)
     context = ServerContext(models, lifecycle, metrics, options.trust_request_chat_template)
     responses = Responses(context, ResponseStore(options.responses_store))
-    keys, hosts = ApiKeys(options.api_keys), HostRule(options.host)
+    admins, hosts = AdminKeys(options.admin_keys), HostRule(options.host)
+    keys = ApiKeys((*options.api_keys, *options.admin_keys) if options.api_keys else ())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -96,6 +98,8 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     )
     for router in (*_routers(context, responses), _operator_router(context, app)):
         app.include_router(router)
+    if models.host is not None:
+        app.include_router(management_router(context, models.host, admins))
     app.add_exception_handler(HTTPException, _on_http_exception)
     check_room = models.check_room
     app.add_middleware(
@@ -103,12 +107,13 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     )
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
+    bodies = (*_bodies(), *(MANAGEMENT_BODIES if models.host is not None else ()))
     described: list[document.ServedModelFacts] = []
 
     def openapi() -> dict[str, Any]:
         facts = _facts(context)
         if app.openapi_schema is None or described != [facts]:
-            app.openapi_schema = document.openapi(app, _bodies(), facts, secured=bool(options.api_keys))
+            app.openapi_schema = document.openapi(app, bodies, facts, secured=bool(options.api_keys))
             described[:] = [facts]
         return app.openapi_schema
 

@@ -58,6 +58,17 @@ class ApiKeys:
         return _digest(b"owner:" + _presented(headers).encode("latin-1")).hex()[:32] if self._digests else ""
 
 
+class AdminKeys(ApiKeys):
+    """The keys of those who may load and unload models: without any, whoever may ask may do that too."""
+
+    def check_admin(self, headers: Headers) -> None:
+        """Raises HttpError 403 unless the request carries one of these."""
+        digest = _digest(_presented(headers).encode("latin-1"))
+        if self._digests and not sum(hmac.compare_digest(digest, known) for known in self._digests):
+            message = "This needs an administrator's key; send it as 'x-admin-key: KEY' or 'Authorization: Bearer KEY'."
+            raise HttpError(403, message, code="admin_key_required")
+
+
 def owner_of(request: Request) -> str:
     """Who sends a request that has passed the gate."""
     return str(request.scope[OWNER])
@@ -65,7 +76,9 @@ def owner_of(request: Request) -> str:
 
 def _presented(headers: Headers) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token else headers.get("x-api-key", "")
+    if scheme.lower() == "bearer" and token:
+        return token.strip()
+    return headers.get("x-admin-key") or headers.get("x-api-key", "")
 
 
 def _digest(key: bytes) -> bytes:

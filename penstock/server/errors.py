@@ -42,7 +42,8 @@ def dialect_of(path: str) -> Dialect:
     """The dialect of a path, whether or not there is such a route."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return Dialect.ANTHROPIC
-    return Dialect.OLLAMA if path == "/" or path.startswith("/api/") else Dialect.OPENAI
+    ollama = path == "/" or (path.startswith("/api/") and not path.startswith("/api/v1/"))  # which is LM Studio's
+    return Dialect.OLLAMA if ollama else Dialect.OPENAI
 
 
 def dialect_of_scope(scope: Scope) -> Dialect:

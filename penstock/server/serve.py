@@ -132,7 +132,7 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
     """
     _check_seconds(options)
     check_exposure(options)
-    ApiKeys(options.api_keys)
+    ApiKeys((*options.api_keys, *options.admin_keys))
     raise_file_limit()
     check_origins(options.allowed_origins)
     _log_to_stderr()
