@@ -73,7 +73,7 @@ def find(text: str, store: Store | None = None) -> Found:
     if entry is not None:
         return Found(entry.path, entry.name, entry.options)
     if isinstance(name, PathName):
-        raise UnknownModelError(_unknown(store, text, f"A name is {SPELLINGS}, or {BUNDLED_MODEL}."))
+        raise UnknownModelError(f"there is no model at {quoted(text, 200)}. A name is {SPELLINGS}, or {BUNDLED_MODEL}.")
     if store.places.offline:
         raise UnknownModelError(_unknown(store, text, "HF_HUB_OFFLINE is set, so none is loaded."))
     raise UnknownModelError(_unknown(store, text, f"To load it: penstock pull {text}"), name)

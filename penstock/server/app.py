@@ -108,17 +108,22 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
     bodies = (*_bodies(), *(MANAGEMENT_BODIES if models.host is not None else ()))
+    _describe(app, context, bodies, secured=bool(options.api_keys))
+    return app
+
+
+def _describe(app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel], ...], *, secured: bool) -> None:
+    """The application's own description, which is made when it is asked for, and again when other models are there."""
     described: list[document.ServedModelFacts] = []
 
     def openapi() -> dict[str, Any]:
         facts = _facts(context)
         if app.openapi_schema is None or described != [facts]:
-            app.openapi_schema = document.openapi(app, bodies, facts, secured=bool(options.api_keys))
+            app.openapi_schema = document.openapi(app, bodies, facts, secured=secured)
             described[:] = [facts]
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-    return app
 
 
 def _bodies() -> tuple[type[BaseModel], ...]:

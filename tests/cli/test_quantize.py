@@ -68,7 +68,7 @@ def test_perplexity_is_a_table_for_people(penstock: Penstock, stories: str, text
         (("quantize", "{stories}", "--to", "q8_0", "-o", "{text}"), "name ends in .gguf"),
         (("perplexity", "{stories}", "--text", "{text}", "--stride", "900"), "--stride is 900; allowed: 1 to "),
         (("generate", "--prompt", "hi", "--dtype", "bf16", "--kv-cache-dtype", "int8"), "Leave --dtype, --isa and"),
-        (("quantize", "/nowhere", "--to", "q8_0"), "there is no model at /nowhere"),
+        (("quantize", "/nowhere", "--to", "q8_0"), "there is no model at '/nowhere'"),
         (("perplexity", "{stories}", "--text", "/nowhere"), "cannot be read as UTF-8 text"),
         (
             ("perplexity", "{stories}", "--text", "{text}", "-c", "9999"),
