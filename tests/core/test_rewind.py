@@ -40,6 +40,25 @@ def test_an_answer_goes_on_as_before_from_what_stays(
     assert finish(engine, collector).tokens["a", 0] == expected_tokens(one, 0, 3)
 
 
+@pytest.mark.parametrize("prompt", range(6, 12))
+def test_drafts_may_pass_where_a_state_was_to_be_kept(prompt: int) -> None:
+    """The place was chosen when the sequence started anew, with more tokens than it has since the rewind."""
+    engine = null_engine(vocab_size=3, rows=1, budget=4, drafter=Guesser(3, 8), checkpoints=12, caching=False)
+    one = replace(request("a", [1, 2, 0, 1, 2, 0, 1, 2, 1, 0, 1][:prompt], max_tokens=40), speculate=True)
+    engine.add(one)
+    collector = Collector()
+    while len(collector.tokens.get(("a", 0), ())) < 20:
+        stepped(engine, 1, collector)
+    assert engine.scheduler.preempt("a") == 1
+    engine.scheduler.cache.clear()
+    stepped(engine, 1, collector)
+    assert engine.scheduler.rewind("a", 0, prompt + 2)
+    del collector.tokens["a", 0][2:]
+    stepped(engine, 80, collector)
+    assert not engine.has_work
+    assert collector.tokens["a", 0] == expected_tokens(one, 0, 3)
+
+
 def test_only_what_was_taken_back_is_computed_again() -> None:
     engine = null_engine(vocab_size=3)
     engine.add(request("a", [1, 2, 0, 1, 2], max_tokens=24))

@@ -267,8 +267,8 @@ class KVCache:
             self._drop_tail(allocation)
             self._fill(sequence, allocation)
         if committed in allocation.state_marks:
-            allocation.state_marks.remove(committed)
             self._keep_state(sequence, allocation.cursor)
+        allocation.state_marks = [mark for mark in allocation.state_marks if mark > committed]  # drafts may pass one
         if reached_prompt_end:
             if committed > allocation.cursor.depth:
                 self._fill_tail(sequence)
