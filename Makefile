@@ -14,7 +14,7 @@ export PIP_NO_INPUT := 1
 .PHONY: help setup develop clients serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
 
 help:
-	@echo "make setup       create $(VENV), install what serving needs, build the native library; TORCH=cpu: torch for CPUs alone"
+	@echo "make setup       create $(VENV), install what serving needs, build the native library"
 	@echo "make develop     set up, then install what tests, lint and types need"
 	@echo "make clients     create $(CLIENTS): other people's clients, which tests/clients runs"
 	@echo "make serve       set up, then serve the bundled model"
@@ -29,11 +29,8 @@ help:
 # What serving needs; `develop` adds what tests, lint and types need.
 setup: $(READY)
 
-develop: $(READY) $(VENV)/.develop
+develop: $(VENV)/.every-isa $(VENV)/.develop
 
-# Who has no NVIDIA GPU saves gigabytes with torch's build for CPUs, which has an index of its own.
-TORCH ?=
-TORCH_FLAGS := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
 STEP = $(BIN)/python .ci/step.py
 # Python compiles what is imported when it first is: of torch and the rest that is a fifth, and 150 MB less.
 PIP = $(BIN)/python -m pip install --progress-bar raw --no-compile
@@ -47,7 +44,7 @@ $(BIN)/pip $(CLIENTS)/bin/pip: %/bin/pip:
 # progress that newer ones tell.
 $(VENV)/.runtime: requirements/build.txt requirements/runtime.txt | $(BIN)/pip
 	@$(STEP) "pip" $(BIN)/python -m pip install "$$(grep '^pip==' requirements/build.txt)"
-	@$(STEP) "torch" $(PIP) $(TORCH_FLAGS) "$$(grep '^torch==' requirements/runtime.txt)"
+	@$(STEP) "torch" $(PIP) "$$(grep '^torch==' requirements/runtime.txt)"
 	@$(STEP) "packages" $(PIP) -r requirements/build.txt -r requirements/runtime.txt
 	@touch $@
 
@@ -55,8 +52,14 @@ $(VENV)/.develop: requirements/dev.txt $(VENV)/.runtime | $(BIN)/pip
 	@$(STEP) "packages for development" $(PIP) -r requirements/dev.txt
 	@touch $@
 
+# For this machine's processor alone, which is built in a quarter of the time; tests compare every instruction set.
+BUILD = PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) "native library" $(PIP) -v --no-build-isolation --no-deps -e .
 $(READY): $(VENV)/.runtime $(NATIVE)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) "native library" $(PIP) -v --no-build-isolation --no-deps -e .
+	@$(BUILD) -C cmake.define.PENSTOCK_ISAS=native
+	@touch $@
+
+$(VENV)/.every-isa: $(READY)
+	@$(BUILD) -C cmake.define.PENSTOCK_ISAS=
 	@touch $@
 
 clients: $(CLIENTS)/.ready

@@ -8,9 +8,11 @@
 
 namespace penstock {
 
+#ifdef PENSTOCK_HAVE_GENERIC
 namespace generic {
 extern const OpTable op_table;
 }
+#endif
 #ifdef PENSTOCK_HAVE_AVX2
 namespace avx2 {
 extern const OpTable op_table;
@@ -49,6 +51,11 @@ struct Isa {
     bool (*computes_rightly)() = nullptr;  // asked before it is used, where the processor has it; null: not doubted
 };
 
+#ifdef PENSTOCK_HAVE_GENERIC
+constexpr const OpTable* generic_table = &generic::op_table;
+#else
+constexpr const OpTable* generic_table = nullptr;
+#endif
 #ifdef PENSTOCK_HAVE_AVX2
 constexpr const OpTable* avx2_table = &avx2::op_table;
 #else
@@ -96,7 +103,7 @@ std::vector<Isa> ordered_isas() {
     const Names avx512_bf16 = more(avx512, {"avx512_bf16"});
     std::vector<Isa> out{
         {"amx_emulated", amx_emulated_table, avx512, true},
-        {"generic", &generic::op_table, {}},
+        {"generic", generic_table, {}},
         {"avx2", avx2_table, avx2},
         {"avx512", avx512_table, avx512},
         {"avx512_bf16", avx512_bf16_table, avx512_bf16},
@@ -146,8 +153,9 @@ Verdict usable(std::string_view name) {
 
 namespace {
 
+// Null if this machine can run none, which whoever loads the library asks first: refusal().
 const OpTable* best() {
-    const OpTable* out = &generic::op_table;
+    const OpTable* out = nullptr;
     for (const Isa& isa : isas())
         if (!isa.forced_only && usable(isa.name).refusal == Refusal::none) out = isa.table;
     return out;

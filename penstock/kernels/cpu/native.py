@@ -20,9 +20,16 @@ _FIELDS = tuple(field.name for field in fields(RowSettings))
 @functools.cache
 def _load() -> tuple[Any, str | None]:
     try:
-        return importlib.import_module("penstock._native"), None
+        module: Any = importlib.import_module("penstock._native")
     except ImportError as error:
         return None, f"the native library cannot be loaded ({error}); `pip install .` in the source tree builds it"
+    built = module.built_isas()
+    if all(module.refusal(isa) for isa in built):
+        return None, (
+            f"the native library was built for another processor (it has {', '.join(built)}); `pip install .` in the "
+            "source tree builds it for all, `make setup` for this one"
+        )
+    return module, None
 
 
 def available() -> bool:
