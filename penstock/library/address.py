@@ -12,7 +12,7 @@ from penstock.config.errors import ConfigError
 from penstock.library.digests import digest_of, digest_of_file
 from penstock.library.manifest import CONFIG, layer, make_manifest
 from penstock.library.names import RegistryName, UrlName
-from penstock.library.outlook import Outlook, gguf_facts
+from penstock.library.outlook import Announced
 from penstock.library.store import Store
 from penstock.library.transfer import fetch, probe
 from penstock.library.web import Web
@@ -45,9 +45,7 @@ def pull(store: Store, web: Web, address: UrlName, name: RegistryName, wish: Wis
         manner = replace(wish.manner_for(source.size), partials=store.root / "partial")
         place.unlink(missing_ok=True)  # of an earlier time, which may be of another version
         try:
-            if wish.judge is not None:
-                facts = gguf_facts(web, source, place, manner, source.size, str(name))
-                wish.check(Outlook(str(name), source.size, facts, {}))
+            wish.check_gguf(web, Announced(str(name), source, place, manner, source.size), source.size)
             fetch(web, source, place, manner)
             add_gguf(store, place, name)
         finally:

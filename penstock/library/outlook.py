@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.config.errors import CheckpointError
 from penstock.config.resolve import DTYPE_BYTES, ModelFacts
@@ -20,7 +20,7 @@ from penstock.weights.facts import model_facts
 from penstock.weights.kept_text import Description
 from penstock.weights.readers.gguf_file import read_gguf_file
 
-_MOST_PARTS = 4
+HEADER_PARTS: Final = 4  # of a file, beyond which its header is not looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +74,42 @@ def folder_facts(config: Mapping[str, Any], name: str, weight_bytes: int) -> Mod
     return None
 
 
-def gguf_facts(web: Web, source: Source, target: Path, manner: Manner, whole: int, name: str) -> ModelFacts | None:
-    """Facts of a GGUF file at a server, from its header, which is loaded as the first part of the file itself.
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A GGUF file at a server.
 
-    Args:
-        web: the way to the server.
+    Attributes:
+        name: of the model.
         source: the file, or the first one of a split model.
         target: where it will be.
         manner: as of `fetch`.
         whole: bytes of all its files.
-        name: of the model.
+    """
+
+    name: str
+    source: Source
+    target: Path
+    manner: Manner
+    whole: int
+
+
+def gguf_facts(web: Web, file: Announced) -> ModelFacts | None:
+    """Facts of a file from its header, which is loaded as the first part of the file itself; None if it tells little.
 
     Raises:
         CheckpointError: an architecture or a format that is not read.
         WebError, ConfigError: as `fetch`.
     """
-    if not source.ranges:
+    if not file.source.ranges:
         return None
-    for parts in (1, _MOST_PARTS):
-        begun = fetch_beginning(web, source, target, manner, parts)
+    for parts in (1, HEADER_PARTS):
+        begun = fetch_beginning(web, file.source, file.target, file.manner, parts)
         opened = begun.with_suffix(".gguf")
         try:
             if not begun.is_file():  # somebody else has brought it meanwhile
-                begun = target
+                begun = file.target
             symbolic(opened, begun)
-            return _facts(opened, whole, name)
+            return _facts(opened, file.whole, file.name)
         except _HeaderError:
             continue
         finally:

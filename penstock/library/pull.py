@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.resolve import ModelFacts
 from penstock.library import address, hub, registry
 from penstock.library.hub_cache import INDEX, is_whole, quantisation, selected
 from penstock.library.names import HubName, PathName, RegistryName, UrlName, parse_name
-from penstock.library.outlook import Outlook, check_architecture, folder_facts, gguf_facts
+from penstock.library.outlook import Announced, Outlook, check_architecture, folder_facts
 from penstock.library.store import Store
-from penstock.library.transfer import give_up
 from penstock.library.web import Web, open_web
 from penstock.library.wish import Wish
 
@@ -68,18 +67,10 @@ def _listed(repository: hub.Repository) -> str:
 
 def _check_gguf(way: hub.Hub, choice: hub.Choice, wish: Wish) -> None:
     """Reads the header of a GGUF file, and asks whether it can run here; else which of the others can."""
-    if wish.judge is None:
-        return
     repository, first = choice.repository, choice.files[0]
-    manner = way.manner(repository, wish.manner)
-    target = way.blob(repository, first)
-    name = str(choice.name)
-    try:
-        facts = gguf_facts(way.web, way.source(repository, first), target, manner, choice.weight_bytes, name)
-        wish.check(Outlook(name, choice.size, facts, {} if facts is None else _others(choice, facts)))
-    except ConfigError:
-        give_up(target, manner)
-        raise
+    manner, target = way.manner(repository, wish.manner), way.blob(repository, first)
+    file = Announced(str(choice.name), way.source(repository, first), target, manner, choice.weight_bytes)
+    wish.check_gguf(way.web, file, choice.size, partial(_others, choice))
 
 
 def _others(choice: hub.Choice, facts: ModelFacts) -> Mapping[str, ModelFacts]:
@@ -102,23 +93,14 @@ def _from_registry(store: Store, web: Web, name: RegistryName, wish: Wish) -> st
     if not models and not manifest.of("file"):
         kinds = ", ".join(sorted({part.kind for part in manifest.layers})) or "none"
         raise CheckpointError(f"{name} has no weights in GGUF or safetensors; its layers are: {kinds[:200]}.")
-    if wish.judge is not None and models and models[0].digest not in store.blobs(manifest):
+    if models and models[0].digest not in store.blobs(manifest):
         manner = replace(wish.manner, partials=store.root / "partial")
-        target = _blob(store, models[0].digest.file_name)
-        size = models[0].size
-        try:
-            with store.loading():
-                facts = gguf_facts(web, way.source(models[0]), target, manner, size, str(name))
-            wish.check(Outlook(str(name), manifest.size, facts, {}))
-        except ConfigError:
-            give_up(target, manner)
-            raise
+        target = store.root / "blobs" / models[0].digest.file_name
+        file = Announced(str(name), way.source(models[0]), target, manner, models[0].size)
+        with store.loading():
+            wish.check_gguf(web, file, manifest.size)
     registry.pull(store, way, manifest, wish.manner_for(manifest.size))
     return str(name)
-
-
-def _blob(store: Store, file_name: str) -> Path:
-    return store.root / "blobs" / file_name
 
 
 def _from_address(store: Store, web: Web, name: UrlName, wish: Wish) -> str:

@@ -170,11 +170,12 @@ def fetch_beginning(web: Web, source: Source, target: Path, manner: Manner, part
         raise disk_error(error, partial) from error
 
 
-def give_up(target: Path, manner: Manner) -> None:
-    """Removes what has come of a file, unless somebody else loads it."""
+def give_up(target: Path, manner: Manner, parts: int) -> None:
+    """Removes a file of which no more than its first parts have come; of more, somebody wanted all."""
     partial = manner.partial_of(target)
     with suppress(OSError), locked(partial, lock=(manner.locks or partial.parent) / f"{target.name}.lock"):
-        _drop(partial)
+        if partial.stat().st_blocks * 512 <= (parts + 1) * manner.part:
+            _drop(partial)
 
 
 def _drop(partial: Path) -> None:
@@ -335,6 +336,8 @@ class _Loading:
         if found is None and response.status_code == 200:
             if source.digest is None and source.version != response.headers.get("etag", ""):
                 raise CheckpointError(f"{source.url} has changed while it was loaded; give the command again.")
+            if (first, last) == (0, source.size - 1):  # all that was asked for
+                return
             raise _NoRangesError(self._ledger.total)
         if found is None or found[0] != first or found[1] > last or found[2] not in (None, source.size):
             told = response.headers.get("content-range", "none")[:60]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from penstock.config.errors import ConfigError
-from penstock.library.outlook import Judge, Outlook
-from penstock.library.transfer import Manner
+from penstock.config.errors import CheckpointError, ConfigError
+from penstock.config.resolve import ModelFacts
+from penstock.library.outlook import HEADER_PARTS, Announced, Judge, Outlook, gguf_facts
+from penstock.library.transfer import Manner, give_up
+from penstock.library.web import Web
 
 Progress = Callable[[int, int], None]
 """(bytes that are there, bytes in all)"""
+
+
+Others = Callable[[ModelFacts], Mapping[str, ModelFacts]]
+"""Facts of further quantisations, from those of one."""
+
+
+class RefusedError(ConfigError):
+    """A model that cannot run here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,23 @@ class Wish:
 
         return replace(self.manner, told=told, say=self.say)
 
+    def check_gguf(self, web: Web, file: Announced, bytes: int, others: Others = lambda facts: {}) -> None:
+        """Asks whether a GGUF file at a server can run here; what came of one that cannot is removed.
+
+        Raises:
+            RefusedError: it cannot. CheckpointError: its architecture is not read. Others as `fetch`.
+        """
+        if self.judge is None:
+            return
+        try:
+            facts = gguf_facts(web, file)
+            self.check(Outlook(file.name, bytes, facts, {} if facts is None else others(facts)))
+        except (RefusedError, CheckpointError):
+            give_up(file.target, file.manner, HEADER_PARTS)
+            raise
+
     def check(self, outlook: Outlook) -> None:
-        """Raises ConfigError if the model cannot run here."""
+        """Raises RefusedError if the model cannot run here."""
         refused = self.judge(outlook) if self.judge is not None else None
         if refused:
-            raise ConfigError(f"{refused} --force pulls it nevertheless.")
+            raise RefusedError(f"{refused} --force pulls it nevertheless.")
