@@ -18,7 +18,7 @@ from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.limits import MAX_ANSWER_BYTES, MAX_REDIRECTS
 
 AGAIN = (408, 425, 429, 500, 502, 503, 504)
-_ATTEMPTS = 6
+_ATTEMPTS = 3  # of short questions; files that are under way are tried longer
 _LONGEST_PAUSE_S = 30.0
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 Pause = Callable[[float], None]

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from penstock.config.environment import ModelPlaces
-from penstock.config.errors import CheckpointError, ConfigError
+from penstock.config.errors import CheckpointError, ConfigError, PenstockError
 from penstock.library.hub_cache import quantisation, selected
 from penstock.library.outlook import Outlook
 from penstock.library.pull import pull
 from penstock.library.store import Store
+from penstock.library.web import open_web
 from penstock.library.wish import Wish
 from penstock.weights.open import open_checkpoint
 from tests.library.servers import Hub
@@ -237,6 +238,32 @@ def test_a_model_that_cannot_run_is_refused_before_it_is_pulled(
     (outlook,) = seen
     assert outlook.facts is not None and outlook.facts.file_bytes == len(data) and outlook.facts.parameters > 1_000_000
     assert {name: facts.file_bytes for name, facts in outlook.others.items()} == {"hf.co/me/g:Q4_0": len(data) // 2}
+
+
+def test_a_header_that_was_looked_at_is_not_loaded_again(store: Store, hub: Hub, quantised: Path) -> None:
+    data = quantised.read_bytes()
+    hub.put("me/g", {"g-Q8_0.gguf": data})
+    wish = Wish(judge=lambda outlook: None)
+    pull(store, "me/g:Q8_0", replace(wish, manner=replace(wish.manner, part=1 << 20)))
+    assert hub.sent["/me/g/g-Q8_0.gguf"] == len(data)
+
+
+def test_a_resumed_pull_that_is_refused_keeps_what_came(
+    store: Store, hub: Hub, quantised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.library.pull.open_web", lambda: open_web(lambda seconds: None))
+    hub.put("me/g", {"g-Q8_0.gguf": quantised.read_bytes()})
+    wish = Wish()
+    wish = replace(wish, manner=replace(wish.manner, part=512 << 10))
+    hub.budget = 4 << 20
+    with pytest.raises(PenstockError):
+        pull(store, "me/g:Q8_0", wish)
+    hub.budget = None
+    with pytest.raises(ConfigError, match="cannot run"):
+        pull(store, "me/g:Q8_0", replace(wish, judge=refuse_all))
+    before = sum(hub.sent.values())
+    pull(store, "me/g:Q8_0", wish)
+    assert sum(hub.sent.values()) - before < quantised.stat().st_size - (3 << 20)
 
 
 def test_an_unknown_architecture_is_refused_by_name(

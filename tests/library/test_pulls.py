@@ -213,6 +213,14 @@ def test_at_a_terminal_it_is_asked_whether_to_pull(hub: Hub, tmp_path: Path) -> 
     assert status == 0 and "Memory for" in said and hub.sent["/me/concierge/model.safetensors"]
 
 
+def test_proxies_of_the_environment_are_used(files: Files, tmp_path: Path, quantised: Path) -> None:
+    files.files["/c-Q8_0.gguf"] = quantised.read_bytes()
+    process = start("http://models.invalid/c-Q8_0.gguf", variables(tmp_path, HTTP_PROXY=files.url, NO_PROXY=""))
+    out, err = process.communicate(timeout=60)
+    assert (out, process.returncode) == ("models.invalid/c-Q8_0:latest\n", 0), err
+    assert files.sent["/c-Q8_0.gguf"] == quantised.stat().st_size + 1
+
+
 def at_terminal(command: list[str], environment: dict[str, str], answer: bytes) -> tuple[str, int]:
     """What a command says on a terminal of 120 columns to somebody who answers its question."""
     ours, theirs = pty.openpty()
