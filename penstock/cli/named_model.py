@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -68,20 +67,10 @@ def wish(*, force: bool = False, insecure: bool = False, streams: int = 4, title
 
 
 def _judge(outlook: Outlook) -> str | None:
-    """Why a model cannot run on this machine, with the quantisation that can."""
-    from penstock.startup.forecast import forecast, machine_without_torch, may_have_gpu
+    """Why a model cannot run on this machine; what it needs to run is told."""
+    from penstock.startup.forecast import refusal
 
-    if outlook.facts is None or may_have_gpu():
-        return None
-    here = machine_without_torch()
-    here = replace(here, memory_available=here.memory_total)  # what others use now, they need not use then
-    found = forecast(outlook.facts, machine=here)
-    if found.plan is not None:
-        return None
-    if found.quantize is not None:
-        typer.echo(f"{outlook.name} fits here with --quantize {found.quantize} only: {found.why}", err=True)
-        return None
-    for name, facts in outlook.others.items():
-        if forecast(facts, machine=here).plan is not None:
-            return f"{outlook.name} cannot run here: {found.why} What can: penstock pull {name}"
-    return f"{outlook.name} cannot run here: {found.why}"
+    found = refusal(outlook)
+    if found.remark:
+        typer.echo(found.remark, err=True)
+    return found.why

@@ -118,9 +118,9 @@ class Host:
         """Every model, in the order of the list; of those not used yet an entry as it would be."""
         return [self.entry(source) for source in self._names.sources.values()]
 
-    async def refresh(self) -> None:
-        """Lists the models anew, unless that was done just now."""
-        if time.monotonic() - self._named_at < _NAMES_S:
+    async def refresh(self, *, anew: bool = False) -> None:
+        """Lists the models anew; unless that is known to be needed, not if it was done just now."""
+        if not anew and time.monotonic() - self._named_at < _NAMES_S:
             return
         self._named_at = time.monotonic()
         self._names = Names(await asyncio.to_thread(self._sources))

@@ -21,7 +21,7 @@ from penstock.config.limits import MAX_MODEL_FILE_BYTES, MAX_REPOSITORY_FILES
 from penstock.library.digests import Digest
 from penstock.library.files import inside, symbolic, write_whole
 from penstock.library.hub_cache import INDEX, is_whole, quantisation, repo_folder, selected
-from penstock.library.names import HubName
+from penstock.library.names import HubName, NoSuchModelError
 from penstock.library.transfer import Manner, Source, fetch_all
 from penstock.library.web import Web
 
@@ -106,10 +106,10 @@ def describe(places: ModelPlaces, name: HubName) -> Repository:
         where = f"{places.endpoint}/{name.repo_id}"
         raise ConfigError(f"{name.repo_id} asks for its terms to be accepted: {where}, then set HF_TOKEN.") from None
     except refused.RevisionNotFoundError:
-        raise ConfigError(f"{name.repo_id} has no revision {name.revision!r} at {places.endpoint}.") from None
+        raise NoSuchModelError(f"{name.repo_id} has no revision {name.revision!r} at {places.endpoint}.") from None
     except refused.RepositoryNotFoundError:
         hint = "" if places.token else " If it is private, set HF_TOKEN."
-        raise ConfigError(f"there is no model {name.repo_id} at {places.endpoint}.{hint}") from None
+        raise NoSuchModelError(f"there is no model {name.repo_id} at {places.endpoint}.{hint}") from None
     except (refused.HfHubHTTPError, OSError, ValueError) as error:
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ConfigError(f"{places.endpoint} does not tell what {name.repo_id} holds: {said}") from None

@@ -31,6 +31,10 @@ SPELLINGS = (
 )
 
 
+class NoSuchModelError(ConfigError):
+    """A name under which there is nothing, here or where it would be pulled from."""
+
+
 @dataclass(frozen=True, slots=True)
 class HubName:
     """A repository on Hugging Face: its safetensors, or with a selector a GGUF file."""

@@ -16,11 +16,11 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import httpx2
 
-from penstock.config.errors import CheckpointError, ConfigError
+from penstock.config.errors import CheckpointError
 from penstock.config.limits import MAX_MANIFEST_BYTES
 from penstock.library.digests import digest_of
 from penstock.library.manifest import DOCKER, OCI, Layer, Manifest, parse_manifest
-from penstock.library.names import RegistryName
+from penstock.library.names import NoSuchModelError, RegistryName
 from penstock.library.store import Store
 from penstock.library.transfer import Manner, Source, fetch_all
 from penstock.library.web import Answer, Web, WebError, refusal
@@ -72,7 +72,8 @@ class Registry:
             )
         except WebError as error:
             if error.status in (401, 403, 404):
-                raise ConfigError(f"{self.name.host} has no model {self.name} that is open to you ({error})") from None
+                told = f"{self.name.host} has no model {self.name} that is open to you ({error})"
+                raise NoSuchModelError(told) from None
             raise
         stated = headers.get("docker-content-digest", "")
         if stated and stated.startswith("sha256:") and stated != str(digest_of(data)):

@@ -10,11 +10,11 @@ from typing import Any
 
 from penstock.config.errors import ConfigError, quoted
 from penstock.config.names import BUNDLED_MODEL
-from penstock.library.names import SPELLINGS, Name, PathName, parse_name
+from penstock.library.names import SPELLINGS, Name, NoSuchModelError, PathName, parse_name
 from penstock.library.store import Store, open_store
 
 
-class UnknownModelError(ConfigError):
+class UnknownModelError(NoSuchModelError):
     """A model that is not here.
 
     Attributes:

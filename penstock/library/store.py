@@ -26,7 +26,7 @@ from penstock.library.digests import Digest, digest_of
 from penstock.library.files import link, locked, remove_file, shared_lock, write_whole
 from penstock.library.hub_cache import CachedModel, cached_models, models_of, remove_model, repo_folder, selected
 from penstock.library.manifest import Layer, Manifest, Texts, parse_manifest, read_texts
-from penstock.library.names import HubName, RegistryName, parse_name
+from penstock.library.names import HubName, NoSuchModelError, RegistryName, parse_name
 from penstock.library.views import engine_options, sweep_views, view
 from penstock.weights.open import bundled_model_path
 
@@ -284,11 +284,11 @@ class Store:
         """Held while blobs come; with `alone` nobody else may hold it, else BlockingIOError."""
         return shared_lock(self.root / "store.lock", alone=alone)
 
-    def unknown(self, name: str) -> ConfigError:
+    def unknown(self, name: str) -> NoSuchModelError:
         """What to say where a name finds nothing."""
         near = self.nearest(name)
         meant = f" Nearest here: {', '.join(near)}." if near else ""
-        return ConfigError(f"there is no model {name!r} here.{meant} `penstock list` shows all.")
+        return NoSuchModelError(f"there is no model {name!r} here.{meant} `penstock list` shows all.")
 
 
 def open_store(folder: Path | None = None) -> Store:

@@ -20,6 +20,7 @@ from penstock.config.errors import format_value
 from penstock.config.options import ServerOptions
 from penstock.engine.api import EngineState
 from penstock.host.host import Host
+from penstock.host.shelf import open_shelf
 from penstock.server import document
 from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, AdminKeys, ApiKeys, HostRule
 from penstock.server.context import ModelContext, ServedModels, ServerContext
@@ -30,6 +31,7 @@ from penstock.server.dialects.embeddings import ClassifyBody, EmbeddingBody, Poo
 from penstock.server.dialects.management import MANAGEMENT_BODIES, management_router
 from penstock.server.dialects.models import models_router
 from penstock.server.dialects.ollama.models.about import called
+from penstock.server.dialects.ollama.models.library import LIBRARY_BODIES, library_router
 from penstock.server.dialects.ollama.routes import ollama_router
 from penstock.server.dialects.ollama.schema import OLLAMA_BODIES
 from penstock.server.dialects.openai.routes import openai_router
@@ -100,6 +102,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
         app.include_router(router)
     if models.host is not None:
         app.include_router(management_router(context, models.host, admins))
+        app.include_router(library_router(context, models.host, open_shelf(), admins))
     app.add_exception_handler(HTTPException, _on_http_exception)
     check_room = models.check_room
     app.add_middleware(
@@ -107,7 +110,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     )
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
-    bodies = (*_bodies(), *(MANAGEMENT_BODIES if models.host is not None else ()))
+    bodies = (*_bodies(), *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
     _describe(app, context, bodies, secured=bool(options.api_keys))
     return app
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.config.errors import ConfigError, MemoryPlanError
 from penstock.config.machine import Machine, has_accelerator_files, read_machine
@@ -12,6 +12,7 @@ from penstock.config.resolve import ModelFacts, resolve
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.packed import block_bytes, kv_layout
+from penstock.library.outlook import Outlook
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.startup.resident import Packer, resident_bytes
@@ -73,6 +74,33 @@ def forecast(facts: ModelFacts, options: EngineOptions | None = None, machine: M
             continue
         return Forecast(None, why, format)
     return Forecast(None, why)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is to be said of a model before it is loaded: why it cannot run here, or how it can; "" for nothing."""
+
+    why: str | None = None
+    remark: str = ""
+
+
+def refusal(outlook: Outlook) -> Refusal:
+    """Whether a model that is about to be pulled could ever run on this machine, were all its memory free; where there
+    may be a GPU nothing is said.
+    """
+    if outlook.facts is None or may_have_gpu():
+        return Refusal()
+    here = machine_without_torch()
+    here = replace(here, memory_available=here.memory_total)
+    found = forecast(outlook.facts, machine=here)
+    if found.plan is not None:
+        return Refusal()
+    if found.quantize is not None:
+        return Refusal(remark=f"{outlook.name} fits here with --quantize {found.quantize} only: {found.why}")
+    for name, facts in outlook.others.items():
+        if forecast(facts, machine=here).plan is not None:
+            return Refusal(f"{outlook.name} cannot run here: {found.why} What can: penstock pull {name}")
+    return Refusal(f"{outlook.name} cannot run here: {found.why}")
 
 
 def _plan(facts: ModelFacts, asked: EngineOptions, machine: Machine) -> MemoryPlan:

@@ -76,6 +76,6 @@ def add_models(router: APIRouter, context: ServerContext) -> None:
     async def blob(request: Request, digest: str) -> Response:
         return await library(request)
 
-    for method, path, summary in _LIBRARY:
+    for method, path, summary in _LIBRARY if context.models.host is None else _LIBRARY[-2:]:
         refuse = blob if "{digest}" in path else library
         router.add_api_route(path, refuse, methods=[method], summary=f"{summary} (not yet)", status_code=501)

@@ -1,0 +1,216 @@
+"""Ollama's routes that change the library: pull, push, create, copy, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from penstock.config import limits
+from penstock.config.errors import CheckpointError, ConfigError, PenstockError, RequestError, TemplateError
+from penstock.host.host import Host
+from penstock.host.shelf import Shelf, Told
+from penstock.server.active_call import EventStream
+from penstock.server.auth import AdminKeys
+from penstock.server.body import read_body
+from penstock.server.context import ServerContext
+from penstock.server.dialects.ollama.schema import Loose
+from penstock.server.document import takes
+from penstock.server.encoding import json_response
+from penstock.server.errors import HttpError
+
+_Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+_LINES = "application/x-ndjson"
+_PROGRESS_S = 0.2  # between two lines of one work
+
+
+class PullBody(Loose):
+    """`/api/pull` and `/api/push`."""
+
+    model: _Name | None = None
+    name: _Name | None = None
+    insecure: bool = False
+    stream: bool = True
+
+
+class CreateBody(Loose):
+    """`/api/create`: another model with texts of its own."""
+
+    model: _Name | None = None
+    name: _Name | None = None
+    from_: Annotated[_Name | None, Field(alias="from")] = None
+    template: str | None = None
+    system: str | None = None
+    license: str | list[str] | None = None
+    parameters: dict[str, Any] | None = None
+    messages: list[dict[str, Any]] | None = None
+    stream: bool = True
+
+
+class CopyBody(Loose):
+    """`/api/copy`."""
+
+    source: _Name
+    destination: _Name
+
+
+class DeleteBody(Loose):
+    """`/api/delete`."""
+
+    model: _Name | None = None
+    name: _Name | None = None
+
+
+LIBRARY_BODIES = (PullBody, CreateBody, CopyBody, DeleteBody)
+Work = Callable[[Told, threading.Event], object]
+
+
+def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: AdminKeys) -> APIRouter:
+    """The routes, for those who may load models."""
+    router = APIRouter()
+
+    def route(path: str, summary: str, body: type[Loose], method: str = "POST") -> Callable[..., Any]:
+        return router.api_route(path, methods=[method], summary=summary, openapi_extra=takes(body))
+
+    @route("/api/pull", "Pull a model", PullBody)
+    async def pull(request: Request) -> Response:
+        body = await _read(request, PullBody, keys)
+        name = _named(body.model, body.name)
+        work = lambda told, stop: shelf.pull(name, body.insecure, told, stop)  # noqa: E731
+        return await _answer(context, host, work, f"pulling {name}", stream=body.stream)
+
+    @route("/api/push", "Push a model", PullBody)
+    async def push(request: Request) -> Response:
+        body = await _read(request, PullBody, keys)
+        name = _named(body.model, body.name)
+        work = lambda told, stop: shelf.push(name, body.insecure, told, stop)  # noqa: E731
+        return await _answer(context, host, work, f"pushing {name}", stream=body.stream)
+
+    @route("/api/create", "Create a model", CreateBody)
+    async def create(request: Request) -> Response:
+        body = await _read(request, CreateBody, keys)
+        name = _named(body.model, body.name)
+        if body.from_ is None:
+            raise RequestError("from is required: the model to start from.", param="from")
+        texts, base = _texts(body), body.from_
+        work = lambda told, stop: shelf.create(name, base, texts, told)  # noqa: E731
+        return await _answer(context, host, work, f"creating {name}", stream=body.stream)
+
+    @route("/api/copy", "Copy a model", CopyBody)
+    async def copy(request: Request) -> Response:
+        body = await _read(request, CopyBody, keys)
+        await _done(lambda: shelf.copy(body.source, body.destination))
+        await host.refresh(anew=True)
+        return Response(status_code=200)
+
+    @route("/api/delete", "Delete a model", DeleteBody, "DELETE")
+    async def delete(request: Request) -> Response:
+        body = await _read(request, DeleteBody, keys)
+        name = _named(body.model, body.name)
+        listed = await _done(lambda: shelf.canonical(name))
+        if listed is not None and listed in host.names:
+            await host.unload(await host.find(listed))
+        await _done(lambda: shelf.remove(name))
+        await host.refresh(anew=True)
+        return Response(status_code=200)
+
+    return router
+
+
+async def _read(request: Request, body: type[Any], keys: AdminKeys) -> Any:
+    keys.check_admin(request.headers)
+    return await read_body(request, body, any_type="origin" not in request.headers)
+
+
+def _named(*names: str | None) -> str:
+    for name in names:
+        if name:
+            return name
+    raise RequestError("model is required.", param="model", code="missing_required_parameter")
+
+
+def _texts(body: CreateBody) -> dict[str, Any]:
+    """What a Modelfile of this body would say, as its reader has it."""
+    license = body.license or []
+    turns = body.messages or []
+    if not all(isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str) for turn in turns):
+        raise RequestError("messages are turns with a role and a content.", param="messages")
+    params = dict(body.parameters or {})
+    if isinstance(params.get("stop"), str):
+        params["stop"] = [params["stop"]]
+    return {
+        "template": body.template,
+        "system": body.system,
+        "licenses": [license] if isinstance(license, str) else license,
+        "params": params,
+        "messages": [{"role": turn["role"], "content": turn["content"]} for turn in turns],
+    }
+
+
+async def _done(work: Callable[[], Any]) -> Any:
+    """What work in a thread gives; its refusals with the status that says whose fault they are."""
+    try:
+        return await asyncio.to_thread(work)
+    except PenstockError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: PenstockError) -> Exception:
+    if isinstance(error, RequestError):
+        return error
+    return HttpError(400 if isinstance(error, (ConfigError, CheckpointError, TemplateError)) else 502, str(error))
+
+
+async def _answer(context: ServerContext, host: Host, work: Work, status: str, *, stream: bool) -> Response:
+    """A line for each progress and at the end; or the end alone."""
+    stop = threading.Event()
+    if not stream:
+        await _done(lambda: work(lambda done, total: None, stop))
+        await host.refresh(anew=True)
+        return json_response({"status": "success"})
+    lines = _progress(host, work, status, stop)
+    return EventStream(lines, None, context.lifecycle, failed=_failed, keepalive=b"", media_type=_LINES)
+
+
+def _failed(error: BaseException) -> bytes:
+    return _line({"error": str(error)})
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+async def _progress(host: Host, work: Work, status: str, stop: threading.Event) -> AsyncIterator[bytes]:
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+    last = (0, 0)
+
+    def told(done: int, total: int) -> None:
+        nonlocal last
+        last = (done, total)
+        loop.call_soon_threadsafe(news.set)
+
+    yield _line({"status": status})
+    task = asyncio.ensure_future(asyncio.to_thread(work, told, stop))
+    task.add_done_callback(lambda _: news.set())
+    try:
+        while not task.done():
+            await news.wait()
+            news.clear()
+            if last[1] and not task.done():
+                yield _line({"status": status, "digest": status, "completed": last[0], "total": last[1]})
+                await asyncio.sleep(_PROGRESS_S)
+        await task
+    except PenstockError as error:
+        yield _line({"error": str(error)})
+        return
+    finally:
+        stop.set()
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # told, or nobody listens
+    await host.refresh(anew=True)
+    yield _line({"status": "success"})

@@ -1,0 +1,141 @@
+"""The ollama package pulls, makes, copies and deletes models of the library over a socket."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import ollama
+import pytest
+
+from penstock.config.options import ServerOptions
+from penstock.engine.text_pipeline import TextPipeline
+from penstock.library.store import Store, open_store
+from penstock.weights.open import bundled_model_path
+from tests.host.support import Engines, source
+from tests.library.servers import Hub, running
+from tests.server.hosted import Hosting, hosting
+from tests.server.support import until
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running(Hub()) as server:
+        files = {path.name: path.read_bytes() for path in bundled_model_path().iterdir() if path.is_file()}
+        server.put("me/concierge", files)
+        yield server
+
+
+@pytest.fixture
+def store(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    given = {"PENSTOCK_MODELS": "store", "HF_HOME": "hf", "OLLAMA_MODELS": "ollama"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    return open_store()
+
+
+@pytest.fixture
+def server(store: Store, text: TextPipeline) -> Iterator[Hosting]:
+    engines = Engines(text)
+    with hosting(engines, source("small")) as made:
+        yield made
+    until(lambda: not engines.live)
+
+
+def names(store: Store) -> list[str]:
+    return [entry.name for entry in store.list()]
+
+
+def test_pull_create_copy_and_delete(server: Hosting, store: Store) -> None:
+    with ollama.Client(host=server.url) as api:
+        told = list(api.pull("me/concierge", stream=True))
+        assert told[0].status == "pulling me/concierge" and told[-1].status == "success"
+        assert api.pull("me/concierge").status == "success"  # it is there
+        assert names(store)[0] == "me/concierge"
+        made = api.create(
+            "mine", from_="me/concierge", system="Be brief.", parameters={"temperature": 0.5, "stop": "x"}
+        )
+        assert made.status == "success"
+        api.copy("mine", "other:v1")
+        assert names(store) == ["me/concierge", "mine:latest", "other:v1", "penstock-concierge"]
+        entry = store.find("other:v1")
+        assert entry is not None
+        made_text = TextPipeline.load(str(entry.path))
+        assert made_text.template is not None
+        assert "Be brief." in made_text.template.render([{"role": "user", "content": "Hi"}])
+        assert (made_text.sampling().temperature, made_text.sampling().stop) == (0.5, ("x",))
+        for name in ("mine", "other:v1", "me/concierge"):
+            assert api.delete(name).status == "success"
+        assert names(store) == ["penstock-concierge"]
+
+
+def test_what_is_not_there_is_told_with_its_status(server: Hosting, store: Store) -> None:
+    with ollama.Client(host=server.url) as api:
+        for call in (lambda: api.delete("none"), lambda: api.copy("none", "x"), lambda: api.pull("me/none")):
+            with pytest.raises(ollama.ResponseError, match="no model") as refused:
+                call()
+            assert refused.value.status_code == 404
+        with pytest.raises(ollama.ResponseError, match="no model me/none"):
+            list(api.pull("me/none", stream=True))
+        with pytest.raises(ollama.ResponseError) as refused:
+            api.create("a", from_="none", system="x", stream=False)
+        assert refused.value.status_code == 404
+        for name in ("../../etc", "/etc/hostname", "model.gguf", "a/b/c"):
+            with pytest.raises(ollama.ResponseError, match="no model's name") as refused:
+                api.pull(name)
+            assert refused.value.status_code == 400
+        for path in ("/etc", str(bundled_model_path())):
+            with pytest.raises(ollama.ResponseError, match="no model"):
+                api.create("a", from_=path, system="x")
+    answer = httpx.post(f"{server.url}/api/create", json={"model": "a"})
+    assert answer.status_code == 400 and "from is required" in answer.text
+    assert httpx.post(f"{server.url}/api/pull", json={}).status_code == 400
+
+
+def test_only_administrators_change_the_library(store: Store, text: TextPipeline) -> None:
+    options = ServerOptions(api_keys=("user",), admin_keys=("admin",))
+    engines = Engines(text)
+    with hosting(engines, source("small"), options=options) as server:
+        for method, path in (
+            ("POST", "pull"),
+            ("POST", "push"),
+            ("POST", "create"),
+            ("POST", "copy"),
+            ("DELETE", "delete"),
+        ):
+            for key, status in ((None, 401), ("user", 403)):
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                answer = httpx.request(method, f"{server.url}/api/{path}", json={"model": "x"}, headers=headers)
+                assert answer.status_code == status
+        headers = {"Authorization": "Bearer admin"}
+        body = json.dumps({"model": "me/concierge", "stream": False})
+        assert httpx.post(f"{server.url}/api/pull", content=body, headers=headers, timeout=60).status_code == 200
+    assert names(store)[0] == "me/concierge"
+
+
+def test_a_client_that_leaves_ends_its_pull_and_what_came_is_kept(server: Hosting, store: Store, hub: Hub) -> None:
+    hub.on_piece = lambda: time.sleep(0.002)
+    with httpx.stream("POST", f"{server.url}/api/pull", json={"model": "me/concierge"}, timeout=30) as answer:
+        lines = answer.iter_lines()  # which closes the answer when nobody holds it
+        assert json.loads(next(lines)) == {"status": "pulling me/concierge"}
+        until(lambda: hub.sent["/me/concierge/model.safetensors"] > 1 << 20)
+    until(lambda: not _grows(hub))
+    hub.on_piece = lambda: None
+    assert names(store) == ["penstock-concierge"]
+    before = hub.sent["/me/concierge/model.safetensors"]
+    size = len(hub.files["/me/concierge/model.safetensors"])
+    assert before < size
+    with ollama.Client(host=server.url) as api:
+        api.pull("me/concierge")
+    assert hub.sent["/me/concierge/model.safetensors"] - before < size
+
+
+def _grows(hub: Hub) -> bool:
+    before = sum(hub.sent.values())
+    time.sleep(0.3)
+    return sum(hub.sent.values()) > before
