@@ -151,6 +151,16 @@ class Answer:
     def __await__(self) -> Generator[Any, None, Completion]:
         return self._result().__await__()
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of the prompt; None before the request is sent."""
+        return None if self._generation is None else len(self._generation.prompt_ids)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Those of the prompt that the prefix cache had; None before the request is sent."""
+        return None if self._generation is None else self._generation.cached_tokens
+
     async def aclose(self) -> None:
         """Cancels the request."""
         if self._generation is not None:

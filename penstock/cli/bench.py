@@ -11,18 +11,26 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.load import Send, engine_sender, server_sender
+from penstock.cli.command import Command, one_of
+from penstock.cli.load import ENDPOINTS, Send, engine_sender, server_sender
 from penstock.cli.measure import PERCENTILES, RequestRecord, parse_goodput, summarize
 from penstock.cli.options import flag, takes, takes_engine_options
-from penstock.cli.workload import WorkloadOptions, drive, make_jobs, warm_up
+from penstock.cli.workload import DATASETS, WorkloadOptions, drive, make_jobs, warm_up
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.options import EngineOptions
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure latency, throughput or a running server.")
 _WORKLOAD, _REPORT = "Workload", "Report"
 _DATASET_FLAGS = (
-    flag("dataset", str, "random", _WORKLOAD, "random, prefix-repetition, azure (CSV) or sharegpt (JSON lines)."),
-    flag("path", Path | None, None, _WORKLOAD, "The file of azure or sharegpt.", "--dataset-path"),
+    flag("dataset", str, "random", _WORKLOAD, "What is sent: drawn tokens, or what a file holds.", **one_of(DATASETS)),
+    flag(
+        "path",
+        Path | None,
+        None,
+        _WORKLOAD,
+        "The file: azure's CSV, mooncake's JSON lines, sharegpt's JSON or JSON lines.",
+        "--dataset-path",
+    ),
     flag("num_prompts", int, 64, _WORKLOAD, "Requests to send."),
     flag("range_ratio", float, 0.0, _WORKLOAD, "Random lengths vary by this share around the given ones."),
     flag("prefix_len", int, 256, _WORKLOAD, "Tokens of a shared prefix (prefix-repetition)."),
@@ -51,7 +59,7 @@ _takes_lengths = takes("workload", _LENGTH_FLAGS, _workload)
 _takes_report = takes("report", _REPORT_FLAGS, dict)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes_engine_options
 @_takes_lengths
 @_takes_report
@@ -82,7 +90,7 @@ def latency(
     _report("latency", {"batch_size": batch_size, **_shape(workload)}, records, seconds, report)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes_engine_options
 @_takes_workload
 @_takes_report
@@ -104,7 +112,7 @@ def throughput(
     _report("throughput", {"max_concurrency": max_concurrency, **_shape(workload)}, records, seconds, report)
 
 
-@app.command()
+@app.command(cls=Command)
 @_takes_workload
 @_takes_report
 def serve(
@@ -115,7 +123,7 @@ def serve(
     ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option("--model", help="Default: the first one the server lists.")] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", help="Sent as a bearer token.")] = None,
-    endpoint: Annotated[str, typer.Option("--endpoint", help="completions or chat.")] = "completions",
+    endpoint: Annotated[str, typer.Option("--endpoint", help="Which route.", **one_of(ENDPOINTS))] = "completions",
     temperature: Annotated[float, typer.Option("--temperature", help="Sent with every request.")] = 0.0,
     request_rate: Annotated[
         float | None,

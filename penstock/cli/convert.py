@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, a folder or a .gguf file.")],
     output: Annotated[

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command("cp")
+@app.command("cp", cls=Command)
 def copy(
     source: Annotated[str, typer.Argument(metavar="NAME", help="A model that is here.")],
     target: Annotated[str, typer.Argument(metavar="NEW", help="Its new name, for example my-model:latest.")],

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the model is to be called: my-model:latest.")],
     file: Annotated[

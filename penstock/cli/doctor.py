@@ -15,18 +15,22 @@ from typing import Annotated, Any
 import typer
 
 from penstock import __version__
+from penstock.cli.command import Command, one_of
 from penstock.config.environment import pack_folder, read_environment
 from penstock.config.errors import CheckpointError
-from penstock.config.options import ServerOptions
+from penstock.config.options import SHORT_TYPES, ServerOptions
+from penstock.config.resolve import DTYPES, ISAS
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(
-    dtype: Annotated[str, typer.Option("--dtype", help="The compute type to choose kernels for.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="The compute type to choose kernels for.", **one_of(DTYPES, SHORT_TYPES))
+    ] = "float32",
     isa: Annotated[
-        str | None, typer.Option("--isa", help="Force an instruction set, as in the other commands. Default: the best.")
+        str | None, typer.Option("--isa", help="Force an instruction set. Default: the best.", **one_of(ISAS))
     ] = None,
     device: Annotated[
         str,

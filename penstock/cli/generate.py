@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.command import Command
 from penstock.cli.options import takes_engine_options, takes_sampling
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
@@ -16,7 +17,7 @@ from penstock.config.options import EngineOptions
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes_engine_options
 @takes_sampling
 def generate(

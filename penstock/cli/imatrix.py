@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
 from penstock.cli.options import takes_engine_options
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
@@ -15,7 +16,7 @@ from penstock.config.options import EngineOptions
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes_engine_options
 def imatrix(
     engine: EngineOptions,

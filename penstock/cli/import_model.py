@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command("import")
+@app.command("import", cls=Command)
 def import_model(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A Hugging Face folder or a .gguf file.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is to be called: my-model:latest.")],

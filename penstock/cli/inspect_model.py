@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 _SHOWN = 60  # characters of a value
 
 
-@app.command("inspect")
+@app.command("inspect", cls=Command)
 def inspect_model(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, a folder or a .gguf file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with all values.")] = False,

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 _AGES = ((86400 * 30, "months"), (86400 * 7, "weeks"), (86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_models(
     like: Annotated[str, typer.Argument(metavar="NAME", help="Only names that begin with this.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from types import MappingProxyType
 from typing import Annotated, Any, Final, cast
@@ -12,7 +13,7 @@ from typer.core import TyperGroup
 
 from penstock import __version__
 
-_COMMANDS = (
+COMMANDS = (
     ("serve", "Serve a model over HTTP, with OpenAI's API."),
     ("run", "Chat with a model, or ask it once."),
     ("generate", "Continue a text; no chat template."),
@@ -35,6 +36,7 @@ _COMMANDS = (
     ("ps", "List the models that a running server has loaded."),
     ("stop", "Have a running server unload a model."),
     ("prune", "Remove what no model needs, and what came of pulls that were given up."),
+    ("config", "Show every setting of a command, and what set it."),
 )
 _FILES: Final = MappingProxyType({"import": "import_model", "inspect": "inspect_model"})
 _HELP = """One engine for running and serving large language models.
@@ -48,9 +50,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0] if args else ""
         if name in self.commands:
-            command = cast(Any, typer.main.get_command(import_module(f"penstock.cli.{_FILES.get(name, name)}").app))
-            command.name = name
-            self.commands[name] = command
+            self.commands[name] = load_command(name)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -70,6 +70,20 @@ class LazyGroup(TyperGroup):
             raise _failure(error) from None
 
 
+def load_command(name: str) -> Any:
+    """A command by its name, with the commands below it if it has any."""
+    command = cast(Any, typer.main.get_command(import_module(f"penstock.cli.{_FILES.get(name, name)}").app))
+    command.name = name
+    return command
+
+
+def commands_of() -> Iterator[Any]:
+    """Every command that takes flags."""
+    for name, _ in COMMANDS:
+        command = load_command(name)
+        yield from getattr(command, "commands", {name: command}).values()
+
+
 def _failure(error: Exception) -> typer.Exit:
     typer.echo(f"penstock: {error}", err=True)
     return typer.Exit(1)
@@ -80,6 +94,7 @@ app = typer.Typer(
     help=_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -99,7 +114,7 @@ def _root(
     pass
 
 
-for _name, _line in _COMMANDS:
+for _name, _line in COMMANDS:
     app.command(_name, help=_line)(lambda: None)
 
 

@@ -9,15 +9,18 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
+from penstock.cli.command import completion, one_of
 from penstock.cli.named_model import find_model
 from penstock.config.environment import read_environment
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
 from penstock.config.names import BUNDLED_MODEL
-from penstock.config.options import EngineOptions, ServerOptions
+from penstock.config.options import SHORT_TYPES, EngineOptions, ServerOptions
+from penstock.config.quantisation import QUANTIZE_FORMATS
+from penstock.config.resolve import ARITHMETICS, DEVICES, DTYPES, GOALS, ISAS, KV_CACHE_DTYPES, LOAD_FORMATS, POLICIES
 from penstock.library.resolve import UnknownModelError
 
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -26,6 +29,14 @@ _MEMORY = "Memory"
 _SCHEDULING = "Scheduling"
 _COMPUTE = "Compute"
 _NETWORK, _SAMPLING = "Network", "Sampling"
+COMMON: Final = frozenset(
+    (
+        *("device", "dtype", "quantize", "threads", "max_model_len", "kv_cache_memory", "seed", "goal", "max_users"),
+        *("served_model_name", "host", "port", "api_key", "temperature", "max_tokens"),
+        *("dataset", "path", "num_prompts", "input_len", "output_len", "json_path"),
+    )
+)
+"""Flags that the short help shows."""
 
 
 def parse_bytes(text: str) -> int:
@@ -46,9 +57,9 @@ def flag(
     name: str, kind: Any, default: Any, panel: str, help: str, *spellings: str, **settings: Any
 ) -> inspect.Parameter:
     """A keyword parameter that Typer turns into an option; without spellings its flag is the name with dashes."""
-    option = typer.Option(
-        *(spellings or ("--" + name.replace("_", "-"),)), help=help, rich_help_panel=panel, **settings
-    )
+    spelt = spellings or ("--" + name.replace("_", "-"),)
+    settings.setdefault("hidden", name not in COMMON)
+    option = typer.Option(*spelt, help=help, rich_help_panel=panel, **settings)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
@@ -65,26 +76,33 @@ def _model() -> inspect.Parameter:
 MODEL_FLAGS = (
     _model(),
     flag("device", str, "auto", _COMPUTE,
-         "Where to compute: auto, cpu, cuda, rocm, xpu or mps; cuda:1 for another GPU than the first."),
-    flag("dtype", str, "auto", _COMPUTE, "Type of the computation: auto, float32, bfloat16 or float16."),
+         "Where to compute: auto, cpu, cuda, rocm, xpu or mps; cuda:1 for another GPU than the first.",
+         autocompletion=completion(DEVICES)),
+    flag("dtype", str, "auto", _COMPUTE, "Type of the computation.", **one_of(DTYPES, SHORT_TYPES)),
     flag("quantize", str | None, None, _COMPUTE,
          "Quantise float weights while they load, for example q4_k_m, q8_0, int8 or fp8: all get the main format of "
-         "that name, tables q8_0.", metavar="FORMAT"),
+         "that name, tables q8_0.", **{**one_of(QUANTIZE_FORMATS), "metavar": "FORMAT"}),
     flag("kv_cache_dtype", str, "auto", _MEMORY,
-         "Type of cached keys and values: auto, float32, bfloat16, float16, fp8, int8 or int4."),
+         "Type of cached keys and values.", **one_of(KV_CACHE_DTYPES, SHORT_TYPES)),
     flag("pack_cache", str, "auto", _MEMORY,
          "Folder that keeps weights as they are packed, for faster starts; off for none.", metavar="FOLDER"),
     flag("load_format", str, "auto", _MODEL,
-         "auto: the weights in the model's files; dummy: random ones, for which a config.json is enough."),
+         "auto: the weights in the model's files; dummy: random ones, for which a config.json is enough.",
+         **one_of(LOAD_FORMATS)),
     flag("isa", str | None, None, _COMPUTE,
-         "Force an instruction set: generic, avx2, avx512, avx512_bf16 or amx. Default: the best."),
+         "Force an instruction set. Default: the best.", **one_of(ISAS)),
     flag("arithmetic", str, "strict", _COMPUTE,
-         "strict: one arithmetic for all rows; fast: another for generated tokens, where there are matrix units."),
+         "strict: one arithmetic for all rows; fast: another for generated tokens, where there are matrix units.",
+         **one_of(ARITHMETICS)),
     flag("batch_invariant", bool, False, _COMPUTE,
          "Products whose bits do not depend on how many rows a step has: on GPUs by own kernels, not torch's.",
          "--batch-invariant/--no-batch-invariant"),
     flag("threads", int | None, None, _COMPUTE, "Threads of the kernels. Default: the cores this process may use."),
     flag("max_model_len", int | None, None, _MEMORY, "Longest prompt plus output, tokens. Default: the model's own."),
+    flag("goal", str, "balanced", _SCHEDULING,
+         "What counts: latency, answers that begin soon and flow evenly; throughput, many tokens in all.",
+         **one_of(GOALS)),
+    flag("max_users", int | None, None, _SCHEDULING, "How many write at the same time: sets batch and cache by it."),
     flag("max_num_seqs", int | None, None, _SCHEDULING, "Most sequences in one step."),
     flag("max_num_batched_tokens", int | None, None, _SCHEDULING, "Most tokens in one step."),
     flag("max_chunk_tokens", int | None, None, _SCHEDULING,
@@ -101,7 +119,7 @@ MODEL_FLAGS = (
     flag("kv_blocks", int | None, None, _MEMORY, "Exact number of KV blocks; comes before --kv-cache-memory."),
     flag("enable_prefix_caching", bool, True, _MEMORY, "Reuse computed prefixes across requests.",
          "--enable-prefix-caching/--no-enable-prefix-caching"),
-    flag("policy", str, "fcfs", _SCHEDULING, "Who is served first: fcfs or priority.", "--scheduling-policy"),
+    flag("policy", str, "fcfs", _SCHEDULING, "Who is served first.", "--scheduling-policy", **one_of(POLICIES)),
     flag("depth", int | None, None, _SCHEDULING,
          "Steps planned ahead of the one that runs: 0 or 1. Default: 1 on a GPU, else 0."),
     flag("async_scheduling", bool, False, _SCHEDULING, "The same as --depth 1.", "--async-scheduling"),
@@ -157,7 +175,7 @@ SAMPLING_FLAGS = (
 )
 
 
-def _engine_options(given: Mapping[str, Any]) -> EngineOptions:
+def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     chosen = dict(given)
     chosen["seed"] = EngineOptions().seed if chosen["seed"] is None else chosen["seed"]
     environment = read_environment()
@@ -189,10 +207,10 @@ def _text_of(path: Path) -> str:
         raise typer.BadParameter(f"{str(path)!r} cannot be read as UTF-8 text: {error}") from None
 
 
-def _freely_seeded(given: Mapping[str, Any]) -> EngineOptions:
+def freely_seeded(given: Mapping[str, Any]) -> EngineOptions:
     seed = secrets.randbits(63) if given["seed"] is None else given["seed"]
     try:
-        return _engine_options({**given, "seed": seed})
+        return make_engine_options({**given, "seed": seed})
     except UnknownModelError as error:
         if re.search("[/:.]", text := given["model"] or ""):
             raise
@@ -235,10 +253,10 @@ def takes(
     return decorate
 
 
-takes_engine_options = takes("engine", MODEL_FLAGS, _engine_options)
-takes_freely_seeded_engine_options = takes("engine", MODEL_FLAGS, _freely_seeded)
+takes_engine_options = takes("engine", MODEL_FLAGS, make_engine_options)
+takes_freely_seeded_engine_options = takes("engine", MODEL_FLAGS, freely_seeded)
 takes_named_engine_options = takes(
-    "engine", (*MODEL_FLAGS, *PARSER_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG), _engine_options
+    "engine", (*MODEL_FLAGS, *PARSER_FLAGS, *SHARING_FLAGS, SERVED_NAME_FLAG), make_engine_options
 )
 takes_server_options = takes("server", SERVER_FLAGS, _server_options)
 takes_sampling = takes("sampling", SAMPLING_FLAGS, _sampling)

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.command import Command
 from penstock.cli.options import takes_engine_options
 from penstock.config.options import EngineOptions
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes_engine_options
 def perplexity(
     engine: EngineOptions,

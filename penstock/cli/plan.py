@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.command import Command
 from penstock.cli.options import takes_engine_options
 from penstock.config.errors import MemoryPlanError
 from penstock.config.options import EngineOptions
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes_engine_options
 def plan(
     engine: EngineOptions,

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
 from penstock.cli.server_client import DEFAULT_URL, URL, ask
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def ps(
     url: URL = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer.")] = False,

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def pull(
     names: Annotated[
         list[str],

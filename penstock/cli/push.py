@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def push(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Of the model, and of its registry: host/space/name:tag.")

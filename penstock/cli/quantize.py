@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command, one_of
 from penstock.config.environment import read_environment
 from penstock.config.limits import MAX_THREADS
 from penstock.config.options import EngineOptions
@@ -16,9 +17,14 @@ from penstock.config.quantisation import QUANTIZE_FORMATS
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def quantize(
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=f"One of: {', '.join(QUANTIZE_FORMATS)}.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help=f"One of: {', '.join(QUANTIZE_FORMATS)}.", **{**one_of(QUANTIZE_FORMATS), "metavar": "FORMAT"}
+        ),
+    ],
     model: Annotated[
         str | None,
         typer.Argument(

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command("rm")
+@app.command("rm", cls=Command)
 def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As `penstock list` shows them.")],
 ) -> None:

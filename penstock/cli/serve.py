@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.command import Command
 from penstock.cli.options import takes_named_engine_options, takes_server_options
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions, HostOptions, ServerOptions
@@ -20,7 +21,7 @@ _MANY = "Many models"
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 @takes_named_engine_options
 @takes_server_options
 def serve(

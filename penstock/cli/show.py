@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
+
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, a folder or a .gguf file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.command import Command
 from penstock.cli.server_client import DEFAULT_URL, URL, ask
 from penstock.config.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def stop(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `penstock ps` shows it.")], url: URL = DEFAULT_URL
 ) -> None:

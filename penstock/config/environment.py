@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +60,18 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         model=_model(text["MODEL"]),
         pack_cache=text["PACK_CACHE"] or "auto",
     )
+
+
+def flag_variable(name: str) -> str:
+    """The variable that sets a flag: max_model_len → PENSTOCK_MAX_MODEL_LEN."""
+    return "PENSTOCK_MODELS_FILE" if name == "models" else f"PENSTOCK_{name.upper()}"  # PENSTOCK_MODELS is the store
+
+
+def flag_variables(names: Iterable[str], variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of these flags, what the environment says; an empty variable says nothing."""
+    given = os.environ if variables is None else variables
+    found = {name: given.get(flag_variable(name), "").strip() for name in names}
+    return {name: text for name, text in found.items() if text}
 
 
 def _refuse(name: str, shown: str, allowed: str) -> ConfigError:
@@ -179,6 +191,16 @@ def _token(text: Mapping[str, str], kept: Path) -> str | None:
     if not token.isascii() or not token.isprintable() or " " in token:
         raise _refuse("HF_TOKEN", "unusable", "printable ASCII without spaces")
     return token or None
+
+
+def state_folder() -> Path:
+    """Where what a user would miss is kept: $XDG_STATE_HOME/penstock, ~/.local/state/penstock if that is unset.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "penstock"
 
 
 def pack_folder(setting: str) -> Path | None:

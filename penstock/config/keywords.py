@@ -20,6 +20,8 @@ class EngineKeywords(TypedDict, total=False):
     batch_invariant: bool
     threads: int | None
     max_model_len: int | None
+    goal: str
+    max_users: int | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     max_chunk_tokens: int | None

@@ -32,6 +32,8 @@ class EngineOptions:
             weights too, which otherwise torch multiplies. What no such kernel serves is refused.
         threads: threads of native and torch kernels; None takes the cores this process may use.
         max_model_len: longest prompt plus output, tokens; None takes the model's own, shrunk to what memory holds.
+        goal: what options are derived for: "balanced", "latency" or "throughput".
+        max_users: how many ask at the same time, for whom sequences in a step and KV cache are derived; or None.
         max_num_seqs: most sequences in one step; None derives it.
         max_num_batched_tokens: token budget of one step; None derives it.
         max_chunk_tokens: most tokens of one request in a step, so that several long prompts advance side by side; None
@@ -67,6 +69,8 @@ class EngineOptions:
     batch_invariant: bool = False
     threads: int | None = None
     max_model_len: int | None = None
+    goal: str = "balanced"
+    max_users: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_chunk_tokens: int | None = None

@@ -23,6 +23,7 @@ ARITHMETICS = ("strict", "fast")
 BF16_ISAS = ("avx512_bf16",)  # they multiply a bfloat16 cache in pairs
 LOAD_FORMATS = ("auto", "dummy")
 POLICIES = ("fcfs", "priority")
+GOALS = ("balanced", "latency", "throughput")
 SMALL_MODEL_PARAMETERS = 50_000_000
 
 Derived = tuple[Any, str]
@@ -130,12 +131,14 @@ def validate(options: EngineOptions) -> None:
     if not numbered and options.device not in DEVICES:
         raise _refuse("device", options.device, f"{', '.join(DEVICES[:-1])}, a GPU's with a number, such as cuda:1")
     choices = (("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES), ("isa", ISAS))
-    for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), ("policy", POLICIES)):
+    lists = (("policy", POLICIES), ("goal", GOALS))
+    for name, allowed in (*choices, ("arithmetic", ARITHMETICS), ("load_format", LOAD_FORMATS), *lists):
         _one_of(options, name, allowed)
     if options.quantize is not None:
         _one_of(options, "quantize", QUANTIZE_FORMATS)
     _integer(options, "threads", 1, MAX_THREADS)
     _integer(options, "max_model_len", 1, 2**31 - 1)
+    _integer(options, "max_users", 1, 65_536)
     _integer(options, "max_num_seqs", 1, 65_536)
     _integer(options, "max_num_batched_tokens", 1, 2**24)
     _integer(options, "max_chunk_tokens", 1, 2**24)
@@ -225,6 +228,14 @@ def _max_model_len(options: EngineOptions, model: ModelFacts, machine: Machine) 
 
 
 def _max_num_seqs(options: EngineOptions, model: ModelFacts, machine: Machine) -> Derived:
+    if options.max_users is not None:
+        return options.max_users, f"--max-users {options.max_users}"
+    if options.goal == "latency":
+        return (64 if options.on_gpu else 8), "--goal latency: with few in a step each goes on quickly"
+    if options.goal == "throughput":
+        return (
+            512 if options.on_gpu else 128
+        ), "--goal throughput: what a step reads serves as many as there is room for"
     if options.on_gpu:
         return 256, "a GPU batches hundreds of sequences before it is busy"
     return 64, "a CPU is busy with fewer; more only adds to everybody's wait"
@@ -239,6 +250,10 @@ def _max_num_batched_tokens(options: EngineOptions, model: ModelFacts, machine: 
 
 
 def _step_tokens(options: EngineOptions, model: ModelFacts) -> Derived:
+    if options.goal == "latency":
+        return (2048 if options.on_gpu else 256), "--goal latency: short chunks of prompts hold up no stream for long"
+    if options.goal == "throughput":
+        return (16384 if options.on_gpu else 2048), "--goal throughput: long chunks of prompts are computed faster"
     if options.on_gpu:
         return 8192, "keeps a GPU's matrix units busy"
     if model.parameters < SMALL_MODEL_PARAMETERS:
@@ -274,6 +289,9 @@ def _kv_cache_memory(options: EngineOptions, model: ModelFacts, machine: Machine
     full = model.cache_bytes(length, size) + 2 * slack
     wanted = seqs * (model.cache_bytes(-(-length // 4), size) + slack)
     quarter = machine.memory_available // 4
+    if options.max_users is not None:
+        whole = min(seqs * full, 2 * quarter)
+        return whole, f"--max-users {seqs}: {seqs} sequences of {length} tokens, within half of the available memory"
     if full >= min(wanted, quarter):
         return full, f"one sequence of the full {length} tokens, the least that is useful"
     if wanted <= quarter:

@@ -16,7 +16,6 @@ from penstock.cli.options import (
     takes_sampling,
     takes_server_options,
 )
-from penstock.cli.run import Conversation, command
 from penstock.config.options import EngineOptions, ServerOptions
 
 
@@ -71,6 +70,7 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
     given = {
         "served_model_name": "name", "device": "cpu", "dtype": "bfloat16", "isa": "avx2", "threads": 3,
         "max_model_len": 99, "max_num_seqs": 7, "max_num_batched_tokens": 70, "max_chunk_tokens": 20, "block_size": 32,
+        "goal": "latency", "max_users": 4,
         "kv_cache_memory": 2**20, "memory": 2**30, "kv_blocks": 12, "depth": 1, "seed": 5, "kv_cache_dtype": "int8",
         "pack_cache": "off", "load_format": "dummy", "quantize": "q8_0", "arithmetic": "fast",
         "tool_call_parser": "hermes", "reasoning_parser": "qwen3", "gpu_memory_utilization": 0.5,
@@ -120,18 +120,3 @@ def test_a_chat_has_a_fresh_seed_unless_one_is_given() -> None:
 def test_sampling_holds_only_what_was_given() -> None:
     *_, sampling = parsed("--temperature", "0", "--stop", "a", "--stop", "b", "--max-tokens", "3")
     assert sampling == {"temperature": 0.0, "stop": ("a", "b"), "max_tokens": 3, "ignore_eos": False}
-
-
-def test_chat_commands_change_the_conversation(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
-    conversation = Conversation([{"role": "user", "content": "hi"}])
-    assert command("/system Be brief.", conversation)
-    assert conversation.all()[0] == {"role": "system", "content": "Be brief."}
-    assert command("/clear", conversation)
-    assert conversation.all() == [{"role": "system", "content": "Be brief."}]
-    assert command("/system", conversation)
-    assert conversation.all() == []
-    assert command("/save /nowhere/at/all.json", conversation)
-    assert "cannot be written" in capsys.readouterr().err
-    assert command("/dance", conversation)
-    assert "/dance is no command" in capsys.readouterr().err
-    assert not command("/quit", conversation)

@@ -64,7 +64,6 @@ def test_perplexity_is_a_table_for_people(penstock: Penstock, stories: str, text
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("quantize", "{stories}", "--to", "q9"), "--to is 'q9'; allowed: f32, f16"),
         (("quantize", "{stories}", "--to", "q8_0", "-o", "{text}"), "name ends in .gguf"),
         (("perplexity", "{stories}", "--text", "{text}", "--stride", "900"), "--stride is 900; allowed: 1 to "),
         (("generate", "--prompt", "hi", "--dtype", "bf16", "--kv-cache-dtype", "int8"), "Leave --dtype, --isa and"),
@@ -81,6 +80,12 @@ def test_mistakes_are_one_line(stories: str, text: str, arguments: tuple[str, ..
     done = CliRunner().invoke(app, [argument.format(stories=stories, text=text) for argument in arguments])
     assert done.exit_code == 1
     assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_format_is_a_usage_error(stories: str) -> None:
+    done = CliRunner().invoke(app, ["quantize", stories, "--to", "q4_km"])
+    assert done.exit_code == 2
+    assert "'q4_km' is none of f32, f16" in done.stderr and "Did you mean 'q4_k_m'?" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["perplexity", "imatrix"])

@@ -91,7 +91,7 @@ def test_probes_need_no_key(server: Running) -> None:
 
 
 def test_options_named_are_there() -> None:
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(app, ["serve", "--help-all"]).output
     for option in set(re.findall(r"`(--[a-z-]+)`", PAGE)) - {"--init"}:
         assert option in shown, option
 
