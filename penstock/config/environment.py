@@ -109,6 +109,11 @@ def _keys(value: str) -> tuple[str, ...]:
     return keys
 
 
+def key_of(name: str) -> str | None:
+    """The key for another server that a variable holds; None where it is unset or empty."""
+    return os.environ.get(name, "").strip() or None
+
+
 def cache_folder() -> Path:
     """Where files that can be made again are kept: $XDG_CACHE_HOME/penstock, ~/.cache/penstock if that is unset."""
     base = os.environ.get("XDG_CACHE_HOME", "")

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.config import limits
-from penstock.config.errors import ModelUnavailableError, OverloadedError
+from penstock.config.errors import ConfigError, ModelUnavailableError, OverloadedError
 from penstock.engine.frontend import Frontend
 from penstock.host.engine import Engines
 from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.loading import Loading
 from penstock.host.memory import MemoryBudget, Planner, plan_model
 from penstock.host.names import Names
+from penstock.host.remote import RemoteServer
 from penstock.host.source import ModelSource, Sources
 
 KEEP_ALIVE_S = 300.0  # as Ollama
@@ -88,6 +89,7 @@ class Host:
         self._entries: dict[str, ModelEntry] = {}
         self._loading = Loading(self, engines, MemoryBudget(memory), plan)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._remotes: dict[str, tuple[ModelSource, RemoteServer]] = {}
         self._closed = False
 
     @property
@@ -289,6 +291,27 @@ class Host:
             return None
         return entry.keep_alive if entry.expires_at is None else max(0.0, entry.expires_at - time.monotonic())
 
+    def remote(self, source: ModelSource) -> RemoteServer | None:
+        """What hands calls for a model on; None for one that is loaded here.
+
+        Raises:
+            ModelUnavailableError: its key is missing.
+        """
+        if source.remote is None:
+            return None
+        known = self._remotes.get(source.name)
+        if known is None or known[0] != source:
+            try:
+                known = self._remotes[source.name] = (source, RemoteServer(source, source.remote))
+            except ConfigError as error:
+                raise ModelUnavailableError(f"{source.name} cannot be asked: {error}", code="remote_key") from None
+        return known[1]
+
+    @property
+    def has_remotes(self) -> bool:
+        """Whether any model is served elsewhere."""
+        return any(source.remote is not None for source in self._names.sources.values())
+
     def load_pinned(self) -> None:
         """Begins to load the models that are always there."""
         for source in self._names.sources.values():
@@ -312,3 +335,5 @@ class Host:
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
         self._loading.tell()
+        for _, remote in self._remotes.values():
+            await remote.aclose()

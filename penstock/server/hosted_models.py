@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from penstock.config.errors import ModelNotFoundError, ModelUnavailableError
+from penstock.config.errors import ModelNotFoundError, RequestError
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.server.connected import while_connected
@@ -56,7 +56,7 @@ class HostedModels:
         source = await self._host.find(name, str(request.scope[REQUEST_ID]))
         if source.remote is not None:
             message = f"{source.name} is served elsewhere, by OpenAI's API alone: use POST /v1/chat/completions, "
-            raise ModelUnavailableError(f"{message}/v1/completions or /v1/embeddings.", code="remote_model")
+            raise RequestError(f"{message}/v1/completions or /v1/embeddings.", param="model", code="remote_model")
         early: EarlyStream = request.scope[EARLY]
         work = self._lease(source, keep_alive, early if events else None)
         lease = await while_connected(work, request.receive, self._lifecycle)

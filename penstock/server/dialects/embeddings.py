@@ -25,6 +25,7 @@ from penstock.server.connected import while_connected
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.document import takes
 from penstock.server.encoding import json_response, made_answer
+from penstock.server.handed_on import handed_on
 from penstock.server.prompts import prompts_of, text_request
 from penstock.server.shapes import Prompt, RequestBody
 
@@ -127,6 +128,8 @@ def embeddings_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/embeddings", summary="Embed texts", openapi_extra=takes(EmbeddingBody))
     async def embeddings(request: Request) -> Response:
+        if (answer := await handed_on(request, context, "/embeddings")) is not None:
+            return answer
         body = await read_body(request, EmbeddingBody)
         model = await context.model(request, body.model)
         params = model.frontend.text.pooling.embedding(body.dimensions, body.normalize)

@@ -16,6 +16,7 @@ from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call, sent_names
 from penstock.server.document import EVENTS, takes
 from penstock.server.errors import REQUEST_ID
+from penstock.server.handed_on import handed_on
 
 
 def named(call: OpenAICall, request: Request) -> OpenAICall:
@@ -40,6 +41,8 @@ def openai_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/chat/completions", summary="Answer a chat", openapi_extra=takes(ChatBody, EVENTS))
     async def chat_completions(request: Request) -> Response:
+        if (answer := await handed_on(request, context, "/chat/completions")) is not None:
+            return answer
         body = await read_body(request, ChatBody)
         model = await context.model(request, body.model, events=body.stream)
         model.check_template(body.chat_template)
@@ -50,6 +53,8 @@ def openai_router(context: ServerContext) -> APIRouter:
 
     @router.post("/v1/completions", summary="Continue texts", openapi_extra=takes(CompletionBody, EVENTS))
     async def completions(request: Request) -> Response:
+        if (answer := await handed_on(request, context, "/completions")) is not None:
+            return answer
         body = await read_body(request, CompletionBody)
         model = await context.model(request, body.model, events=body.stream)
         with param_names(sent_names(body)):
