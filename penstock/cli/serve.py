@@ -11,7 +11,9 @@ import typer
 
 from penstock.cli.command import Command
 from penstock.cli.options import takes_named_engine_options, takes_server_options
+from penstock.config.environment import read_environment
 from penstock.config.errors import ConfigError
+from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions, HostOptions, ServerOptions
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ app = typer.Typer(add_completion=False)
 @takes_named_engine_options
 @takes_server_options
 def serve(
+    context: typer.Context,
     engine: EngineOptions,
     server: ServerOptions,
     models: Annotated[
@@ -38,7 +41,7 @@ def serve(
         typer.Option(help="How long a model stays loaded after its last use; -1 for ever.", rich_help_panel=_MANY),
     ] = "5m",
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's API; or several, each of which is loaded when it is first asked for.
+    """Serve a model over HTTP, with OpenAI's API. Without a model, all of the library, each when it is first asked for.
 
     SIGTERM or Ctrl-C drains: running requests may finish, new ones are refused.
     """
@@ -46,8 +49,13 @@ def serve(
     from penstock.server.serve import serve as serve_http
 
     configure_logging(quiet=False)
+    sources: Sources | None = None
     if models is not None or models_dir is not None:
-        _serve_many(engine, server, _sources(engine, models, models_dir), keep_alive)
+        sources = _sources(engine, models, models_dir)
+    elif context.params["model"] is None and read_environment().model is None:
+        sources = _library(engine)
+    if sources is not None:
+        _serve_many(engine, server, sources, keep_alive)
         return
     with loading_bar() as told:
         serve_http(engine, server, say=lambda text: typer.echo(text), on_progress=told)
@@ -66,6 +74,17 @@ def _sources(engine: EngineOptions, file: Path | None, folder: Path | None) -> S
         return found if file is None else {**found, **read_models_file(file, defaults)}
 
     return sources
+
+
+def _library(engine: EngineOptions) -> Sources | None:
+    """The models of the library, with the flags as their options; None where it has none but the one that ships."""
+    from penstock.host.library_models import library_models
+    from penstock.library.store import open_store
+
+    store, defaults = open_store(), replace(engine, memory=None, served_model_name=None)
+    if engine.served_model_name is not None or all(entry.name == BUNDLED_MODEL for entry in store.list()):
+        return None
+    return lambda: library_models(store, defaults)
 
 
 def _serve_many(engine: EngineOptions, server: ServerOptions, sources: Sources, keep_alive: str) -> None:

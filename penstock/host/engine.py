@@ -13,6 +13,7 @@ from penstock.config.options import EngineOptions
 from penstock.engine.api import EngineClient
 from penstock.engine.client import ProcessClient
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.library.resolve import resolve
 from penstock.weights.open import bundled_model_path
 
 Progress = Callable[[int, int], None]
@@ -28,6 +29,13 @@ class HostedEngine(EngineClient, Protocol):
 class Engines(Protocol):
     """How a host gets engines and the text sides of models."""
 
+    def options(self, options: EngineOptions) -> EngineOptions:
+        """The options a model is planned and started with; takes a while.
+
+        Raises:
+            ConfigError: there is no model of that name.
+        """
+
     def engine(self, options: EngineOptions, progress: Progress) -> HostedEngine:
         """An engine that is not started yet."""
 
@@ -42,6 +50,9 @@ class ProcessEngines:
         """`max_queue_seconds` as for ProcessClient."""
         self._max_queue_seconds = max_queue_seconds
 
+    def options(self, options: EngineOptions) -> EngineOptions:
+        return hosted_options(options)
+
     def engine(self, options: EngineOptions, progress: Progress) -> HostedEngine:
         return ProcessClient(options, on_progress=progress, max_queue_seconds=self._max_queue_seconds)
 
@@ -54,8 +65,12 @@ class ProcessEngines:
 def hosted_options(options: EngineOptions) -> EngineOptions:
     """The options of a model that comes and goes: it has a place on disk, and its next start goes on from this one's.
 
-    A model alone starts once, so that keeping the start of a small one is not worth it; here it starts again and again.
+    Takes a while. A model alone starts once, so that keeping the start of a small one is not worth it; here it starts
+    again and again.
+
+    Raises:
+        ConfigError: there is no model of that name.
     """
     folder = pack_folder(options.pack_cache)
-    model = str(bundled_model_path()) if options.model == BUNDLED_MODEL else options.model
+    model = str(bundled_model_path() if options.model == BUNDLED_MODEL else resolve(options.model))
     return replace(options, model=model, pack_cache="off" if folder is None else str(folder))

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.config import limits
 from penstock.config.errors import ConfigError, ModelUnavailableError, OverloadedError
+from penstock.engine.api import EngineState
 from penstock.engine.frontend import Frontend
 from penstock.host.engine import Engines
 from penstock.host.entry import ModelEntry, ModelState
@@ -23,6 +24,7 @@ from penstock.host.source import ModelSource, Sources
 
 KEEP_ALIVE_S = 300.0  # as Ollama
 SLEEP_S = 3600.0  # until what a sleeping model keeps in this process is given back too
+RESTART_S, _LOOK_S = 15.0, 0.05  # for which calls wait for an engine that died; between two looks at it
 _NAMES_S = 1.0  # for which a list of names is believed where one is missing
 
 
@@ -160,7 +162,7 @@ class Host:
             self.settle(entry)
 
     async def _ready(self, entry: ModelEntry) -> Frontend:
-        while not (entry.usable and entry.frontend is not None):
+        while not (entry.usable and entry.frontend is not None and await self._recovered(entry)):
             if self._closed:
                 raise ModelUnavailableError("The server is shutting down; send the request to another one.")
             if entry.state in (ModelState.READY, ModelState.LEAVING):
@@ -170,6 +172,19 @@ class Host:
             await asyncio.wait((self._start(entry),))
             entry.check_loaded()
         return entry.frontend
+
+    async def _recovered(self, entry: ModelEntry) -> bool:
+        """Waits for an engine that died and is started again; for a while, since that may not succeed. It says how it
+        is, not when that changes.
+
+        Returns:
+            whether the model is still there.
+        """
+        for _ in range(round(RESTART_S / _LOOK_S)):
+            if entry.engine is None or entry.engine.state is not EngineState.RESTARTING:
+                break
+            await asyncio.sleep(_LOOK_S)
+        return entry.usable and entry.frontend is not None
 
     def _start(self, entry: ModelEntry) -> asyncio.Task[None]:
         """The load of a model, of which there is one at a time."""

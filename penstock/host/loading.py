@@ -13,7 +13,7 @@ from penstock.config.options import EngineOptions
 from penstock.engine.counting import ended, together
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.host.engine import Engines, HostedEngine, hosted_options
+from penstock.host.engine import Engines, HostedEngine, Progress
 from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.memory import MemoryBudget, ModelPlan, Planner
 from penstock.startup.memory_plan import format_bytes
@@ -21,6 +21,7 @@ from penstock.startup.memory_plan import format_bytes
 if TYPE_CHECKING:
     from penstock.host.host import Host
 
+STARTS = 3  # of an engine whose process dies before it serves
 _log = logging.getLogger(__name__)
 
 
@@ -84,9 +85,9 @@ class Loading:
     async def _load(self, entry: ModelEntry) -> None:
         if entry.source.options is None:
             raise ModelUnavailableError(f"{entry.name} is served elsewhere; it is not loaded here.")
-        options = hosted_options(replace(entry.source.options, served_model_name=entry.name))
+        options = replace(entry.source.options, served_model_name=entry.name)
         pinned = sum(bytes for name, bytes in self.budget.held.items() if self._stays(name, entry))
-        planned = await asyncio.to_thread(self._plan, options, self.budget.total - pinned)
+        options, planned = await asyncio.to_thread(self._planned, options, self.budget.total - pinned)
         await self._make_room(entry, planned)
         entry.become(ModelState.LOADING)
         entry.planned, entry.progress = planned.total_bytes, (0, 0)
@@ -95,15 +96,35 @@ class Loading:
             entry.progress = (done, total)
 
         options = replace(options, memory=planned.engine_bytes)
-        engine = entry.engine = self._engines.engine(options, progress)
         reading = asyncio.ensure_future(self._text(entry, options))
         try:
-            await engine.start()
+            engine = await self._started(entry, options, progress)
             entry.text = await reading
         finally:
             reading.cancel()
         entry.frontend = Frontend(engine, entry.text, served_name=entry.name, seed=options.seed)
         self._watchers[entry.name] = asyncio.create_task(self._watch(entry, engine))
+
+    async def _started(self, entry: ModelEntry, options: EngineOptions, progress: Progress) -> HostedEngine:
+        """An engine that serves. One whose process died on the way, for which the model may not be to blame, is started
+        again.
+        """
+        for left in reversed(range(STARTS)):
+            engine = entry.engine = self._engines.engine(options, progress)
+            try:
+                await engine.start()
+            except EngineDeadError as error:
+                if not left:
+                    raise
+                _log.warning("%s: %s It is started again.", entry.name, error)
+                await engine.close()
+            else:
+                return engine
+        raise AssertionError("unreachable")  # the last start returns or raises
+
+    def _planned(self, options: EngineOptions, room: int) -> tuple[EngineOptions, ModelPlan]:
+        options = self._engines.options(options)
+        return options, self._plan(options, room)
 
     async def _text(self, entry: ModelEntry, options: EngineOptions) -> TextPipeline:
         return entry.text if entry.text is not None else await asyncio.to_thread(self._engines.text, options)

@@ -152,4 +152,8 @@ class ServerContext:
                 stats, info = await client.stats(), client.info
                 cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
                 found[name] = EngineFigures(together(past.get(name, EngineStats()), stats), cache)
+        if self.models.host is not None:
+            for entry in self.models.host.entries():
+                figures = found.get(entry.name, EngineFigures())
+                found[entry.name] = replace(figures, memory=entry.planned, loads=entry.loads)
         return found

@@ -55,10 +55,19 @@ _COUNTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """What is known of an engine when figures are asked for: its counters, and the geometry of its cache."""
+    """What is known of an engine when figures are asked for.
+
+    Attributes:
+        stats: its counters.
+        cache: the geometry of its cache.
+        memory: bytes that a host has planned for it; None where there is no host.
+        loads: how often a host has loaded it.
+    """
 
     stats: EngineStats = field(default_factory=EngineStats)
     cache: Mapping[str, str] = field(default_factory=dict)
+    memory: int | None = None
+    loads: int = 0
 
 
 class ModelMetrics:
@@ -104,7 +113,7 @@ class ModelMetrics:
 
     def families(self, figures: EngineFigures) -> Iterator[Metric]:
         """Every figure, with the model's name."""
-        sources: list[Metric] = list(_engine_families(figures.stats, figures.cache))
+        sources: list[Metric] = [*_engine_families(figures.stats, figures.cache), *_hosted_families(figures)]
         for histogram in self._sources:
             sources += histogram.collect()
         for metric in sources:
@@ -218,6 +227,14 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         config = GaugeMetricFamily("penstock_cache_config", "Geometry of the KV cache.", labels=list(cache))
         config.add_metric(list(cache.values()), 1)
         yield config
+
+
+def _hosted_families(figures: EngineFigures) -> Iterator[Metric]:
+    """What a host knows of a model."""
+    if figures.memory is not None:
+        about = "Bytes planned for the model's engine and its process; 0 while it is not loaded."
+        yield GaugeMetricFamily("penstock_model_memory_bytes", about, value=figures.memory)
+        yield CounterMetricFamily("penstock_model_loads", "Times the model was loaded.", value=figures.loads)
 
 
 async def log_throughput(engines: Callable[[], Mapping[str, EngineClient]], interval: float = 10.0) -> None:

@@ -76,5 +76,5 @@ async def _serve(
 def _greeting(url: str, host: Host, *, keyed: bool) -> str:
     names = tuple(host.names.sources)
     told = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    ready = f"Listening on {url}.\nReady: {len(names)} models, loaded when they are asked for: {told or 'none yet'}"
+    ready = f"Listening on {url}; {len(names)} models are loaded when they are asked for: {told or 'none yet'}."
     return f"{ready}\n{where_to_ask(url, names[0] if names else 'MODEL', keyed=keyed)}"

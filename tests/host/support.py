@@ -66,6 +66,9 @@ class Engines:
     most: int = 0
     made: dict[str, SupervisedThread] = field(default_factory=dict)
 
+    def options(self, options: EngineOptions) -> EngineOptions:
+        return options
+
     def engine(self, options: EngineOptions, progress: Progress) -> HostedEngine:
         name = str(options.served_model_name)
         assert name not in self.live, f"{name} has an engine"

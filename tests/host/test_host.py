@@ -14,15 +14,18 @@ import pytest
 from penstock.config.errors import (
     CheckpointError,
     ConfigError,
+    EngineDeadError,
     ModelNotFoundError,
     ModelUnavailableError,
     OverloadedError,
     RequestError,
 )
+from penstock.engine.api import EngineState
 from penstock.host import entry as entries
 from penstock.host import host as hosts
 from penstock.host.entry import ModelEntry, ModelState
 from penstock.host.host import Host, KeepAlive, Lease
+from penstock.host.loading import STARTS
 from penstock.host.source import ModelSource
 from tests.engine.support import read, request
 from tests.host.support import SIZE, Engines, host_of, source
@@ -259,6 +262,33 @@ async def test_a_load_can_be_called_off(engines: Engines) -> None:
         engines.gates["a"].set()
         await unloading
         assert states(host) == {"a": "unloaded"}
+
+
+async def test_an_engine_that_dies_on_the_way_is_started_again(engines: Engines) -> None:
+    engines.errors["a"] = EngineDeadError("The engine process was ended by signal 9.")
+    async with closing(host_of(engines, source("a"))) as host:
+        with pytest.raises(ModelUnavailableError, match="could not be started; the server's log says why"):
+            await use(host, "a")
+        assert engines.loads == ["a"] * STARTS
+        host.entry(source("a")).rest_again()
+        waiting = asyncio.create_task(use(host, "a"))
+        await until(lambda: len(engines.loads) > STARTS)
+        engines.errors.clear()
+        (await waiting).release()
+        assert STARTS < len(engines.loads) <= 2 * STARTS
+
+
+async def test_calls_wait_for_an_engine_that_is_started_again(engines: Engines) -> None:
+    async with closing(host_of(engines, source("a"))) as host:
+        (await use(host, "a")).release()
+        engines.made["a"]._state = EngineState.RESTARTING
+        waiting = asyncio.create_task(use(host, "a"))
+        done, _ = await asyncio.wait((waiting,), timeout=0.1)
+        assert not done
+        assert host.entry(source("a")).told_state == "restarting"
+        engines.made["a"]._state = EngineState.READY
+        (await waiting).release()
+        assert engines.loads == ["a"]
 
 
 async def test_an_engine_that_is_lost_gives_its_memory_back(engines: Engines) -> None:

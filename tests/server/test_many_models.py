@@ -181,8 +181,11 @@ def test_figures_are_told_by_model(many: Hosting) -> None:
     chat(many, "other")  # for which the first is put away
     chat(many, "small")
     text = httpx.get(f"{many.url}/metrics").text
+    assert 'penstock_model_memory_bytes{model_name="small"} 100.0' in text
     for model, tokens in (("small", 9), ("large", 3), ("other", 3)):
         assert f'penstock_generation_tokens_total{{model_name="{model}"}} {tokens}.0' in text
+        loads = 2 if model == "small" else 1
+        assert f'penstock_model_loads_total{{model_name="{model}"}} {loads}.0' in text
         assert f'vllm:request_generation_tokens_sum{{model_name="{model}"}} {tokens}.0' in text
 
 
