@@ -169,6 +169,8 @@ class ServerOptions:
         responses_store: file in which responses of the Responses API are kept, "memory" to keep them until the server
             ends.
         admin_keys: keys that may load and unload models; empty lets whoever may ask do that.
+        pre, post: "module:function" of a function that gets each request, or each whole answer, and gives what is asked
+            or told instead; None for none.
     """
 
     host: str = "127.0.0.1"
@@ -180,3 +182,5 @@ class ServerOptions:
     trust_request_chat_template: bool = False
     responses_store: str = "memory"
     admin_keys: tuple[str, ...] = ()
+    pre: str | None = None
+    post: str | None = None

@@ -46,6 +46,7 @@ from penstock.server.dialects.tokenize import DetokenizeBody, TokenizeBody, toke
 from penstock.server.document import gives
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError, error_response
+from penstock.server.hooks import HookMiddleware, load_hook
 from penstock.server.hosted_models import HostedModels
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
@@ -104,6 +105,10 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
         app.include_router(management_router(context, models.host, admins))
         app.include_router(library_router(context, models.host, open_shelf(), admins))
     app.add_exception_handler(HTTPException, _on_http_exception)
+    if options.pre is not None or options.post is not None:
+        before = None if options.pre is None else load_hook(options.pre, "--pre")
+        after = None if options.post is None else load_hook(options.post, "--post")
+        app.add_middleware(HookMiddleware, before=before, after=after)
     check_room = models.check_room
     app.add_middleware(
         RequestMiddleware, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics, check_room=check_room

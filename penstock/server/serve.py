@@ -131,6 +131,11 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
         ConfigError: an option is out of range, or the address cannot be used or would be open to others without a key.
     """
     _check_seconds(options)
+    for flag, named in (("--pre", options.pre), ("--post", options.post)):
+        if named is not None:
+            from penstock.server.hooks import load_hook
+
+            load_hook(named, flag)
     check_exposure(options)
     ApiKeys((*options.api_keys, *options.admin_keys))
     raise_file_limit()
