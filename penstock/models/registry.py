@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.layers.ops import KernelSet
 from penstock.models import fallback
 from penstock.models.blueprint import Blueprint
 from penstock.models.families import ARCHITECTURES, Family, named, text_fields
+from penstock.models.not_run import NOT_RUN
 
 __all__ = ["Model", "build_model", "check_architecture", "family_of"]
 
@@ -68,10 +69,20 @@ def check_architecture(config: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: the architecture is unknown, or cannot run through transformers.
     """
+    _refuse_not_run(_architectures(config))
     if made := _elsewhere(config):
         fallback.check(made, config)
     else:
         family_of(config)
+
+
+def _refuse_not_run(names: Sequence[str]) -> None:
+    for name in names:
+        if name in NOT_RUN and not named(name):
+            raise CheckpointError(
+                f"config.json: architectures names {name}, which cannot run here: {NOT_RUN[name]}. Take a model of "
+                "another architecture; docs/models.md lists them."
+            )
 
 
 def _elsewhere(config: Mapping[str, Any]) -> Any:

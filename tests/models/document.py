@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from penstock.kernels.registry import KernelContext
 from penstock.models.families import ARCHITECTURES
 from penstock.models.gguf import configuration
 from penstock.models.gguf.decoders import DECODERS
+from penstock.models.not_run import NOT_RUN
 from penstock.models.registry import build_model
 from tests.models import outcomes, tiny
 
@@ -36,6 +38,7 @@ last section says otherwise. Caches: *full* keeps keys and values of every posit
 *latent* one vector a position, *state* a recurrent state a sequence.
 
 """
+NOT_RUN_TEXT = "Known not to run, through transformers neither, and refused by name before anything is loaded:"
 FOOT = """
 ## Other architectures
 
@@ -45,6 +48,8 @@ scheduling, sharing of prefixes and sampling are this engine's own. It is slower
 and says so when it starts. Before it serves, the logits of a random prompt, computed in chunks, are compared with what
 transformers computes alone; an architecture that keeps a state of its own, or masks in its own way, is refused. Tested
 with Apertus, Arcee, BitNet, Helium and VaultGemma. No code that lies in a model's folder is ever imported.
+
+__NOT_RUN__
 
 ## Rope scaling that depends on the length
 
@@ -137,7 +142,8 @@ def findings() -> Iterator[str]:
 
 
 def static_part() -> str:
-    return HEAD + "\n".join(registry()) + "\n" + FOOT
+    refused = textwrap.fill(f"{NOT_RUN_TEXT} {', '.join(NOT_RUN)}.", 119, break_on_hyphens=False)
+    return HEAD + "\n".join(registry()) + "\n" + FOOT.replace("__NOT_RUN__", refused)
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.config.options import EngineOptions
 from penstock.models.families import named
+from penstock.models.not_run import NOT_RUN
+from penstock.models.registry import check_architecture
 from penstock.startup import build_runner
 from penstock.startup.engine_spec import make_engine_spec
 from tests.models import tiny
@@ -91,6 +93,12 @@ def test_what_masks_in_its_own_way_is_refused(tmp_path: Path, monkeypatch: pytes
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", sorted(NOT_RUN))
+def test_architectures_that_are_known_not_to_run_are_refused_by_name(name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"{name}, which cannot run here: .*docs/models.md"):
+        check_architecture({"architectures": [name], "model_type": "x"})
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -161,7 +169,7 @@ def test_what_cannot_run_is_said_before_its_sizes_are_asked_for(name: str, tmp_p
     for field in ("num_hidden_layers", "intermediate_size"):
         config.pop(field, None)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=f"architecture {name}ForCausalLM.*cannot run through transformers"):
+    with pytest.raises(CheckpointError, match=f"{name}ForCausalLM.*cannot run (here|through transformers)"):
         make_engine_spec(EngineOptions(model=str(tmp_path), kv_blocks=64))
 
 
