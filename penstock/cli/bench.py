@@ -15,6 +15,7 @@ from penstock.cli.command import Command, one_of
 from penstock.cli.load import ENDPOINTS, Send, engine_sender, server_sender
 from penstock.cli.measure import PERCENTILES, RequestRecord, parse_goodput, summarize
 from penstock.cli.options import flag, takes, takes_engine_options
+from penstock.cli.terminal import loading_bar
 from penstock.cli.workload import DATASETS, WorkloadOptions, drive, make_jobs, warm_up
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.options import EngineOptions
@@ -79,11 +80,13 @@ def latency(
     async def work(send: Send) -> tuple[list[RequestRecord], float]:
         records: list[RequestRecord] = []
         seconds = 0.0
-        for index, batch in enumerate(batches):
-            found, duration = await drive(batch, send)
-            if index >= num_warmup:
-                records += found
-                seconds += duration
+        with loading_bar(title="Batches", unit="batches") as told:
+            for index, batch in enumerate(batches):
+                found, duration = await drive(batch, send)
+                told(index + 1, len(batches))
+                if index >= num_warmup:
+                    records += found
+                    seconds += duration
         return records, seconds
 
     records, seconds = _in_process(engine, work)
@@ -106,7 +109,8 @@ def throughput(
 
     async def work(send: Send) -> tuple[list[RequestRecord], float]:
         await send(warm_up(jobs[0]))  # first-use costs belong to no request
-        return await drive(jobs, send, max_concurrency=max_concurrency)
+        with loading_bar(title="Requests", unit="requests") as told:
+            return await drive(jobs, send, max_concurrency=max_concurrency, progress=told)
 
     records, seconds = _in_process(engine, work)
     _report("throughput", {"max_concurrency": max_concurrency, **_shape(workload)}, records, seconds, report)
@@ -144,9 +148,15 @@ def serve(
         ) as (send, name):
             for job in jobs[:num_warmup]:
                 await send(warm_up(job))
-            found = await drive(
-                jobs, send, request_rate=request_rate, max_concurrency=max_concurrency, seed=workload.seed
-            )
+            with loading_bar(title="Requests", unit="requests") as told:
+                found = await drive(
+                    jobs,
+                    send,
+                    request_rate=request_rate,
+                    max_concurrency=max_concurrency,
+                    seed=workload.seed,
+                    progress=told,
+                )
             return (*found, name)
 
     records, seconds, name = asyncio.run(work())

@@ -8,14 +8,17 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from penstock.cli.measure import RequestRecord
 from penstock.config.errors import ConfigError
 
-DATASETS = ("random", "prefix-repetition", "azure", "sharegpt")
+DATASETS = ("random", "prefix-repetition", "azure", "mooncake", "sharegpt")
+_MOONCAKE_BLOCK = 512
 _FIRST_ID = 5  # lower ids are control tokens in most vocabularies
 
 
@@ -138,19 +141,58 @@ def read_azure_lengths(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _sharegpt(options: WorkloadOptions, rng: random.Random) -> Iterator[Job]:
-    """Prompts from JSON lines: "prompt", "turns" or ShareGPT's "conversations"; answers end where the model ends."""
-    with _path(options).open(encoding="utf-8") as file:
+    """Prompts from a JSON array, as ShareGPT's own files are, or from JSON lines: "prompt", "turns", "conversations" or
+    "messages"; answers end where the model ends.
+    """
+    for record in _records(_path(options)):
+        prompt = _first_text(record)
+        if prompt:
+            yield Job(prompt, options.output_len, ignore_eos=False)
+
+
+def _mooncake(options: WorkloadOptions, rng: random.Random) -> Iterator[Job]:
+    """Mooncake's traces (Qin et al., 2407.00079): lengths, and which blocks of 512 tokens requests have in common."""
+    blocks: dict[int, tuple[int, ...]] = {}
+    for record in _records(_path(options)):
+        if not isinstance(record, dict):
+            continue
+        prompt, answer = record.get("input_length"), record.get("output_length")
+        if not (isinstance(prompt, int) and isinstance(answer, int) and prompt > 0 and answer > 0):
+            continue
+        tokens: list[int] = []
+        count = min(prompt, options.input_len)
+        shared = record.get("hash_ids")
+        for block in shared if isinstance(shared, list) else ():
+            if len(tokens) >= count or type(block) is not int:
+                break
+            if block not in blocks:
+                blocks[block] = _ids(options, random.Random(f"{options.seed} {block}"), _MOONCAKE_BLOCK)
+            tokens += blocks[block]
+        tokens += _ids(options, rng, max(0, count - len(tokens)))
+        yield Job(tuple(tokens[:count]), min(answer, options.output_len))
+
+
+def _records(path: Path) -> Iterator[Any]:
+    """The values of a JSON array, or of a file with one a line; lines that are no JSON are passed over.
+
+    Raises:
+        ConfigError: the file is an array that is no JSON.
+    """
+    with path.open(encoding="utf-8") as file:
+        if file.read(4096).lstrip()[:1] == "[":
+            file.seek(0)
+            try:
+                yield from json.load(file)
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{path} begins as a JSON array, but is none: {error}.") from None
+            return
+        file.seek(0)
         for line in file:
-            prompt = _first_text(line)
-            if prompt:
-                yield Job(prompt, options.output_len, ignore_eos=False)
+            with suppress(ValueError, RecursionError):
+                yield json.loads(line)
 
 
-def _first_text(line: str) -> str | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
+def _first_text(record: object) -> str | None:
     if not isinstance(record, dict):
         return None
     for key, part in (("prompt", None), ("turns", None), ("conversations", "value"), ("messages", "content")):
@@ -176,6 +218,7 @@ _SOURCES: dict[str, Callable[[WorkloadOptions, random.Random], Iterator[Job]]] =
     "random": _random,
     "prefix-repetition": _prefix_repetition,
     "azure": _azure,
+    "mooncake": _mooncake,
     "sharegpt": _sharegpt,
 }
 
@@ -187,13 +230,15 @@ async def drive(
     request_rate: float | None = None,
     max_concurrency: int | None = None,
     seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[RequestRecord], float]:
     """Sends the jobs and returns their records and the seconds from the first one sent to the last one ended.
 
     With a request rate the loop is open: gaps between requests are exponential (a Poisson process), whatever the
     server does. Without one, all are sent at once; max_concurrency then makes the loop closed. With both, requests
-    arrive at the rate but wait their turn at the client.
+    arrive at the rate but wait their turn at the client. `progress` is told (requests ended, requests in all).
     """
+    ended = 0
     rng = random.Random(seed)
     slots = asyncio.Semaphore(max_concurrency or len(jobs))
     started = time.perf_counter()
@@ -201,8 +246,12 @@ async def drive(
 
     async def one(job: Job, at: float) -> RequestRecord:
         await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
+        nonlocal ended
         async with slots:
-            return await send(job)
+            record = await send(job)
+        ended += 1
+        progress(ended, len(jobs))
+        return record
 
     tasks = []
     for job in jobs:

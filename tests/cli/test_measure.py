@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from pathlib import Path
@@ -148,3 +149,38 @@ async def test_a_closed_loop_never_exceeds_its_concurrency_and_an_open_one_keeps
     await drive(jobs * 4, send, request_rate=400.0, seed=1)
     gaps = [later - sooner for sooner, later in zip(sorted(starts), sorted(starts)[1:], strict=False)]
     assert statistics.mean(gaps) >= 0.5 / 400  # a busy machine may be late, never early
+
+
+def test_sharegpt_s_own_file_is_one_array(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "What is a penstock?"}, {"from": "gpt", "value": "A gated channel."}]
+    file = tmp_path / "ShareGPT.json"
+    file.write_text(json.dumps([{"id": "a", "conversations": turns}, {"id": "b", "conversations": []}], indent=1))
+    assert [job.prompt for job in make_jobs(WorkloadOptions("sharegpt", file))] == ["What is a penstock?"]
+    file.write_text('[{"conversations": ')
+    with pytest.raises(ConfigError, match="begins as a JSON array, but is none"):
+        make_jobs(WorkloadOptions("sharegpt", file))
+
+
+def test_mooncake_s_requests_share_the_blocks_that_it_names(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 9, "hash_ids": [1, 2, 3]},
+        {"timestamp": 1, "input_length": 1030, "output_length": 90, "hash_ids": [1, 2, 4]},
+        {"timestamp": 2, "input_length": 0, "output_length": 1, "hash_ids": []},
+    ]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first, second = make_jobs(WorkloadOptions("mooncake", file, input_len=2000, output_len=50))
+    assert (len(first.prompt), len(second.prompt)) == (1100, 1030)
+    assert (first.max_tokens, second.max_tokens) == (9, 50)
+    assert first.prompt[:1024] == second.prompt[:1024]
+    assert first.prompt[1024:1030] != second.prompt[1024:]
+
+
+async def test_progress_is_told_as_requests_end() -> None:
+    told: list[tuple[int, int]] = []
+
+    async def send(job: Job) -> RequestRecord:
+        return RequestRecord(0.0, 1.0)
+
+    await drive(make_jobs(WorkloadOptions(num_prompts=3)), send, progress=lambda *counts: told.append(counts))
+    assert told == [(1, 3), (2, 3), (3, 3)]
