@@ -63,7 +63,7 @@ def taken(process: psutil.Process) -> int:
 
 def planned(server: ServerChild) -> dict[str, int]:
     """Bytes planned for each model that is loaded."""
-    text = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{server.url}/metrics", timeout=60, trust_env=False).text
     found = re.findall(r'^penstock_model_memory_bytes\{model_name="([^"]+)"\} (\S+)$', text, re.MULTILINE)
     return {name: int(float(value)) for name, value in found if float(value)}
 
