@@ -55,6 +55,7 @@ class Engines:
         live: models that have an engine.
         loads: every load, in order.
         most: engines there were at once.
+        dying: so many of the next engines die before they serve.
         made: the newest engine of each model.
     """
 
@@ -64,6 +65,7 @@ class Engines:
     live: set[str] = field(default_factory=set)
     loads: list[str] = field(default_factory=list)
     most: int = 0
+    dying: int = 0
     made: dict[str, SupervisedThread] = field(default_factory=dict)
 
     def options(self, options: EngineOptions) -> EngineOptions:
@@ -82,6 +84,9 @@ class Engines:
         progress(1, 2)
         if name in self.gates:
             assert self.gates[name].wait(20)
+        if self.dying:
+            self.dying -= 1
+            raise EngineDeadError("The engine process was ended by signal 9.")
         if name in self.errors:
             raise self.errors[name]
         progress(2, 2)

@@ -14,7 +14,6 @@ import pytest
 from penstock.config.errors import (
     CheckpointError,
     ConfigError,
-    EngineDeadError,
     ModelNotFoundError,
     ModelUnavailableError,
     OverloadedError,
@@ -265,17 +264,16 @@ async def test_a_load_can_be_called_off(engines: Engines) -> None:
 
 
 async def test_an_engine_that_dies_on_the_way_is_started_again(engines: Engines) -> None:
-    engines.errors["a"] = EngineDeadError("The engine process was ended by signal 9.")
     async with closing(host_of(engines, source("a"))) as host:
+        engines.dying = STARTS
         with pytest.raises(ModelUnavailableError, match="could not be started; the server's log says why"):
             await use(host, "a")
         assert engines.loads == ["a"] * STARTS
-        host.entry(source("a")).rest_again()
-        waiting = asyncio.create_task(use(host, "a"))
-        await until(lambda: len(engines.loads) > STARTS)
-        engines.errors.clear()
-        (await waiting).release()
-        assert STARTS < len(engines.loads) <= 2 * STARTS
+        host.entry(source("a")).failure = None
+        engines.dying = STARTS - 1
+        (await use(host, "a")).release()
+        assert engines.loads == ["a"] * 2 * STARTS
+        assert states(host) == {"a": "ready"}
 
 
 async def test_calls_wait_for_an_engine_that_is_started_again(engines: Engines) -> None:
