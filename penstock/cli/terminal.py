@@ -9,15 +9,14 @@ from contextlib import contextmanager
 
 from penstock.config.environment import read_environment
 from penstock.config.errors import ConfigError
+from penstock.config.logs import log_handler
 
 
 def configure_logging(*, quiet: bool) -> None:
     """Sends the log to standard error at PENSTOCK_LOG_LEVEL; a quiet command raises it to warnings, save for debug."""
     chosen = read_environment().log_level
     level = "warning" if quiet and chosen == "info" else chosen
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=level.upper(), handlers=[log_handler()])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
@@ -84,28 +83,34 @@ def loading_bar(
         Progress,
         ProgressColumn,
         TextColumn,
+        TimeElapsedColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
 
-    columns: list[ProgressColumn] = [TextColumn(title), BarColumn()]
+    console = Console(stderr=True)
+    columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
     if unit == "bytes":
         columns += [DownloadColumn(binary_units=True), TransferSpeedColumn()]
     else:
         columns += [MofNCompleteColumn(), TimeRemainingColumn()]
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = progress.add_task("weights", start=True, total=None)
-    if at_once:
-        progress.start()
+    progress = Progress(*columns, console=console, transient=True)
+    task = progress.add_task(title, start=True, total=None, visible=False)
+    waiting = Progress(TextColumn("Starting the engine"), TimeElapsedColumn(), console=console, transient=True)
+    if at_once:  # nothing can be counted while libraries are imported and headers read
+        waiting.add_task("")
+        waiting.start()
 
     def told(done: int, total: int) -> None:
+        waiting.stop()
         if not progress.live.is_started and done < total:
             progress.start()
-        progress.update(task, completed=done, total=total)
+        progress.update(task, completed=done, total=total, visible=True)
         if done >= total:
             progress.stop()
 
     try:
         yield told
     finally:
+        waiting.stop()
         progress.stop()

@@ -23,6 +23,7 @@ import zmq
 
 from penstock.config.environment import read_environment, settle_torch
 from penstock.config.errors import RESULT_TOO_LARGE, ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.config.logs import log_handler
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, FinishReason
 from penstock.engine import messages
@@ -256,7 +257,7 @@ def last_words(error: Exception) -> messages.Fatal:
 
 def main() -> int:
     """Reads the Launch and runs."""
-    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(handlers=[log_handler()])
     try:
         launch = messages.decode_launch(sys.stdin.buffer.read())
     except MessageError as error:

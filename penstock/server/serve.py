@@ -21,6 +21,7 @@ import uvicorn
 
 from penstock.config import limits
 from penstock.config.errors import ConfigError
+from penstock.config.logs import log_handler
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.config.resolve import validate
@@ -167,9 +168,7 @@ def _log_to_stderr() -> None:
     """Makes the server's own lines visible, unless whoever called has set up logging."""
     logger = logging.getLogger("penstock")
     if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(log_handler())
         logger.setLevel(logging.INFO)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -239,3 +240,15 @@ def test_what_cannot_be_asked_says_why(thinker: str, home: Path) -> None:
         result = CliRunner().invoke(app, ["run", *arguments])
         assert result.exit_code == 1
         assert said in result.stderr, result.output
+
+
+def test_one_log_format_and_no_line_written_over_another(home: Path) -> None:
+    terminal = Terminal("serve", "--port", "0", home=home, columns=160)
+    try:
+        terminal.expect("Ready: penstock-concierge")
+        logged = [line for line in terminal.lines() if " INFO " in line]
+        assert len(logged) > 5
+        assert all(re.match(r"\d{4}-\d\d-\d\d [\d:,]+ INFO penstock\.", line) for line in logged), logged
+        assert "0/?" not in terminal.raw.decode("utf-8", "replace")
+    finally:
+        terminal.close()
