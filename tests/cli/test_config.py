@@ -59,7 +59,7 @@ def test_goals_and_users_decide_what_is_left_open() -> None:
     ("text", "said"),
     [
         ("max-model-length: 4", "Did you mean 'max_model_len'?"),
-        ("serve:\n  prot: 4", "Did you mean 'port'?"),
+        ("serve:\n  portt: 4", "Did you mean 'port'?"),
         ("dtype: flaot32", "Did you mean 'float32'?"),
         ("port: [1, {a: b}]", "allowed: texts, numbers"),
         ("- a", "holds no flags"),
