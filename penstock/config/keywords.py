@@ -27,6 +27,7 @@ class EngineKeywords(TypedDict, total=False):
     max_chunk_tokens: int | None
     block_size: int
     gpu_memory_utilization: float
+    memory: int | None
     kv_cache_memory: int | None
     kv_blocks: int | None
     enable_prefix_caching: bool

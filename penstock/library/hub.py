@@ -32,6 +32,7 @@ SMALL_FILES: Final = (
 )
 _NOT_SMALL: Final = ("*.index.json", "params.json", "training_args*", "trainer_state*", "*_results.json")
 _MOST_SMALL: Final = 256 << 20
+_SHA1, _SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 _DEFAULT_QUANTS: Final = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "IQ4_XS", "F16", "BF16")
 
@@ -125,7 +126,7 @@ def describe(places: ModelPlaces, name: HubName) -> Repository:
 
 
 def _commit(sha: str | None) -> str:
-    if not re.fullmatch(r"[0-9a-f]{40}", sha or ""):
+    if not _SHA1.fullmatch(sha or ""):
         raise CheckpointError(f"the hub names {quoted(str(sha), 60)} as a commit, which is none.")
     return str(sha)
 
@@ -137,12 +138,8 @@ def _files(siblings: Sequence[Any]) -> dict[str, File]:
     for sibling in siblings:
         lfs, size = sibling.lfs, sibling.size
         digest = Digest("sha256", str(lfs.sha256)) if lfs else Digest("git", str(sibling.blob_id))
-        wanted = 64 if lfs else 40
-        if (
-            type(size) is int
-            and 0 <= size <= MAX_MODEL_FILE_BYTES
-            and re.fullmatch(rf"[0-9a-f]{{{wanted}}}", digest.hex)
-        ):
+        whole = (_SHA256 if lfs else _SHA1).fullmatch(digest.hex)
+        if whole and type(size) is int and 0 <= size <= MAX_MODEL_FILE_BYTES:
             found[str(sibling.rfilename)] = File(str(sibling.rfilename), size, digest)
     return found
 

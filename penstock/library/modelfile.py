@@ -14,6 +14,8 @@ from penstock.config.errors import ConfigError, quoted
 from penstock.config.limits import MAX_LAYER_TEXT_BYTES
 
 _WORDS: Final = ("FROM", "PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
 _ROLES: Final = ("system", "user", "assistant")
 PARAMETERS: Final[Mapping[str, type]] = MappingProxyType(
     {
@@ -129,7 +131,7 @@ def _set(params: dict[str, Any], name: str, text: str, number: int) -> None:
             raise _wrong(number, f"PARAMETER {name} is {quoted(text, 40)}; allowed: true, false")
         params[name] = text.lower() == "true"
         return
-    if not re.fullmatch(r"[+-]?\d{1,18}" if kind is int else r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text):
+    if not (_INTEGER if kind is int else _NUMBER).fullmatch(text):
         raise _wrong(
             number, f"PARAMETER {name} is {quoted(text, 40)}; a{'n integer' if kind is int else ' number'} is needed"
         )

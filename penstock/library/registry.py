@@ -25,7 +25,7 @@ from penstock.library.store import Store
 from penstock.library.transfer import Manner, Source, fetch_all
 from penstock.library.web import Answer, Web, WebError, refusal
 
-_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+_CHALLENGE = re.compile(r'\b(\w+)="([^"]*)"')
 _CHUNK: Final = 1 << 20
 
 

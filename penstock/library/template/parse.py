@@ -17,6 +17,8 @@ _TOKEN = re.compile(
     r'\s+|(?P<string>"(?:[^"\\\n]|\\.)*"|`[^`]*`)|(?P<number>-?\d+)|(?P<mark>:=|[()|,=])'
     r"|(?P<variable>\$\w*(?:\.\w+)*)|(?P<field>(?:\.\w+)+|\.)|(?P<word>\w+)"
 )
+_COMMENT = re.compile(r"\s*/\*")
+_END = re.compile(r"(\s+-)?\s*\}\}")
 _BLOCKS = ("if", "range", "with")
 
 
@@ -113,9 +115,11 @@ def _pieces(source: str) -> Iterator[str | list[Token]]:
         if re.match(r"-[ \t\r\n]", source[begin : begin + 2]):
             text, begin = text.rstrip(" \t\r\n"), begin + 1
         yield text
-        comment = re.compile(r"\s*/\*.*?\*/\s*?(\s-)?\}\}", re.DOTALL).match(source, begin)
-        if comment:
-            at, trim = comment.end(), bool(comment[1])
+        comment = _COMMENT.match(source, begin)
+        closed = source.find("*/", comment.end()) if comment else -1
+        ending = _END.match(source, closed + 2) if closed >= 0 else None
+        if ending:
+            at, trim = ending.end(), bool(ending[1])
             continue
         tokens, at, trim = _action(source, begin)
         yield tokens
@@ -124,7 +128,7 @@ def _pieces(source: str) -> Iterator[str | list[Token]]:
 def _action(source: str, at: int) -> tuple[list[Token], int, bool]:
     tokens: list[Token] = []
     while True:
-        ending = re.compile(r"(\s+-)?\s*\}\}").match(source, at)
+        ending = _END.match(source, at)
         if ending:
             return tokens, ending.end(), bool(ending[1])
         match = _TOKEN.match(source, at)
