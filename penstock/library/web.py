@@ -58,28 +58,50 @@ class Web:
     pause: Pause = time.sleep
 
     @contextmanager
-    def stream(self, url: str, headers: Mapping[str, str], method: str = "GET") -> Iterator[httpx2.Response]:
-        """An answer whose body is yet to be read; redirects are followed, without credentials to another host.
+    def stream(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        method: str = "GET",
+        content: bytes | Iterator[bytes] | None = None,
+        redirects: int = MAX_REDIRECTS,
+    ) -> Iterator[httpx2.Response]:
+        """An answer whose body is yet to be read.
+
+        Redirects are followed here, not by the client, which would read the whole body of each. Credentials do not
+        follow to another origin, and a body follows nowhere.
 
         Raises:
-            WebError: no answer, or one that refuses.
+            WebError: no answer, or one that refuses, or leads on more than `redirects` times.
         """
+        sent, place = dict(headers), url
         try:
-            with self.client.stream(method, url, headers=dict(headers)) as response:
-                if response.status_code >= 400:
-                    raise refusal(response)
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise WebError(f"{_place(url)} sent the file in another encoding; it is not taken.")
-                yield response
+            for _ in range(1 if content is not None else redirects + 1):
+                request = self.client.stream(method, place, headers=sent, content=content, follow_redirects=False)
+                with request as response:
+                    if response.next_request is None:
+                        if not response.is_success:
+                            raise refusal(response)
+                        if content is None and response.headers.get("content-encoding", "identity") != "identity":
+                            raise WebError(f"{_place(place)} sent the file in another encoding; it is not taken.")
+                        yield response
+                        return
+                    target = str(response.next_request.url)
+                if origin(target) != origin(place):
+                    sent = {name: value for name, value in sent.items() if name.lower() != "authorization"}
+                place = target
+            if content is not None or not redirects:
+                raise WebError(f"{_place(url)} leads to {_place(place)}; what is asked there is not sent elsewhere.")
+            raise WebError(f"{_place(url)} leads to another address more than {redirects} times.")
         except httpx2.InvalidURL as error:
             raise WebError(f"{_place(url)} is no address: {error}.") from None
-        except httpx2.TooManyRedirects:
-            raise WebError(f"{_place(url)} leads to another address more than {MAX_REDIRECTS} times.") from None
+        except httpx2.StreamError as error:
+            raise WebError(f"{_place(url)} cannot be read: {str(error)[:160]}.") from None
         except httpx2.HTTPError as error:
             raise WebError(_unreached(url, error), passing=True) from None
 
     def read(
-        self, url: str, headers: Mapping[str, str], most: int = MAX_ANSWER_BYTES
+        self, url: str, headers: Mapping[str, str], most: int = MAX_ANSWER_BYTES, redirects: int = MAX_REDIRECTS
     ) -> tuple[bytes, Mapping[str, str]]:
         """A whole answer of at most so many bytes, and its headers; what passes is tried again.
 
@@ -88,7 +110,7 @@ class Web:
         """
 
         def once() -> tuple[bytes, Mapping[str, str]]:
-            with self.stream(url, headers) as response:
+            with self.stream(url, headers, redirects=redirects) as response:
                 data = bytearray()
                 for piece in response.iter_raw():
                     data += piece
@@ -128,11 +150,24 @@ def open_web(pause: Pause = time.sleep) -> Iterator[Web]:
     headers = {"User-Agent": f"penstock/{__version__}", "Accept-Encoding": "identity"}
     timeout = httpx2.Timeout(30.0, connect=10.0)
     try:
-        client = httpx2.Client(headers=headers, timeout=timeout, follow_redirects=True, max_redirects=MAX_REDIRECTS)
+        client = httpx2.Client(headers=headers, timeout=timeout)
     except (ValueError, ImportError, httpx2.InvalidURL) as error:
         raise ConfigError(f"a proxy of the environment (HTTPS_PROXY, ALL_PROXY) cannot be used: {error}") from None
     with client:
         yield Web(client, pause)
+
+
+def origin(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port: what credentials belong to.
+
+    Raises:
+        WebError: it is no address.
+    """
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+    except ValueError:
+        raise WebError(f"{_place(url)} is no address.") from None
 
 
 def pause_before(attempt: int) -> float:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -250,3 +250,36 @@ def test_credentials_do_not_follow_to_another_host(files: Files, web: Web, tmp_p
         fetch(web, given, tmp_path / "x", MANNER)
         assert front.authorised["/x"] == "Bearer secret"
     assert files.authorised["/x"] is None
+
+
+class Leading(Files):
+    """Redirects, each with a long body."""
+
+    def __init__(self, to: str) -> None:
+        super().__init__()
+        self.to = to
+        self.read = 0
+
+    def answer(self, handler: Handler, path: str) -> bool:
+        body = b"x" * (64 << 20)
+        handler.send_response(302)
+        handler.send_header("Location", self.to)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        with suppress(OSError):
+            for start in range(0, len(body), PIECE):
+                handler.wfile.write(body[start : start + PIECE])
+                self.read += PIECE
+        handler.close_connection = True
+        return True
+
+
+def test_the_body_of_a_redirect_is_not_read(files: Files, web: Web, tmp_path: Path) -> None:
+    wanted = source(files, b"some bytes")
+    with running(Leading(wanted.url)) as leading:
+        away = replace(wanted, url=leading.url + "/x", headers={"authorization": "Bearer t"})
+        fetch(web, away, tmp_path / "x", MANNER)
+    assert (tmp_path / "x").read_bytes() == b"some bytes"
+    assert leading.read < 32 << 20 and files.authorised["/x"] is None
+    with running(Leading("/again")) as endless, pytest.raises(WebError, match="more than 10 times"):
+        web.read(endless.url, {})
