@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
-import httpx2
-
 from penstock.config.errors import CheckpointError
 from penstock.config.limits import MAX_MANIFEST_BYTES
 from penstock.library.digests import digest_of
@@ -23,10 +21,11 @@ from penstock.library.manifest import DOCKER, OCI, Layer, Manifest, parse_manife
 from penstock.library.names import NoSuchModelError, RegistryName
 from penstock.library.store import Store
 from penstock.library.transfer import Manner, Source, fetch_all
-from penstock.library.web import Answer, Web, WebError, refusal
+from penstock.library.web import Answer, Web, WebError, origin
 
 _CHALLENGE = re.compile(r'\b(\w+)="([^"]*)"')
 _CHUNK: Final = 1 << 20
+_MOST_READ: Final = 4 << 10  # of an answer that only its headers matter of
 
 
 @dataclass(slots=True)
@@ -167,9 +166,7 @@ def _has(registry: Registry, part: Layer) -> bool:
 def _send(registry: Registry, part: Layer, path: Path, manner: Manner) -> None:
     """One blob in one request; the registry holds it against its digest."""
     begun = _answer(registry.web, "POST", registry.url("blobs/uploads/"), registry.headers(), b"")
-    place = urljoin(str(begun.url), begun.headers.get("location", ""))
-    if urlsplit(place).netloc != urlsplit(str(begun.url)).netloc:
-        raise WebError(f"{registry.name.host} wants the upload to go to another host; it is not sent there.")
+    place = _upload_place(registry, begun.get("location", ""))
     place += f"{'&' if '?' in place else '?'}digest={quote(str(part.digest))}"
 
     def pieces() -> Iterator[bytes]:
@@ -186,16 +183,34 @@ def _send(registry: Registry, part: Layer, path: Path, manner: Manner) -> None:
     _answer(registry.web, "PUT", place, headers, pieces())
 
 
+def _upload_place(registry: Registry, location: str) -> str:
+    """Where an upload goes: the registry's own scheme, host and port, whatever way it names them.
+
+    A registry behind a proxy may not know that it is spoken to in HTTPS; its http:// becomes that.
+    """
+    own = registry.url("blobs/uploads/")
+    try:
+        place = urlsplit(urljoin(own, location))
+        if place.scheme == "http":
+            place = place._replace(scheme=urlsplit(own).scheme)
+        if origin(place.geturl()) == origin(own):
+            return place._replace(netloc=urlsplit(own).netloc, fragment="").geturl()
+    except ValueError:
+        pass
+    raise WebError(f"{registry.name.host} wants the upload to go to another host; it is not sent there.")
+
+
 def _answer(
     web: Web, method: str, url: str, headers: Mapping[str, str], content: bytes | Iterator[bytes]
-) -> httpx2.Response:
-    try:
-        response = web.client.request(method, url, headers=dict(headers), content=content)
-    except httpx2.HTTPError as error:
-        raise WebError(f"{urlsplit(url).netloc} broke off: {str(error)[:160]}.", passing=True) from None
-    if response.status_code >= 400:
-        raise refusal(response)
-    return response
+) -> Mapping[str, str]:
+    """The headers of an answer; of its body a little is read, so that the connection can be used again."""
+    with web.stream(url, headers, method, content) as response:
+        size = 0
+        for piece in response.iter_raw(1024):
+            size += len(piece)
+            if size >= _MOST_READ:
+                break
+        return response.headers
 
 
 def _is_loopback(host: str) -> bool:
