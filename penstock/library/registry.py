@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 from penstock.config.errors import CheckpointError
 from penstock.config.limits import MAX_MANIFEST_BYTES
+from penstock.library.authority import checked_realm, gets_login, is_loopback
 from penstock.library.digests import digest_of
 from penstock.library.manifest import DOCKER, OCI, Layer, Manifest, parse_manifest
 from penstock.library.names import NoSuchModelError, RegistryName
@@ -25,6 +25,7 @@ from penstock.library.web import Answer, Web, WebError, origin
 
 _CHALLENGE = re.compile(r'\b(\w+)="([^"]*)"')
 _CHUNK: Final = 1 << 20
+_MOST_TOKEN: Final = 256 << 10  # of the answer with it
 _MOST_READ: Final = 4 << 10  # of an answer that only its headers matter of
 
 
@@ -48,7 +49,7 @@ class Registry:
 
     def url(self, path: str) -> str:
         """An address of this repository."""
-        scheme = "http" if self.insecure or _is_loopback(self.name.host) else "https"
+        scheme = "http" if self.insecure or is_loopback(self.name.host) else "https"
         return f"{scheme}://{self.name.host}/v2/{self.name.repository}/{path}"
 
     def headers(self) -> dict[str, str]:
@@ -100,16 +101,17 @@ class Registry:
             self.token = f"Basic {self.login}"
             return
         realm = found.get("realm", "")
-        if kind.lower() != "bearer" or not realm.startswith(("https://", "http://")):
+        if kind.lower() != "bearer" or not realm:
             raise WebError(f"{self.name.host} asks for a login; `docker login {self.name.host}` keeps one.", 401)
+        host = checked_realm(realm, self.name.host, secure=self.url("").startswith("https:"))
         scope = f"repository:{self.name.repository}:{actions}"
         query = urlencode({"service": found.get("service", ""), "scope": scope})
-        with_login = self.login and urlsplit(realm).scheme == "https"
+        with_login = self.login and realm.startswith("https:") and gets_login(host, self.name.host)
         headers = {"Authorization": f"Basic {self.login}"} if with_login else {}
-        answer = self.web.read_json(f"{realm}{'&' if '?' in realm else '?'}{query}", headers)
+        answer = self.web.read_json(f"{realm}{'&' if '?' in realm else '?'}{query}", headers, _MOST_TOKEN, redirects=0)
         token = answer.get("token") or answer.get("access_token") if isinstance(answer, dict) else None
         if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-            raise WebError(f"{urlsplit(realm).netloc} gives no token for {self.name}.", 401)
+            raise WebError(f"{host} gives no token for {self.name}.", 401)
         self.token = f"Bearer {token}"
 
 
@@ -211,15 +213,6 @@ def _answer(
             if size >= _MOST_READ:
                 break
         return response.headers
-
-
-def _is_loopback(host: str) -> bool:
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    with suppress(ValueError):
-        return ip_address(name).is_loopback
-    return False
 
 
 def docker_login(host: str, config: Path) -> str:

@@ -120,13 +120,15 @@ class Web:
 
         return self.again(once)
 
-    def read_json(self, url: str, headers: Mapping[str, str]) -> Any:
+    def read_json(
+        self, url: str, headers: Mapping[str, str], most: int = MAX_ANSWER_BYTES, redirects: int = MAX_REDIRECTS
+    ) -> Any:
         """As `read`, from JSON.
 
         Raises:
             WebError: as `read`, or the answer is not JSON.
         """
-        data, _ = self.read(url, headers)
+        data, _ = self.read(url, headers, most, redirects)
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
