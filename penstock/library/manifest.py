@@ -12,6 +12,8 @@ from typing import Any, Final
 from penstock.config.errors import CheckpointError, quoted
 from penstock.config.limits import (
     MAX_LAYER_TEXT_BYTES,
+    MAX_LAYER_TEXTS,
+    MAX_LAYER_TEXTS_BYTES,
     MAX_MANIFEST_BYTES,
     MAX_MANIFEST_LAYERS,
     MAX_MODEL_FILE_BYTES,
@@ -167,27 +169,53 @@ class Texts:
 
 
 def read_texts(manifest: Manifest, path: Mapping[Digest, Path]) -> Texts:
-    """Reads the small blobs of a model.
+    """Reads the small blobs of a model; of each kind but licences the last counts.
 
     Raises:
-        CheckpointError: one is missing, too long, or not what its type says.
+        CheckpointError: one is missing, too long, or not what its type says, or there are too many.
     """
-    template = manifest.of("template")
-    read = {kind: [_text(part, path) for part in manifest.of(kind)] for kind in TEXTS}
-    params = _json(read["params"], {})
+    last = {kind: manifest.of(kind)[-1:] for kind in TEXTS if kind != "license"}
+    licenses = {part.digest: part for part in manifest.of("license")}
+    wanted = [part for parts in last.values() for part in parts] + list(licenses.values())
+    size = sum(part.size for part in wanted)
+    if len(wanted) > MAX_LAYER_TEXTS or size > MAX_LAYER_TEXTS_BYTES:
+        raise CheckpointError(
+            f"a model has {len(wanted)} texts of {size} bytes; {MAX_LAYER_TEXTS} of {MAX_LAYER_TEXTS_BYTES} are read."
+        )
+    read = {kind: [_text(part, path) for part in parts] for kind, parts in last.items() if kind != "params"}
     messages = _json(read["messages"], [])
     known = ("system", "user", "assistant", "tool")
     if not all(isinstance(turn, dict) and turn.get("role") in known for turn in messages):
         raise CheckpointError("a model's messages are no list of turns with roles; make the model again.")
     return Texts(
-        "".join(read["template"][-1:]),
-        bool(template and template[-1].annotations.get(CHOSEN)),
-        "".join(read["system"][-1:]),
-        params,
+        "".join(read["template"]),
+        any(part.annotations.get(CHOSEN) for part in last["template"]),
+        "".join(read["system"]),
+        read_params(manifest, path),
         [{"role": turn["role"], "content": str(turn.get("content", ""))} for turn in messages],
-        tuple(read["license"]),
-        _json([_text(manifest.config, path)] if manifest.config.size else [], {}),
+        tuple(_text(part, path) for part in licenses.values()),
+        read_config(manifest, path),
     )
+
+
+def read_config(manifest: Manifest, path: Mapping[Digest, Path]) -> Mapping[str, Any]:
+    """The manifest's description.
+
+    Raises:
+        CheckpointError: as `read_texts`
+    """
+    found: Mapping[str, Any] = _json([_text(manifest.config, path)] if manifest.config.size else [], {})
+    return found
+
+
+def read_params(manifest: Manifest, path: Mapping[Digest, Path]) -> Mapping[str, Any]:
+    """The model's parameters.
+
+    Raises:
+        CheckpointError: as `read_texts`
+    """
+    found: Mapping[str, Any] = _json([_text(part, path) for part in manifest.of("params")[-1:]], {})
+    return found
 
 
 def _text(part: Layer, path: Mapping[Digest, Path]) -> str:

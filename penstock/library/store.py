@@ -25,7 +25,7 @@ from penstock.config.names import BUNDLED_MODEL
 from penstock.library.digests import Digest, digest_of
 from penstock.library.files import link, locked, remove_file, shared_lock, write_whole
 from penstock.library.hub_cache import CachedModel, cached_models, models_of, remove_model, repo_folder, selected
-from penstock.library.manifest import Layer, Manifest, Texts, parse_manifest, read_texts
+from penstock.library.manifest import Layer, Manifest, Texts, parse_manifest, read_config, read_params, read_texts
 from penstock.library.names import HubName, NoSuchModelError, RegistryName, parse_name
 from penstock.library.views import engine_options, sweep_views, view
 from penstock.weights.open import bundled_model_path
@@ -167,8 +167,8 @@ class Store:
         details: dict[str, str] = {}
         options: dict[str, Any] = {}
         with suppress(CheckpointError):
-            texts = read_texts(manifest, blobs)
-            details, options = _details(texts.config), engine_options(texts.params)
+            details = _details(read_config(manifest, blobs))
+            options = engine_options(read_params(manifest, blobs))
 
         def made() -> Path:
             with locked(self.root / "views" / manifest.digest.hex[:32]):

@@ -14,7 +14,7 @@ from penstock.config.environment import ModelPlaces, model_places
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.library.digests import digest_of
 from penstock.library.make import add_path, copy_model
-from penstock.library.manifest import CONFIG, Layer, Manifest, layer, make_manifest, parse_manifest
+from penstock.library.manifest import CONFIG, Layer, Manifest, layer, make_manifest, parse_manifest, read_texts
 from penstock.library.names import RegistryName, parse_name
 from penstock.library.resolve import UnknownModelError, find
 from penstock.library.store import Store
@@ -179,3 +179,31 @@ def test_places_come_from_the_environment(tmp_path: Path) -> None:
     for name, value in {"HF_ENDPOINT": "ftp://x", "HF_TOKEN": "a b", "PENSTOCK_REGISTRY": "../x"}.items():
         with pytest.raises(ConfigError, match=name):
             model_places({name: value}, tmp_path)
+
+
+def texts_of(store: Store, *texts: tuple[str, bytes]) -> Manifest:
+    """A manifest of these texts, under the name c."""
+    layers = [
+        replace(store.add(data, ""), media_type=layer(kind, digest_of(data), 0).media_type) for kind, data in texts
+    ]
+    manifest = make_manifest(store.add(b"{}", CONFIG), layers)
+    store.put(RegistryName("c"), manifest)
+    return manifest
+
+
+def test_texts_are_read_once_and_to_a_bound(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    plain = Path.read_bytes
+    same = texts_of(store, *[("license", b"a" * 1000)] * 4000, *[("system", b"b" * 1000)] * 90)
+    blobs = store.blobs(same)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or plain(path))
+    assert read_texts(same, blobs).licenses == ("a" * 1000,)
+    assert len(read) == 3
+    read.clear()
+    assert next(entry.name for entry in store.list()) == "c:latest"
+    assert len([path for path in read if path.parent.name == "blobs"]) == 1  # the description
+    many = texts_of(store, *(("license", b"%d" % number) for number in range(17)))
+    large = texts_of(store, *(("license", b"%d" % number * 2**20) for number in range(5)))
+    for manifest in (many, large):
+        with pytest.raises(CheckpointError, match="texts of"):
+            read_texts(manifest, store.blobs(manifest))
