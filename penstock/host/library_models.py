@@ -23,7 +23,7 @@ def library_models(store: Store, defaults: EngineOptions) -> Mapping[str, ModelS
     for entry in store.list():
         try:
             found.setdefault(entry.name, ModelSource(entry.name, _options(entry, defaults)))
-        except PenstockError as error:
+        except (PenstockError, OSError, ValueError) as error:
             _log.warning("%s is left out: %s", entry.name, error)
     return found
 

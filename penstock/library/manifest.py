@@ -27,6 +27,8 @@ _OLLAMA: Final = "application/vnd.ollama.image."
 FILE: Final = "application/vnd.penstock.file.v1"  # of a folder; its name stands in the title
 TITLE: Final = "org.opencontainers.image.title"
 CHOSEN: Final = "io.penstock.chosen"  # the person who made the model wrote this layer
+_MAX_TITLE: Final = 2048
+_MAX_FOLDERS: Final = 7
 TEXTS: Final = ("template", "system", "params", "messages", "license")
 
 
@@ -128,8 +130,24 @@ def parse_manifest(data: bytes, what: str) -> Manifest:
     if not isinstance(listed, list) or len(listed) > MAX_MANIFEST_LAYERS:
         raise CheckpointError(f"the manifest of {what} lists no layers, or more than {MAX_MANIFEST_LAYERS}.")
     kind = found.get("mediaType")
-    config = _layer(found["config"], what)
-    return Manifest(data, config, tuple(_layer(part, what) for part in listed), kind if kind == OCI else DOCKER)
+    config, layers = _layer(found["config"], what), tuple(_layer(part, what) for part in listed)
+    _check_titles([part.annotations.get(TITLE, "") for part in layers if part.kind == "file"], what)
+    return Manifest(data, config, layers, kind if kind == OCI else DOCKER)
+
+
+def _check_titles(titles: Sequence[str], what: str) -> None:
+    """Raises CheckpointError unless the files can lie in one folder."""
+    known = set(titles)
+    if len(known) < len(titles):
+        raise CheckpointError(f"the manifest of {what} has a file twice.")
+    folders: set[str] = set()
+    for title in titles:
+        if len(title) > _MAX_TITLE or title.count("/") > _MAX_FOLDERS or title.startswith(".complete"):
+            raise CheckpointError(f"the manifest of {what} has a file {quoted(title)}; that name is not taken.")
+        parts = title.split("/")
+        folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
+    if both := known & folders:
+        raise CheckpointError(f"the manifest of {what} has {quoted(min(both))} as a file and as a folder.")
 
 
 def _layer(found: Any, what: str) -> Layer:
@@ -142,7 +160,18 @@ def _layer(found: Any, what: str) -> Layer:
     if not isinstance(kind, str) or not isinstance(notes, dict):
         raise CheckpointError(f"the manifest of {what} has a layer without a media type.")
     annotations = {str(name): str(value) for name, value in notes.items()}
+    _check_unicode([kind, *annotations, *annotations.values()], f"the manifest of {what}")
     return Layer(kind, sha256(str(found.get("digest"))), size, annotations)
+
+
+def _check_unicode(texts: Iterable[str], what: str) -> None:
+    """Raises CheckpointError for halves of characters, which JSON can hold and no file or answer can."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"{what} has text that is no Unicode (a surrogate alone); make the model again."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +263,10 @@ def _json(texts: Sequence[str], empty: Any) -> Any:
         return empty
     try:
         found = json.loads(texts[-1])
+        plain = json.dumps(found, ensure_ascii=False)
     except (ValueError, RecursionError):
-        found = None
+        found, plain = None, ""
     if type(found) is not type(empty):
         raise CheckpointError("a model's parameters or messages are no JSON of the right kind; make the model again.")
+    _check_unicode([plain], "a model's description, parameters or messages")
     return found

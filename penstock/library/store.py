@@ -156,7 +156,7 @@ class Store:
         for root in (self.root, *self.places.ollama):
             base = root / "manifests"
             for path in sorted(base.glob("*/*/*/*")):
-                with suppress(PenstockError, OSError):
+                with suppress(PenstockError, OSError, ValueError):
                     folder = path.relative_to(base).parent.as_posix()
                     name = parse_name(f"{folder}:{path.name}", self.places.registry)
                     if isinstance(name, RegistryName) and path.is_file():

@@ -59,15 +59,23 @@ def view(folder: Path, name: RegistryName, manifest: Manifest, blobs: Mapping[Di
     opened = place if files else place / f"{name.model}-{name.tag}.gguf"
     if (place / _DONE).is_file() and all(path.exists() for path in place.iterdir()):
         return opened
+    try:
+        _make(place, opened, manifest, blobs)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name} cannot be laid out in {place}: {str(error)[:200]}.") from error
+    return opened
+
+
+def _make(place: Path, opened: Path, manifest: Manifest, blobs: Mapping[Digest, Path]) -> None:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
+    files = manifest.of("file")
     for part in files:
         symbolic(inside(place, part.annotations.get(TITLE, "")), blobs[part.digest])
     if not files:
-        symbolic(opened, blobs[models[0].digest])
+        symbolic(opened, blobs[manifest.of("model")[0].digest])
     _tell(place, opened, read_texts(manifest, blobs), is_file=not files)
     write_whole(place / _DONE, b"")
-    return opened
 
 
 def _tell(place: Path, opened: Path, texts: Texts, *, is_file: bool) -> None:

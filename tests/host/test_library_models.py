@@ -41,6 +41,18 @@ def test_a_model_that_is_damaged_is_left_out(store: Store) -> None:
     assert set(library_models(store, EngineOptions())) == {"penstock-concierge"}
 
 
+@pytest.mark.parametrize("odd", [OSError("odd"), UnicodeEncodeError("utf-8", "x", 0, 1, "odd")])
+def test_an_odd_model_leaves_the_others(store: Store, monkeypatch: pytest.MonkeyPatch, odd: Exception) -> None:
+    """Whatever cannot be laid out: a name too long for the disk, text that no file can hold."""
+    add_path(store, bundled_model_path(), MINE)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise odd
+
+    monkeypatch.setattr("penstock.library.store.view", refuse)
+    assert set(library_models(store, EngineOptions())) == {"penstock-concierge"}
+
+
 def test_a_name_on_a_list_is_looked_up_when_it_is_loaded() -> None:
     with pytest.raises(ConfigError, match="there is no model"):
         hosted_options(EngineOptions(model="nobody/has-this"))

@@ -14,7 +14,17 @@ from penstock.config.environment import ModelPlaces, model_places
 from penstock.config.errors import CheckpointError, ConfigError
 from penstock.library.digests import digest_of
 from penstock.library.make import add_path, copy_model
-from penstock.library.manifest import CONFIG, Layer, Manifest, layer, make_manifest, parse_manifest, read_texts
+from penstock.library.manifest import (
+    CONFIG,
+    FILE,
+    TITLE,
+    Layer,
+    Manifest,
+    layer,
+    make_manifest,
+    parse_manifest,
+    read_texts,
+)
 from penstock.library.names import RegistryName, parse_name
 from penstock.library.resolve import UnknownModelError, find
 from penstock.library.store import Store
@@ -207,3 +217,43 @@ def test_texts_are_read_once_and_to_a_bound(store: Store, monkeypatch: pytest.Mo
     for manifest in (many, large):
         with pytest.raises(CheckpointError, match="texts of"):
             read_texts(manifest, store.blobs(manifest))
+
+
+@pytest.mark.parametrize(
+    "titles",
+    [
+        ("a/b.json", "a"),
+        ("a", "a/b.json"),
+        (".complete/x",),
+        (".complete",),
+        ("a", "a"),
+        ("a/" * 10**6 + "a",),
+        ("\ud800",),
+    ],
+)
+def test_files_that_cannot_lie_in_one_folder_are_refused(titles: tuple[str, ...]) -> None:
+    part = Layer("x", digest_of(b"{}"), 2)
+    manifest = make_manifest(part, [replace(part, media_type=FILE, annotations={TITLE: title}) for title in titles])
+    with pytest.raises(CheckpointError):
+        parse_manifest(manifest.data, "m")
+
+
+@pytest.mark.parametrize(
+    "text", [("params", b'{"stop": ["\\ud800"]}'), ("messages", b'[{"role":"user","content":"\\ud800"}]')]
+)
+def test_half_a_character_in_a_models_texts_is_told(store: Store, quantised: Path, text: tuple[str, bytes]) -> None:
+    ollama_model(store.root, "c", quantised, dict([text]))
+    entry = store.find("c")
+    assert entry is not None
+    with pytest.raises(CheckpointError, match="surrogate"):
+        _ = entry.path
+
+
+def test_what_the_disk_refuses_is_told(store: Store, quantised: Path) -> None:
+    ollama_model(store.root, "c", quantised, {})
+    entry = store.find("c")
+    assert entry is not None
+    (store.root / "views").mkdir()
+    (store.root / "views" / entry.digest[:32]).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="cannot be laid out"):
+        _ = entry.path
