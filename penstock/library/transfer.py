@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from penstock.library.web import Web, WebError, content_range, pause_before
 _HEADER: Final = 4096
 _COUNTER: Final = struct.Struct("<Q")
 _PIECE: Final = 256 << 10
+_SIZE: Final = re.compile(r"[0-9]{1,18}")
 _ATTEMPTS: Final = 6  # in a row without a byte
 
 Told = Callable[[int], None]
@@ -100,10 +102,10 @@ def probe(web: Web, url: str, headers: Mapping[str, str]) -> Source:
     def once() -> Source:
         with web.stream(url, {**headers, "Range": "bytes=0-0"}) as response:
             found = content_range(response)
-            if found is not None and found[2]:
+            if found is not None and found[2] and found[2] <= MAX_MODEL_FILE_BYTES:
                 return Source(url, found[2], None, headers, response.headers.get("etag", ""))
             size = response.headers.get("content-length", "")
-            if response.status_code == 200 and size.isdigit() and int(size) <= MAX_MODEL_FILE_BYTES:
+            if response.status_code == 200 and _SIZE.fullmatch(size) and int(size) <= MAX_MODEL_FILE_BYTES:
                 return Source(url, int(size), None, headers, response.headers.get("etag", ""), ranges=False)
             raise WebError(f"{url} does not tell how large it is, so that nobody could tell whether it came whole.")
 

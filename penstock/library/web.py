@@ -20,7 +20,7 @@ from penstock.config.limits import MAX_ANSWER_BYTES, MAX_REDIRECTS
 AGAIN = (408, 425, 429, 500, 502, 503, 504)
 _ATTEMPTS = 3  # of short questions; files that are under way are tried longer
 _LONGEST_PAUSE_S = 30.0
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 Pause = Callable[[float], None]
 Answer = TypeVar("Answer")
 
@@ -189,7 +189,7 @@ def refusal(response: httpx2.Response) -> WebError:
     """What a refusing answer says, without what may be secret in its address."""
     status, where = response.status_code, _place(str(response.url))
     wait = response.headers.get("retry-after", "")
-    seconds = min(float(wait), _LONGEST_PAUSE_S) if wait.isdigit() else 0.0
+    seconds = min(float(wait), _LONGEST_PAUSE_S) if wait.isdecimal() else 0.0
     told = f"{where} answers {status} {response.reason_phrase}".rstrip()
     challenge = response.headers.get("www-authenticate", "")[:1000] if status == 401 else ""
     return WebError(f"{told}.", status, passing=status in AGAIN, wait=seconds, challenge=challenge)
