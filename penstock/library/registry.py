@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ class Registry:
     insecure: bool = False
     login: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
+    _renewing: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def url(self, path: str) -> str:
         """An address of this repository."""
@@ -82,7 +84,14 @@ class Registry:
 
     def source(self, part: Layer) -> Source:
         """Where a blob's bytes are."""
-        return Source(self.url(f"blobs/{part.digest}"), part.size, part.digest, self.headers())
+        return Source(self.url(f"blobs/{part.digest}"), part.size, part.digest, self.headers(), renew=self._renew)
+
+    def _renew(self, refused: Mapping[str, str], challenge: str) -> Mapping[str, str]:
+        """A token for one that has expired; of several threads the first asks for it."""
+        with self._renewing:
+            if self.headers() == refused:
+                self._authorise(challenge, "pull")
+            return self.headers()
 
     def authorised(self, once: Callable[[], Answer], actions: str = "pull") -> Answer:
         """What `once` gives; where the registry asks for a token first, one is fetched."""

@@ -36,6 +36,7 @@ _ATTEMPTS: Final = 6  # in a row without a byte
 
 Told = Callable[[int], None]
 """Gets the bytes that are there more."""
+Renew = Callable[[Mapping[str, str], str], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Source:
         headers: of the request, credentials among them.
         version: the server's ETag.
         ranges: the server gives parts.
+        renew: gives headers anew, from those that were refused and the challenge that came (401).
     """
 
     url: str
@@ -57,6 +59,7 @@ class Source:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     version: str = ""
     ranges: bool = True
+    renew: Renew | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,19 +297,25 @@ class _Loading:
     def _part(self, index: int) -> None:
         ledger = self._ledger
         attempt, mark = 0, ledger.done(index)
+        renewed = False
         while ledger.done(index) < ledger.length(index) and not self._stop.is_set():
+            source = self._source
             try:
-                self._range(index)
+                self._range(source, index)
             except WebError as error:
+                if error.status == 401 and source.renew is not None and not renewed:
+                    self._source = replace(source, headers=source.renew(source.headers, error.challenge))
+                    renewed = True
+                    continue
                 gained = ledger.done(index) - mark >= _PIECE
                 attempt, mark = (0, ledger.done(index)) if gained else (attempt + 1, mark)
                 if not error.passing or attempt >= _ATTEMPTS:
                     raise
                 self._web.pause(max(error.wait, pause_before(attempt)))
 
-    def _range(self, index: int) -> None:
+    def _range(self, source: Source, index: int) -> None:
         """Asks for what is missing of a part, and writes what comes."""
-        source, ledger = self._source, self._ledger
+        ledger = self._ledger
         done, length = ledger.done(index), ledger.length(index)
         headers, first = dict(source.headers), index * ledger.part + done
         if source.ranges:

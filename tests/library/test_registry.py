@@ -17,6 +17,7 @@ from penstock.library.pull import pull
 from penstock.library.push import push
 from penstock.library.registry import docker_login
 from penstock.library.store import Store
+from penstock.library.transfer import Manner
 from penstock.library.wish import Wish
 from penstock.weights.open import open_checkpoint
 from tests.library.servers import Files, Handler, running
@@ -128,6 +129,23 @@ def test_a_token_is_fetched_where_one_is_asked_for(store: Store, quantised: Path
         server.manifest = manifest_of(data)
         pull(store, f"{host}/m", Wish())
         assert store.find(f"{host}/m") is not None
+
+
+def test_a_token_that_expires_is_renewed(store: Store, quantised: Path) -> None:
+    with running(WrongRegistry()) as server:
+        server.token = "t0"
+        host = server.url.removeprefix("http://")
+        data = quantised.read_bytes()
+        server.files[f"/v2/library/m/blobs/sha256:{hashlib.sha256(data).hexdigest()}"] = data
+        server.manifest = manifest_of(data)
+
+        def expire() -> None:
+            server.token = "t1"
+
+        server.on_piece = expire
+        pull(store, f"{host}/m", Wish(manner=Manner(streams=2, part=256 << 10)))
+        assert store.find(f"{host}/m") is not None
+        assert server.asked.count(("GET", "/token")) == 2
 
 
 def test_an_address_becomes_a_model(store: Store, files: Files, quantised: Path) -> None:
