@@ -207,6 +207,14 @@ def test_ollamas_client_switches_loads_and_unloads(many: Hosting) -> None:
         api.chat(model="smalll", messages=HELLO)
 
 
+def test_a_description_is_of_one_model_and_holds_no_other(many: Hosting) -> None:
+    refused = ask(many, "/api/show", model="small", name="large")
+    assert refused.status_code == 400 and "send one of them" in refused.text
+    assert many.engines.loads == []
+    assert ask(many, "/api/show", model="small", name="small:latest").status_code == 200
+    assert ask(many, "/api/show", model="", name="large").status_code == 200
+
+
 def test_the_document_names_all_models(many: Hosting) -> None:
     document = httpx.get(f"{many.url}/openapi.json").json()
     named = document["components"]["schemas"]["ChatBody"]["properties"]["model"]

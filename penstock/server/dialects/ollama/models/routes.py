@@ -62,12 +62,14 @@ def add_models(router: APIRouter, context: ServerContext) -> None:
     @router.post("/api/show", summary="Describe a model", openapi_extra=takes(ShowBody))
     async def show(request: Request) -> Response:
         body = await read_body(request, ShowBody, any_type="origin" not in request.headers)
-        names = [name for name in (body.model, body.name) if name]  # one of which clients may leave empty
+        names = {served(context, name) for name in (body.model, body.name) if name}  # clients may leave one empty
         if not names:
             raise RequestError("model is required.", param="model", code="missing_required_parameter")
-        found = [await context.model(request, served(context, name)) for name in names]
-        found[0].require_ready()
-        return json_response(described(found[0]))
+        if len(names) > 1:  # who held one model and waited for another would hold up both
+            raise RequestError("model and name mean the same, and differ here; send one of them.", param="name")
+        model = await context.model(request, names.pop())
+        model.require_ready()
+        return json_response(described(model))
 
     async def library(request: Request) -> Response:
         path, why = format_value(request.url.path), "this server keeps the one model it was started with"
