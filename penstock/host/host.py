@@ -231,7 +231,7 @@ class Host:
         entry.asked = False
         if entry.task is not None:
             task = entry.task
-            task.cancel()
+            self._loading.call_off(task)
             await asyncio.wait((task,))
             self._loading.ended(entry, task)
         if entry.state is ModelState.READY:
@@ -342,7 +342,7 @@ class Host:
         self._closed = True
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for task in tasks:
-            task.cancel()
+            self._loading.call_off(task)
         await asyncio.gather(*tasks, return_exceptions=True)
         for entry in self._entries.values():
             entry.cancel_timer()

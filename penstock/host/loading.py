@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,12 @@ class Loading:
             entry.become(ModelState.READY)
             _log.info("%s is loaded: %.2f s, %s", entry.name, entry.loaded_at - began, format_bytes(entry.planned))
             self._host.settle(entry)
+
+    @staticmethod
+    def call_off(task: asyncio.Task[None]) -> None:
+        """Cancels a load, once: it is undone then, whoever else calls it off."""
+        if not task.cancelling():
+            task.cancel()
 
     def ended(self, entry: ModelEntry, task: asyncio.Task[None]) -> None:
         """A load has ended, of which not even the first line ran if it was cancelled before its first turn."""
@@ -179,18 +186,27 @@ class Loading:
         self._host.lost(entry)
 
     async def _undo(self, entry: ModelEntry) -> None:
-        """Ends what a load had begun."""
+        """Ends what a load had begun: to the end, however often whoever waits is cancelled."""
+        ending = asyncio.ensure_future(self._end(entry))
+        while not ending.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((ending,))
+        ending.result()
+
+    async def _end(self, entry: ModelEntry) -> None:
         watcher = self._watchers.pop(entry.name, None)
         if watcher is not None:
             watcher.cancel()
         engine, entry.engine = entry.engine, None
         entry.frontend = None
-        if engine is not None:
-            if entry.state is ModelState.LEAVING:
-                entry.past = ended(together(entry.past, await engine.stats()))
-            await engine.close()
-        self.budget.give_back(entry.name)
-        entry.planned = 0
+        try:
+            if engine is not None:
+                if entry.state is ModelState.LEAVING:
+                    entry.past = ended(together(entry.past, await engine.stats()))
+                await engine.close()
+        finally:
+            self.budget.give_back(entry.name)
+            entry.planned = 0
 
     async def put_away(self, entry: ModelEntry, failure: str = "") -> None:
         """Ends the engine of a LEAVING model, which sleeps then, or has failed with this sentence."""

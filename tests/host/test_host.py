@@ -27,7 +27,7 @@ from penstock.host.host import Host, KeepAlive, Lease
 from penstock.host.loading import STARTS
 from penstock.host.source import ModelSource
 from tests.engine.support import read, request
-from tests.host.support import SIZE, Engines, host_of, source
+from tests.host.support import SIZE, Engines, SupervisedThread, host_of, source
 
 
 @asynccontextmanager
@@ -261,6 +261,33 @@ async def test_a_load_can_be_called_off(engines: Engines) -> None:
         engines.gates["a"].set()
         await unloading
         assert states(host) == {"a": "unloaded"}
+
+
+async def test_a_load_called_off_twice_gives_its_memory_back(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing_now, may_close = asyncio.Event(), asyncio.Event()
+    close = SupervisedThread.close
+
+    async def slowly(engine: SupervisedThread) -> None:
+        closing_now.set()
+        await may_close.wait()
+        await close(engine)
+
+    monkeypatch.setattr(SupervisedThread, "close", slowly)
+    engines.gates["a"] = threading.Event()
+    async with closing(host_of(engines, source("a"), source("b"), memory=SIZE)) as host:
+        task = host.start_load(source("a")).task
+        assert task is not None
+        await until(lambda: host.entry(source("a")).progress == (1, 2))
+        unloads = [asyncio.create_task(host.unload(source("a")))]
+        engines.gates["a"].set()
+        await closing_now.wait()
+        unloads.append(asyncio.create_task(host.unload(source("a"))))
+        await asyncio.sleep(0.01)
+        task.cancel()  # nor does anybody else keep it from its end
+        may_close.set()
+        await asyncio.gather(*unloads)
+        assert (host.budget.held, engines.live) == ({}, set())
+        (await use(host, "b")).release()
 
 
 async def test_an_engine_that_dies_on_the_way_is_started_again(engines: Engines) -> None:
