@@ -114,9 +114,14 @@ class ModelEntry:
         return not (self.uses or self.waiting)
 
     @property
+    def unwanted(self) -> bool:
+        """Whether its engine may end without anybody's noticing: nobody uses it, waits for it or loads it."""
+        return self.idle and self.task is None and not self.pinned
+
+    @property
     def pinned(self) -> bool:
         """Whether it stays whoever else wants its memory."""
-        return self.source.pinned or (self.keep_alive is None and self.stays is not None)
+        return self.source.pinned
 
     @property
     def usable(self) -> bool:

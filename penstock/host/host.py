@@ -154,7 +154,7 @@ class Host:
         entry.cancel_timer()
         try:
             frontend = await self._ready(entry)
-            if keep_alive is not None:
+            if keep_alive is not None and not entry.pinned:
                 entry.keep_alive = keep_alive.seconds
             return Lease(self, entry, frontend)
         finally:

@@ -99,7 +99,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
         lifespan=lifespan,
         default_response_class=Response,
     )
-    for router in (*_routers(context, responses), _operator_router(context, app)):
+    for router in (*_routers(context, responses, admins), _operator_router(context, app)):
         app.include_router(router)
     if models.host is not None:
         app.include_router(management_router(context, models.host, admins))
@@ -165,13 +165,13 @@ def _facts(context: ServerContext) -> document.ServedModelFacts:
     )
 
 
-def _routers(context: ServerContext, responses: Responses) -> tuple[APIRouter, ...]:
+def _routers(context: ServerContext, responses: Responses, admins: AdminKeys) -> tuple[APIRouter, ...]:
     """Those of the dialects."""
     return (
         openai_router(context),
         responses_router(responses),
         anthropic_router(context),
-        ollama_router(context),
+        ollama_router(context, admins),
         models_router(context),
         embeddings_router(context),
         cohere_router(context),

@@ -230,11 +230,17 @@ async def test_a_caller_says_how_long_a_model_stays(engines: Engines, seconds: f
         assert states(host)["a"] == "ready"
         other.release()
         await until(lambda: states(host)["a"] == state)
-        if seconds is None:
-            with pytest.raises(ModelUnavailableError, match="pinned"):
-                await use(host, "b")
-        else:
-            (await use(host, "b")).release()
+        assert (host.expires_in("a") is None) == (seconds != 60.0)
+        (await use(host, "b")).release()  # no caller keeps others' models out
+
+
+async def test_no_caller_says_how_long_a_pinned_model_stays(engines: Engines) -> None:
+    async with closing(host_of(engines, source("a", pinned=True), source("b"), memory=SIZE)) as host:
+        (await host.lease(await host.find("a"), KeepAlive(0))).release()
+        await asyncio.sleep(0.01)
+        assert states(host)["a"] == "ready" and host.expires_in("a") is None
+        with pytest.raises(ModelUnavailableError, match="pinned"):
+            await use(host, "b")
 
 
 async def test_unloading_waits_for_those_who_use_it(engines: Engines) -> None:

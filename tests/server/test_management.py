@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -128,6 +129,37 @@ def test_only_administrators_load_where_there_are_any(engines: Engines, api_keys
         assert nobody.status_code == (401 if api_keys else 403)
         allowed = httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer user"})
         assert allowed.status_code == 200
+
+
+def test_others_end_no_engine_that_is_pinned_or_in_use_by_keep_alive(engines: Engines) -> None:
+    options = ServerOptions(api_keys=("user",), admin_keys=("admin",))
+    sources = (source("small", pinned=True), source("large"))
+    engines.gates["large"] = threading.Event()
+    with hosting(engines, *sources, options=options) as many:
+
+        def unload(model: str, key: str = "user", timeout: float = 20.0) -> int:
+            headers = {"x-api-key": key}
+            body = {"model": model, "keep_alive": 0}
+            return httpx.post(f"{many.url}/api/chat", json=body, headers=headers, timeout=timeout).status_code
+
+        httpx.post(f"{many.url}/models/load", json={"model": "small"}, headers={"x-api-key": "admin"})
+        until(lambda: many.states()["small"] == "ready")
+        assert unload("small") == 403
+        httpx.post(f"{many.url}/models/load", json={"model": "large"}, headers={"x-api-key": "admin"})
+        until(lambda: many.states()["large"] == "loading")
+        assert unload("large") == 403
+        engines.gates["large"].set()
+        until(lambda: many.states()["large"] == "ready")
+        assert many.states() == {"small": "ready", "large": "ready"}
+        lease = asyncio.run_coroutine_threadsafe(many.host.lease(sources[1]), many.loop).result(20)
+        assert unload("large") == 403
+        with pytest.raises(httpx.ReadTimeout):
+            unload("large", "admin", timeout=0.5)  # waits for those who use it, and leaves
+        until(lambda: many.lifecycle.in_flight == 0)
+        many.loop.call_soon_threadsafe(lease.release)
+        until(lambda: many.states()["large"] == "asleep")
+        assert unload("large") == unload("small", "admin") == 200
+        assert set(many.states().values()) == {"unloaded"}
 
 
 def test_a_server_of_one_model_has_none_of_these(text: TextPipeline) -> None:

@@ -14,7 +14,9 @@ from penstock.config.errors import param_names
 from penstock.core.pooling import PoolingParams
 from penstock.engine.pooling import Pooled, pool_all
 from penstock.server.active_call import EventStream, complete, open_call_within_context
+from penstock.server.auth import AdminKeys
 from penstock.server.body import read_body, translated
+from penstock.server.connected import while_connected
 from penstock.server.context import ModelContext, ServerContext
 from penstock.server.dialects.embeddings import ONE_TOKEN, answered
 from penstock.server.dialects.ollama.keep_alive import keep_alive_of
@@ -48,21 +50,28 @@ async def named(context: ServerContext, request: Request, body: NamedBody) -> Mo
     return await context.model(request, served(context, body.model), keep_alive_of(body.keep_alive))
 
 
-def ollama_router(context: ServerContext) -> APIRouter:
-    """The routes over one server's context."""
+def ollama_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
+    """The routes over one server's context; `keys` are of those who may unload what others need."""
     router = APIRouter()
-    _add_answers(router, context)
+    _add_answers(router, context, keys)
     _add_embeddings(router, context)
     add_models(router, context)
     return router
 
 
-async def put_away(context: ServerContext, body: NamedBody) -> bool:
-    """Unloads the model of a body that asks for nothing else; whether it does."""
+async def put_away(context: ServerContext, request: Request, body: NamedBody, keys: AdminKeys) -> bool:
+    """Unloads the model of a body that asks for nothing else; whether it does.
+
+    Raises:
+        HttpError: 403, the model is pinned or in use, and the client is no administrator.
+    """
     host, stays = context.models.host, keep_alive_of(body.keep_alive)
     if host is None or stays is None or stays.seconds != 0:
         return False
-    await host.unload(await host.find(served(context, body.model)))
+    source = await host.find(served(context, body.model))
+    if not host.entry(source).unwanted:
+        keys.check_admin(request.headers)
+    await while_connected(host.unload(source), request.receive, context.lifecycle)
     return True
 
 
@@ -70,7 +79,7 @@ def _told(done: dict[str, Any], *, stream: bool) -> Response:
     return Response(line(done), media_type=_LINES) if stream else json_response(done)
 
 
-def _add_answers(router: APIRouter, context: ServerContext) -> None:
+def _add_answers(router: APIRouter, context: ServerContext, keys: AdminKeys) -> None:
     async def run(request: Request, model: ModelContext, call: OllamaCall) -> Response:
         model.require_ready()
         asked, frontend = call.request, model.frontend
@@ -96,7 +105,7 @@ def _add_answers(router: APIRouter, context: ServerContext) -> None:
     @router.post("/api/generate", summary="Continue a prompt", openapi_extra=takes(GenerateBody, _LINES))
     async def generate(request: Request) -> Response:
         body = await _read(request, GenerateBody)
-        if not body.prompt and await put_away(context, body):
+        if not body.prompt and await put_away(context, request, body, keys):
             return _told(loaded(body.model, chat=False, unloaded=True), stream=body.stream is not False)
         model = await named(context, request, body)
         text = model.frontend.text
@@ -109,7 +118,7 @@ def _add_answers(router: APIRouter, context: ServerContext) -> None:
     @router.post("/api/chat", summary="Answer a chat", openapi_extra=takes(OllamaChatBody, _LINES))
     async def chat(request: Request) -> Response:
         body = await _read(request, OllamaChatBody)
-        if not body.messages and await put_away(context, body):
+        if not body.messages and await put_away(context, request, body, keys):
             return _told(loaded(body.model, chat=True, unloaded=True), stream=body.stream is not False)
         model = await named(context, request, body)
         with param_names(SENT):

@@ -19,6 +19,7 @@ from penstock.host.shelf import Shelf, Told
 from penstock.server.active_call import EventStream
 from penstock.server.auth import AdminKeys
 from penstock.server.body import read_body
+from penstock.server.connected import while_connected
 from penstock.server.context import ServerContext
 from penstock.server.dialects.ollama.schema import Loose
 from penstock.server.document import takes
@@ -115,7 +116,8 @@ def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: Admin
         name = _named(body.model, body.name)
         listed = await _done(lambda: shelf.canonical(name))
         if listed is not None and listed in host.names:
-            await host.unload(await host.find(listed))
+            unloading = host.unload(await host.find(listed))
+            await while_connected(unloading, request.receive, context.lifecycle)
         await _done(lambda: shelf.remove(name))
         await host.refresh(anew=True)
         return Response(status_code=200)
