@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,27 +14,36 @@ from pathlib import Path
 from penstock.config.errors import CheckpointError, ConfigError, quoted
 
 MARGIN_BYTES = 64 << 20  # of a disk that is not filled
+_LOOK_S = 0.05  # between two looks at a lock that somebody holds
 
 
 @contextmanager
-def locked(target: Path, waiting: Callable[[], None] = lambda: None, lock: Path | None = None) -> Iterator[None]:
+def locked(
+    target: Path,
+    waiting: Callable[[], None] = lambda: None,
+    lock: Path | None = None,
+    looking: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
     """Holds the lock of a file that may not exist yet, against other processes and threads.
 
     Args:
         target: the file.
         waiting: called once if somebody else holds it.
         lock: where the lock lies; beside the file if None.
+        looking: called each time before it is tried again; what it raises ends the wait.
     """
     path = lock or target.with_name(target.name + ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
+    waited = False
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(handle, fcntl.LOCK_EX)
+            while not _taken(handle):
+                if not waited:
+                    waiting()
+                waited = True
+                looking()
+                time.sleep(_LOOK_S)
             if not _is_same(handle, path):  # removed while we waited: the next one locks another file
                 continue
             yield
@@ -42,6 +52,14 @@ def locked(target: Path, waiting: Callable[[], None] = lambda: None, lock: Path 
             return
         finally:
             os.close(handle)
+
+
+def _taken(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def _listed(repository: hub.Repository) -> str:
 def _check_gguf(way: hub.Hub, choice: hub.Choice, wish: Wish) -> None:
     """Reads the header of a GGUF file, and asks whether it can run here; else which of the others can."""
     repository, first = choice.repository, choice.files[0]
-    manner, target = way.manner(repository, wish.manner), way.blob(repository, first)
+    manner, target = way.manner(repository, wish.manner_for(choice.size)), way.blob(repository, first)
     file = Announced(str(choice.name), way.source(repository, first), target, manner, choice.weight_bytes)
     wish.check_gguf(way.web, file, choice.size, partial(_others, choice))
 
@@ -94,7 +94,7 @@ def _from_registry(store: Store, web: Web, name: RegistryName, wish: Wish) -> st
         kinds = ", ".join(sorted({part.kind for part in manifest.layers})) or "none"
         raise CheckpointError(f"{name} has no weights in GGUF or safetensors; its layers are: {kinds[:200]}.")
     if models and models[0].digest not in store.blobs(manifest):
-        manner = replace(wish.manner, partials=store.root / "partial")
+        manner = replace(wish.manner_for(manifest.size), partials=store.root / "partial")
         target = store.root / "blobs" / models[0].digest.file_name
         file = Announced(str(name), way.source(models[0]), target, manner, models[0].size)
         with store.loading():

@@ -137,7 +137,8 @@ def fetch(web: Web, source: Source, target: Path, manner: Manner) -> None:
     try:
         for path in (target.parent, partial.parent):
             path.mkdir(parents=True, exist_ok=True)
-        with locked(partial, lambda: manner.say(f"Another process loads {target.name}; waiting for it."), lock):
+        waiting = lambda: manner.say(f"Another process loads {target.name}; waiting for it.")  # noqa: E731
+        with locked(partial, waiting, lock, lambda: manner.told(0)):
             if target.exists():  # the other one brought it
                 manner.told(source.size)
                 return
@@ -165,7 +166,8 @@ def fetch_beginning(web: Web, source: Source, target: Path, manner: Manner, part
         if target.exists():
             return target
         partial.parent.mkdir(parents=True, exist_ok=True)
-        with locked(partial, lock=(manner.locks or partial.parent) / f"{target.name}.lock"):
+        lock = (manner.locks or partial.parent) / f"{target.name}.lock"
+        with locked(partial, lock=lock, looking=lambda: manner.told(0)):
             if target.exists():
                 return target
             with _opened(partial, source, manner.part, parts) as (handle, ledger):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from penstock.config.options import ServerOptions
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.library.store import Store, open_store
+from penstock.server.dialects.ollama.models.library_threads import AT_ONCE, THREAD_NAME
 from penstock.weights.open import bundled_model_path
 from tests.host.support import Engines, source
 from tests.library.servers import Hub, running
@@ -133,6 +136,44 @@ def test_a_client_that_leaves_ends_its_pull_and_what_came_is_kept(server: Hostin
     with ollama.Client(host=server.url) as api:
         api.pull("me/concierge")
     assert hub.sent["/me/concierge/model.safetensors"] - before < size
+
+
+def test_pulls_that_trickle_take_no_thread_from_others_and_end_with_their_clients(
+    server: Hosting, store: Store, hub: Hub
+) -> None:
+    gate = threading.Event()
+
+    def trickle() -> None:
+        gate.wait(0.1)
+
+    hub.on_piece = trickle
+    body = {"model": "me/concierge", "stream": False}
+
+    def pull() -> None:
+        with httpx.Client() as client, contextlib.suppress(httpx.ReadTimeout):
+            client.post(f"{server.url}/api/pull", json=body, timeout=2)
+
+    clients = [threading.Thread(target=pull) for _ in range(AT_ONCE)]
+    for client in clients:
+        client.start()
+    until(lambda: _works() == AT_ONCE)  # one loads, the others wait for its lock
+    for stream in (False, True):
+        refused = httpx.post(f"{server.url}/api/pull", json={**body, "stream": stream}, timeout=20)
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        assert "library is busy" in refused.text
+    for path in ("/metrics", "/api/tags"):
+        assert httpx.get(f"{server.url}{path}", timeout=20).status_code == 200
+    for client in clients:
+        client.join()
+    until(lambda: _works() <= 1)  # who waited for the lock waits no longer
+    gate.set()
+    until(lambda: not _works())
+    assert names(store) == ["penstock-concierge"]
+    assert httpx.post(f"{server.url}/api/pull", json=body, timeout=60).status_code == 200
+
+
+def _works() -> int:
+    return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
 def _grows(hub: Hub) -> bool:

@@ -21,6 +21,7 @@ from penstock.server.auth import AdminKeys
 from penstock.server.body import read_body
 from penstock.server.connected import while_connected
 from penstock.server.context import ServerContext
+from penstock.server.dialects.ollama.models.library_threads import LibraryThreads
 from penstock.server.dialects.ollama.schema import Loose
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
@@ -74,7 +75,8 @@ Work = Callable[[Told, threading.Event], object]
 
 def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: AdminKeys) -> APIRouter:
     """The routes, for those who may load models."""
-    router = APIRouter()
+    router, threads = APIRouter(), LibraryThreads()
+    works = _Works(context, host, threads)
 
     def route(path: str, summary: str, body: type[Loose], method: str = "POST") -> Callable[..., Any]:
         return router.api_route(path, methods=[method], summary=summary, openapi_extra=takes(body))
@@ -84,14 +86,14 @@ def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: Admin
         body = await _read(request, PullBody, keys)
         name = _named(body.model, body.name)
         work = lambda told, stop: shelf.pull(name, body.insecure, told, stop)  # noqa: E731
-        return await _answer(context, host, work, f"pulling {name}", stream=body.stream)
+        return await works.answer(request, work, f"pulling {name}", stream=body.stream)
 
     @route("/api/push", "Push a model", PullBody)
     async def push(request: Request) -> Response:
         body = await _read(request, PullBody, keys)
         name = _named(body.model, body.name)
         work = lambda told, stop: shelf.push(name, body.insecure, told, stop)  # noqa: E731
-        return await _answer(context, host, work, f"pushing {name}", stream=body.stream)
+        return await works.answer(request, work, f"pushing {name}", stream=body.stream)
 
     @route("/api/create", "Create a model", CreateBody)
     async def create(request: Request) -> Response:
@@ -101,12 +103,12 @@ def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: Admin
             raise RequestError("from is required: the model to start from.", param="from")
         texts, base = _texts(body), body.from_
         work = lambda told, stop: shelf.create(name, base, texts, told)  # noqa: E731
-        return await _answer(context, host, work, f"creating {name}", stream=body.stream)
+        return await works.answer(request, work, f"creating {name}", stream=body.stream)
 
     @route("/api/copy", "Copy a model", CopyBody)
     async def copy(request: Request) -> Response:
         body = await _read(request, CopyBody, keys)
-        await _done(lambda: shelf.copy(body.source, body.destination))
+        await _done(threads.start(lambda: shelf.copy(body.source, body.destination)))
         await host.refresh(anew=True)
         return Response(status_code=200)
 
@@ -114,11 +116,11 @@ def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: Admin
     async def delete(request: Request) -> Response:
         body = await _read(request, DeleteBody, keys)
         name = _named(body.model, body.name)
-        listed = await _done(lambda: shelf.canonical(name))
+        listed = await _done(threads.start(lambda: shelf.canonical(name)))
         if listed is not None and listed in host.names:
             unloading = host.unload(await host.find(listed))
             await while_connected(unloading, request.receive, context.lifecycle)
-        await _done(lambda: shelf.remove(name))
+        await _done(threads.start(lambda: shelf.remove(name)))
         await host.refresh(anew=True)
         return Response(status_code=200)
 
@@ -155,10 +157,10 @@ def _texts(body: CreateBody) -> dict[str, Any]:
     }
 
 
-async def _done(work: Callable[[], Any]) -> Any:
+async def _done(work: asyncio.Future[Any]) -> Any:
     """What work in a thread gives; its refusals with the status that says whose fault they are."""
     try:
-        return await asyncio.to_thread(work)
+        return await work
     except PenstockError as error:
         raise _refused(error) from None
 
@@ -169,15 +171,34 @@ def _refused(error: PenstockError) -> Exception:
     return HttpError(400 if isinstance(error, (ConfigError, CheckpointError, TemplateError)) else 502, str(error))
 
 
-async def _answer(context: ServerContext, host: Host, work: Work, status: str, *, stream: bool) -> Response:
-    """A line for each progress and at the end; or the end alone."""
-    stop = threading.Event()
-    if not stream:
-        await _done(lambda: work(lambda done, total: None, stop))
-        await host.refresh(anew=True)
-        return json_response({"status": "success"})
-    lines = _progress(host, work, status, stop)
-    return EventStream(lines, None, context.lifecycle, failed=_failed, keepalive=b"", media_type=_LINES)
+class _Works:
+    """Runs works for clients, each of whom may leave before its end."""
+
+    def __init__(self, context: ServerContext, host: Host, threads: LibraryThreads) -> None:
+        self._context = context
+        self._host = host
+        self._threads = threads
+
+    async def answer(self, request: Request, work: Work, status: str, *, stream: bool) -> Response:
+        """A line for each progress and at the end; or the end alone."""
+        stop, lifecycle = threading.Event(), self._context.lifecycle
+        if not stream:
+            ended = self._threads.start(lambda: work(lambda done, total: None, stop))
+            try:
+                await while_connected(_done(ended), request.receive, lifecycle)
+            finally:
+                stop.set()
+            await self._host.refresh(anew=True)
+            return json_response({"status": "success"})
+        progress = _Progress()
+        task = self._threads.start(lambda: work(progress.told, stop))
+        task.add_done_callback(progress.ended)
+
+        async def close() -> None:
+            stop.set()
+
+        lines = _lines(self._host, progress, task, status)
+        return EventStream(lines, close, lifecycle, failed=_failed, keepalive=b"", media_type=_LINES)
 
 
 def _failed(error: BaseException) -> bytes:
@@ -188,31 +209,37 @@ def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
 
 
-async def _progress(host: Host, work: Work, status: str, stop: threading.Event) -> AsyncIterator[bytes]:
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
-    last = (0, 0)
+class _Progress:
+    """How far a work is, told in its thread."""
 
-    def told(done: int, total: int) -> None:
-        nonlocal last
-        last = (done, total)
-        loop.call_soon_threadsafe(news.set)
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.news = asyncio.Event()
+        self.last = (0, 0)
 
+    def told(self, done: int, total: int) -> None:
+        self.last = (done, total)
+        self._loop.call_soon_threadsafe(self.news.set)
+
+    def ended(self, task: asyncio.Future[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # told, or nobody listens
+        self.news.set()
+
+
+async def _lines(host: Host, progress: _Progress, task: asyncio.Future[Any], status: str) -> AsyncIterator[bytes]:
     yield _line({"status": status})
-    task = asyncio.ensure_future(asyncio.to_thread(work, told, stop))
-    task.add_done_callback(lambda _: news.set())
     try:
         while not task.done():
-            await news.wait()
-            news.clear()
-            if last[1] and not task.done():
-                yield _line({"status": status, "digest": status, "completed": last[0], "total": last[1]})
+            await progress.news.wait()
+            progress.news.clear()
+            done, total = progress.last
+            if total and not task.done():
+                yield _line({"status": status, "digest": status, "completed": done, "total": total})
                 await asyncio.sleep(_PROGRESS_S)
         await task
     except PenstockError as error:
         yield _line({"error": str(error)})
         return
-    finally:
-        stop.set()
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # told, or nobody listens
     await host.refresh(anew=True)
     yield _line({"status": "success"})
