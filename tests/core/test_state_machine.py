@@ -329,6 +329,8 @@ def test_a_hundred_thousand_random_operations(pytestconfig: pytest.Config, caplo
         ),
     )  # fmt: skip
     counts = EngineLife.counts
+    if pytestconfig.getoption("--hypothesis-seed") is not None:
+        return  # how often each thing happens differs with the seed
     assert sum(counts[kind] for kind in set(KINDS)) >= 100_000, counts
     assert all(counts[kind] >= 500 for kind in KINDS), counts
     assert counts["accepted drafts"] >= 2_000 and counts["refused drafts"] >= 2_000, counts

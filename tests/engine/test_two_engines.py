@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,8 +62,8 @@ def test_when_the_first_is_gone_another_may_choose(end: Callable[[LLM], None]) -
         assert answered(second)
 
 
-def test_an_engine_that_cannot_start_holds_nothing() -> None:
+def test_an_engine_that_cannot_start_holds_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        LLM("/nowhere", threads=3, **SETTINGS)
+        LLM(str(tmp_path), threads=3, **SETTINGS)
     with LLM(threads=1, **SETTINGS) as llm:
         assert answered(llm)
