@@ -17,6 +17,9 @@ from penstock.config.resolve import ISAS
 _NAMES: Final = ("ISA", "THREADS", "LOG_LEVEL", "MODEL", "PACK_CACHE")
 HUB_ENDPOINT: Final = "https://huggingface.co"
 REGISTRY: Final = "registry.ollama.ai"
+HUB_HOSTS: Final = ("hf.co", "huggingface.co")  # what names of models of the hub may begin with
+DOCKER_REGISTRIES: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
+DOCKER_AUTHORITY: Final = "auth.docker.io"  # which gives tokens for those
 _LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 
 

@@ -6,13 +6,11 @@ import re
 import socket
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Final
 from urllib.parse import urlsplit
 
+from penstock.config.environment import DOCKER_AUTHORITY, DOCKER_REGISTRIES
 from penstock.config.errors import quoted
 from penstock.library.web import WebError
-
-_DOCKER: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
 
 def is_loopback(host: str) -> bool:
@@ -50,7 +48,7 @@ def checked_realm(realm: str, registry: str, *, secure: bool) -> str:
 def gets_login(host: str, registry: str) -> bool:
     """Whether an authority is the registry's own: its host, or one under the same domain that somebody registered."""
     own = _bare(registry)
-    if host == own or (own in _DOCKER and host == "auth.docker.io"):
+    if host == own or (own in DOCKER_REGISTRIES and host == DOCKER_AUTHORITY):
         return True
     domain = own.partition(".")[2]
     return _address(own) is None and _is_registered(domain) and (host == domain or host.endswith(f".{domain}"))

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.config.environment import REGISTRY
+from penstock.config.environment import HUB_HOSTS, REGISTRY
 from penstock.config.errors import ConfigError, quoted
 from penstock.config.limits import MAX_NAME_CHARS
 
-_HUB_HOSTS = ("hf.co", "huggingface.co")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,127}")
 _SELECTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]{0,199}")
@@ -125,7 +124,7 @@ def parse_name(text: str, registry: str = REGISTRY) -> Name:
         found = _hub_file(text)
         return found or PathName(Path(os.path.expanduser(text)))
     first, _, rest = text.partition("/")
-    if first in _HUB_HOSTS:
+    if first in HUB_HOSTS:
         return _hub(text, rest)
     if rest and ("." in first or ":" in first or first == "localhost"):
         return _registry(text, first, rest)
@@ -162,7 +161,7 @@ def _part(text: str, part: str, what: str) -> str:
 def _hub_file(text: str) -> HubName | None:
     """hf.co/owner/repo:file.gguf ends like a path, but is none."""
     first, _, rest = text.partition("/")
-    return _hub(text, rest) if first in _HUB_HOSTS and ":" in rest else None
+    return _hub(text, rest) if first in HUB_HOSTS and ":" in rest else None
 
 
 def _hub(text: str, rest: str) -> HubName:

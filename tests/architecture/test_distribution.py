@@ -55,7 +55,6 @@ def test_no_text_of_ours_names_the_other_distribution() -> None:
         "uvx penstock run",
         "penstock[gpu]",
         "penstock==0.1.0",
-        "https://pypi.org/project/penstock/",
     ],
 )
 def test_the_rule_sees_the_other_name(text: str) -> None:
