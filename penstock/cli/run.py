@@ -69,7 +69,7 @@ def run(
     A text on standard input follows PROMPT after a blank line: cat report.txt | penstock run MODEL "Summarise this."
     """
     from penstock.cli.conversation import Conversation, read_tools
-    from penstock.cli.server_stream import Server
+    from penstock.cli.server_client import Server
     from penstock.cli.talkers import LocalTalker, ServerTalker, Talker
     from penstock.cli.terminal import configure_logging, piped_input
 

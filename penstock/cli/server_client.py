@@ -1,39 +1,140 @@
-"""How commands speak to a running server."""
+"""How commands speak to a running server, of any make that speaks OpenAI's API."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import typer
 
 from penstock.config.environment import read_environment
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, EngineDeadError, RequestError, format_value
+
+if TYPE_CHECKING:
+    import httpx2
 
 URL = Annotated[str, typer.Option("--url", help="Of the running server.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
+_CONNECT_S, _WAIT_S = 10.0, 600.0
+_LONGEST_LINE: Final = 16 << 20
+_SHOWN = 300  # characters of an answer that is no JSON
 
 
-def ask(url: str, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """A server's answer to a JSON request. A key is taken from PENSTOCK_API_KEY.
+class Server:
+    """A server by its URL, with or without /v1.
+
+    >>> Server("http://127.0.0.1:8000").get("/v1/models")["data"][0]["id"]
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        """
+        Raises:
+            ConfigError: it is no http or https URL.
+        """
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url is {url!r}; allowed: for example http://127.0.0.1:8000.")
+        self.url = parts.geturl().rstrip("/").removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._proxied = parts.hostname not in ("127.0.0.1", "localhost", "::1")
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path; raises as `request`."""
+        return self.request("GET", path)
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON of an answer.
+
+        Raises:
+            EngineDeadError: no server answers there.
+            RequestError: it refuses; the message is its own.
+        """
+        import httpx2
+
+        try:
+            with httpx2.Client(**self._settings()) as client:
+                response = client.request(method, self.url + path, json=body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self._silent(error) from None
+        if response.status_code >= 400:
+            raise self._refusal(response)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise EngineDeadError(f"{self.url} does not answer as such a server does: {error}") from None
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a stream as they come; leaving it ends the request. Raises as `request`."""
+        import httpx2
+
+        begun = False
+        try:
+            async with (
+                httpx2.AsyncClient(**self._settings()) as client,
+                client.stream("POST", self.url + path, json=body) as response,
+            ):
+                if response.status_code >= 400:
+                    await response.aread()
+                    raise self._refusal(response)
+                begun = True
+                async for event in _events(response):
+                    if "error" in event:
+                        raise EngineDeadError(_message(event))
+                    yield event
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+            if not begun:
+                raise self._silent(error) from None
+            raise EngineDeadError(f"the stream from {self.url} broke off: {error}") from None
+
+    def _settings(self) -> dict[str, Any]:
+        import httpx2
+
+        timeout = httpx2.Timeout(_WAIT_S, connect=_CONNECT_S)
+        return {"headers": self._headers, "timeout": timeout, "trust_env": self._proxied}
+
+    def _refusal(self, response: httpx2.Response) -> RequestError:
+        message = format_value(response.text[:_SHOWN])
+        with suppress(ValueError):
+            if isinstance(found := response.json(), dict):
+                message = _message(found)
+        return RequestError(f"{self.url} answers {response.status_code}: {message}")
+
+    def _silent(self, error: Exception) -> EngineDeadError:
+        return EngineDeadError(
+            f"no server answers at {self.url} ({error}); start one with `penstock serve`, or name it with --url."
+        )
+
+
+def ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """A server's answer to a JSON request. A key is taken from PENSTOCK_API_KEY. Raises as `Server`."""
+    keys = read_environment().api_keys
+    return Server(url, keys[0] if keys else None).request(method, path, body)
+
+
+async def _events(response: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
+    """JSON objects of server-sent events, up to [DONE].
 
     Raises:
-        ConfigError: no server answers there, or it refuses; its message is told.
+        ValueError: one is no JSON, or a line is too long.
     """
-    import httpx2
+    rest = bytearray()  # of a line whose end has not come
+    async for piece in response.aiter_bytes():
+        *ends, begun = piece.split(b"\n")
+        for end in ends:
+            line, rest = bytes(rest) + end, bytearray()
+            data = line[5:].strip() if line.startswith(b"data:") else b""
+            if data == b"[DONE]":
+                return
+            if data and isinstance(event := json.loads(data), dict):
+                yield event
+        rest += begun
+        if len(rest) > _LONGEST_LINE:
+            raise ValueError(f"a line has more than {_LONGEST_LINE} bytes")
 
-    keys = read_environment().api_keys
-    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-    root = url.rstrip("/").removesuffix("/v1")
-    loopback = (urlsplit(root).hostname or "") in ("127.0.0.1", "localhost", "::1")
-    try:
-        with httpx2.Client(timeout=60, trust_env=not loopback) as client:
-            response = client.request(method, root + path, json=body, headers=headers)
-        told = response.json()
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        raise ConfigError(f"no server answers at {root}{path} ({error}); start one with penstock serve.") from None
-    if response.status_code >= 400:
-        said = told.get("error", told) if isinstance(told, dict) else told
-        message = said.get("message", said) if isinstance(said, dict) else said
-        raise ConfigError(f"{root} answers {response.status_code}: {str(message)[:300]}")
-    return told
+
+def _message(found: Mapping[str, Any]) -> str:
+    error = found.get("error", found)
+    return str(error.get("message") or error) if isinstance(error, dict) else str(error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cli.conversation import Conversation
-from penstock.cli.server_stream import Server
+from penstock.cli.server_client import Server
 from penstock.config.errors import ConfigError, RequestError
 from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason

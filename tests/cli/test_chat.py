@@ -209,7 +209,7 @@ def test_reasoning_is_dimmed_or_hidden_and_a_running_server_answers(thinker: str
         terminal.expect("Forty-two", times=2)
         assert terminal.shown().count("Let me think.") == 1
         terminal.ask("fail")
-        terminal.expect("penstock: that is not possible.")
+        terminal.expect("answers 400: that is not possible.")
         terminal.ask("/model other")
         terminal.expect("other answers now")
         terminal.ask("/model third")
