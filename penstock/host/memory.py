@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.config.errors import MemoryPlanError
 from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
-from penstock.config.resolve import ModelFacts, resolve
-from penstock.core.kv.cache_spec import CacheKind, CacheSpec
-from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
-from penstock.startup.kept_start import cache_bytes, known, this_machine
+from penstock.config.resolve import resolve
+from penstock.startup.header_plan import plan_from_headers, this_machine
+from penstock.startup.kept_start import known
 from penstock.startup.memory_plan import MemoryPlan, format_bytes
-from penstock.startup.resident import Packer, resident_bytes
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
 
@@ -65,24 +63,11 @@ def plan_model(options: EngineOptions, room: int, machine: Machine | None = None
     facts = kept.facts if kept is not None else model_facts(open_checkpoint(options.model))
     wished = replace(options, memory=None)
     concrete = resolve(wished, facts, machine).options
-    limits = memory_limits(wished, concrete, machine, None)
     if kept is not None:
-        caches, types = Caches(kept.specs, cache_bytes), kept.kv_types
-        weights = kept.weights_bytes
+        plan = kept.plan(wished, concrete, machine)
     else:
-        specs = tuple(_specs(facts))
-        caches, types = Caches(specs, cache_bytes, facts.whole_prompts), (concrete.kv_cache_dtype,) * len(specs)
-        weights = resident_bytes(facts, Packer("native" if machine.isas else "reference"), concrete)
-    plan = plan_caches(caches, concrete, limits, types, facts, weights)
+        plan = plan_from_headers(facts, wished, concrete, machine)
     return ModelPlan(int(plan.total_bytes * _SLACK), process, plan, kept is not None)
-
-
-def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:
-    """Caches as headers tell of them: so many elements a token, here as those of one head."""
-    for layer in facts.layers:
-        kind = CacheKind.FULL if layer.window is None else CacheKind.SLIDING
-        key = -(-layer.elements_per_token // 2)
-        yield CacheSpec(kind, 1 if key else 0, key, layer.elements_per_token - key, layer.window)
 
 
 class MemoryBudget:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from penstock.config.errors import ConfigError
-from penstock.config.machine import Machine, read_machine
+from penstock.config.machine import Machine
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
 from penstock.core.kv.cache_spec import CacheGroup, group_layers
@@ -22,6 +22,7 @@ from penstock.models.registry import Model, build_model, check_architecture
 from penstock.quant.decode import native_block_decoder
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches, state_bytes
 from penstock.startup.gpu_memory import DeviceMemory, remedies, share
+from penstock.startup.header_plan import this_machine
 from penstock.startup.kept_start import weights_identity, weights_place
 from penstock.startup.memory_plan import Measured, MemoryLimits, MemoryPlan, format_bytes
 from penstock.startup.resident import packer_of, resident_bytes
@@ -80,15 +81,9 @@ class EngineSpec:
 
 def measure_machine(device: str = "auto") -> Machine:
     """This machine, as torch and the native library see it too; without GPUs where `device` asks for none."""
-    features = native.cpu_features()
     number = device.partition(":")[2]
     gpus = () if device in ("cpu", "interpreter") else devices.accelerators(triton.unavailable_reason, int(number or 0))
-    return read_machine(
-        isas=native.usable_isas(),
-        refused_isas=native.refused_isas(),
-        has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
-        accelerators=gpus,
-    )
+    return this_machine(gpus)
 
 
 def make_engine_spec(options: EngineOptions, machine: Machine | None = None, drafts: int = 0) -> EngineSpec:

@@ -18,15 +18,16 @@ from typing import Any, Final
 from penstock.config.code import code_digest
 from penstock.config.environment import pack_folder
 from penstock.config.errors import PenstockError
-from penstock.config.machine import Machine, has_accelerator_files, read_machine
+from penstock.config.machine import Machine, has_accelerator_files
 from penstock.config.names import served_name
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, LayerFacts, ModelFacts, resolve
 from penstock.core.kv.cache_spec import CacheKind, CacheSpec
 from penstock.kernels.cpu import native
 from penstock.kernels.cpu.journal import Arrays, Journal, Names
-from penstock.kernels.cpu.packed import PACKING, block_bytes, kv_layout
+from penstock.kernels.cpu.packed import PACKING
 from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
+from penstock.startup.header_plan import native_block_bytes, this_machine
 from penstock.startup.memory_plan import MemoryPlan
 from penstock.weights.pack_cache import PackCache, PackCacheError, PackWriter, file_name, fingerprint
 
@@ -92,6 +93,12 @@ class KeptStart:
     def text(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self))
+
+    def plan(self, asked: EngineOptions, concrete: EngineOptions, machine: Machine) -> MemoryPlan:
+        """Where the memory goes this time, on a machine's CPU; raises MemoryPlanError if it does not fit."""
+        limits = memory_limits(asked, concrete, machine, None)
+        caches = Caches(self.specs, native_block_bytes)
+        return plan_caches(caches, concrete, limits, self.kv_types, self.facts, self.weights_bytes)
 
 
 def _spec(found: Mapping[str, Any]) -> CacheSpec:
@@ -177,11 +184,9 @@ def _identity(weights: str) -> str:
 
 def find(asked: EngineOptions) -> Again | None:
     """The start that was kept of this model and these options; None where it cannot be used."""
-    weights = _kept_at(asked)
-    if weights is None:
-        return None
     try:
-        return _found(asked, weights, weights_identity(asked, Path(asked.model).expanduser()))
+        found = _read(asked)
+        return _decided(asked, found) if found is not None else None
     except _UNUSABLE as error:
         log.info("the engine starts anew: what was kept of its last start cannot be used (%s)", error)
         return None
@@ -189,14 +194,31 @@ def find(asked: EngineOptions) -> Again | None:
 
 def known(asked: EngineOptions) -> KeptStart | None:
     """What is kept of this model, for planning: whether it can start so on this machine is not looked at."""
+    try:
+        found = _read(asked)
+    except _UNUSABLE:
+        return None
+    return found.kept if found is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A kept start: what it says, its file, and the file and identity of the weights beside it."""
+
+    kept: KeptStart
+    file: PackCache
+    weights: Path
+    identity: str
+
+
+def _read(asked: EngineOptions) -> _Found | None:
+    """What is kept of this model; None where nothing is. Raises one of _UNUSABLE."""
     weights = _kept_at(asked)
     if weights is None:
         return None
-    try:
-        identity = weights_identity(asked, Path(asked.model).expanduser())
-        return KeptStart.of(bytes(PackCache(start_place(weights), _identity(identity)).data("start")).decode())
-    except _UNUSABLE:
-        return None
+    identity = weights_identity(asked, Path(asked.model).expanduser())
+    file = PackCache(start_place(weights), _identity(identity))
+    return _Found(KeptStart.of(bytes(file.data("start")).decode()), file, weights, identity)
 
 
 def _kept_at(asked: EngineOptions) -> Path | None:
@@ -212,37 +234,21 @@ def _kept_at(asked: EngineOptions) -> Path | None:
     return weights
 
 
-def this_machine() -> Machine:
-    """This machine as the native library sees it, without GPUs."""
-    features = native.cpu_features()
-    return read_machine(
-        isas=native.usable_isas(),
-        refused_isas=native.refused_isas(),
-        has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
-    )
-
-
-def _found(asked: EngineOptions, weights: Path, identity: str) -> Again:
-    file = PackCache(start_place(weights), _identity(identity))
-    kept = KeptStart.of(bytes(file.data("start")).decode())
+def _decided(asked: EngineOptions, found: _Found) -> Again:
+    """Raises one of _UNUSABLE where this machine decides otherwise."""
+    kept = found.kept
     machine = this_machine().within(asked.memory)
     resolved = resolve(asked, kept.facts, machine)
     options = resolved.options
     for name in RECORDED_UNDER:
         if getattr(options, name) != kept.under[name]:
             raise PackCacheError(f"{name} was {kept.under[name]!r} and is {getattr(options, name)!r}")
-    limits = memory_limits(asked, options, machine, None)
-    plan = plan_caches(Caches(kept.specs, cache_bytes), options, limits, kept.kv_types, kept.facts, kept.weights_bytes)
+    plan = kept.plan(asked, options, machine)
     if plan.max_model_len != kept.max_model_len:
         raise PackCacheError(f"max_model_len was {kept.max_model_len} and is {plan.max_model_len}")
     settings = [Decision(name, str(value), reason) for name, value, reason in resolved.reasons]
     settings += (Decision("max_model_len", str(plan.max_model_len), note) for note in plan.notes)
-    return Again(kept, options, plan, tuple(settings), PackCache(weights, identity), file)
-
-
-def cache_bytes(kv_type: str, block_size: int, heads: int, key_dim: int, value_dim: int, latent: bool) -> int:
-    """The op `cache_block_bytes` of the native library."""
-    return block_bytes(kv_layout(kv_type, block_size, heads, key_dim, value_dim, latent))
+    return Again(kept, options, plan, tuple(settings), PackCache(found.weights, found.identity), found.file)
 
 
 def keep(start: KeptStart, constants: bytes | bytearray, weights: Path, identity: str) -> None:

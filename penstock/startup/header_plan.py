@@ -1,0 +1,62 @@
+"""Where a model's memory would go, from what headers tell, and the machine without its GPUs. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.config.machine import Accelerator, Machine, read_machine
+from penstock.config.options import EngineOptions
+from penstock.config.resolve import ModelFacts
+from penstock.core.kv.cache_spec import CacheKind, CacheSpec
+from penstock.kernels.cpu import native
+from penstock.kernels.cpu.packed import block_bytes, kv_layout
+from penstock.startup.cache_plan import Caches, memory_limits, plan_caches
+from penstock.startup.memory_plan import MemoryPlan
+from penstock.startup.resident import Packer, resident_bytes
+
+
+def this_machine(accelerators: tuple[Accelerator, ...] = ()) -> Machine:
+    """This machine as the native library sees it; of GPUs it has those it is told of."""
+    features = native.cpu_features()
+    return read_machine(
+        isas=native.usable_isas(),
+        refused_isas=native.refused_isas(),
+        has_bf16=features.get("avx512_bf16", False) or features.get("amx_bf16", False),
+        accelerators=accelerators,
+    )
+
+
+def plan_from_headers(facts: ModelFacts, asked: EngineOptions, concrete: EngineOptions, machine: Machine) -> MemoryPlan:
+    """The plan of a model of which headers alone are known, on a machine's CPU.
+
+    Args:
+        facts: of the model.
+        asked, concrete: options as they were asked for, and resolved.
+        machine: on which it is to run.
+
+    Raises:
+        MemoryPlanError: it does not fit.
+    """
+    specs = tuple(_specs(facts))
+    weights = resident_bytes(facts, Packer("native" if machine.isas else "reference"), concrete)
+    caches = Caches(specs, native_block_bytes if machine.isas else _plain_block_bytes, facts.whole_prompts)
+    limits = memory_limits(asked, concrete, machine, None)
+    return plan_caches(caches, concrete, limits, (concrete.kv_cache_dtype,) * len(specs), facts, weights)
+
+
+def _specs(facts: ModelFacts) -> Iterator[CacheSpec]:
+    """Caches as headers tell of them: so many elements a token, here as those of one head."""
+    for layer in facts.layers:
+        kind = CacheKind.FULL if layer.window is None else CacheKind.SLIDING
+        key = -(-layer.elements_per_token // 2)
+        yield CacheSpec(kind, 1 if key else 0, key, layer.elements_per_token - key, layer.window)
+
+
+def native_block_bytes(kv_type: str, block_size: int, heads: int, key_dim: int, value_dim: int, latent: bool) -> int:
+    """The op `cache_block_bytes` of the native library."""
+    return block_bytes(kv_layout(kv_type, block_size, heads, key_dim, value_dim, latent))
+
+
+def _plain_block_bytes(kv_type: str, block_size: int, heads: int, key_dim: int, value_dim: int, latent: bool) -> int:
+    size = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int4": 0.5}.get(kv_type, 1.0)
+    return int(size * block_size * heads * (key_dim + value_dim))
