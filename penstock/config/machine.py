@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -199,3 +200,9 @@ def read_machine(
         has_bf16=has_bf16,
         accelerators=accelerators,
     )
+
+
+def free_bytes(folder: Path) -> int:
+    """What may be written to the disk of a folder that may not exist yet."""
+    there = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
+    return shutil.disk_usage(there).free

@@ -204,6 +204,8 @@ class Loading:
                 if entry.state is ModelState.LEAVING:
                     entry.past = ended(together(entry.past, await engine.stats()))
                 await engine.close()
+        except Exception:  # whatever it was, the model must not stay on its way out for ever
+            _log.exception("the engine of %s did not end as it should", entry.name)
         finally:
             self.budget.give_back(entry.name)
             entry.planned = 0

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penstock.config.errors import CheckpointError, ConfigError, quoted
+from penstock.config.machine import free_bytes
 
 MARGIN_BYTES = 64 << 20  # of a disk that is not filled
 _LOOK_S = 0.05  # between two looks at a lock that somebody holds
@@ -33,10 +34,9 @@ def locked(
         looking: called each time before it is tried again; what it raises ends the wait.
     """
     path = lock or target.with_name(target.name + ".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
     waited = False
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        handle = _lock_file(path)
         try:
             while not _taken(handle):
                 if not waited:
@@ -54,6 +54,11 @@ def locked(
             os.close(handle)
 
 
+def _lock_file(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+
+
 def _taken(handle: int) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,8 +74,7 @@ def shared_lock(path: Path, *, alone: bool) -> Iterator[None]:
     Raises:
         BlockingIOError: `alone` is wanted, and somebody else holds it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    handle = _lock_file(path)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
         yield
@@ -84,50 +88,42 @@ def _is_same(handle: int, path: Path) -> bool:
     return False
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that has all its bytes when its name appears."""
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """Another name, to make a file under; it gets its own when it is whole, in place of an older one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that has all its bytes when its name appears."""
+    with _appearing(path) as partial, partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def link(source: Path, target: Path) -> None:
     """Gives a file a second name; where that is not possible (another disk), copies it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    try:
+    with _appearing(target) as partial:
         try:
             os.link(source.resolve(), partial)
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES):
                 raise
             shutil.copyfile(source, partial)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def symbolic(link: Path, target: Path) -> None:
     """Makes `link` point to `target`, which is told relative to it where both lie under one folder."""
-    link.parent.mkdir(parents=True, exist_ok=True)
-    partial = link.with_name(f".{link.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    partial.symlink_to(os.path.relpath(target, link.parent))
-    partial.replace(link)
-
-
-def free_bytes(folder: Path) -> int:
-    """What may be written to the disk of a folder that may not exist yet."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    return shutil.disk_usage(there).free
+    with _appearing(link) as partial:
+        partial.symlink_to(os.path.relpath(target, link.parent))
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -147,13 +148,21 @@ class ServerContext:
         """What is known of the engines now, by model."""
         past = self.models.past()
         found = {name: EngineFigures(stats) for name, stats in past.items()}
-        for name, client in self.models.engines().items():
-            with suppress(PenstockError):  # figures of the server itself are worth having while an engine is away
-                stats, info = await client.stats(), client.info
-                cache = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
-                found[name] = EngineFigures(together(past.get(name, EngineStats()), stats), cache)
+        engines = self.models.engines()
+        for name, figures in zip(engines, await asyncio.gather(*map(_figures, engines.values())), strict=True):
+            found[name] = replace(figures, stats=together(past.get(name, EngineStats()), figures.stats))
         if self.models.host is not None:
             for entry in self.models.host.entries():
                 figures = found.get(entry.name, EngineFigures())
                 found[entry.name] = replace(figures, memory=entry.planned, loads=entry.loads)
         return found
+
+
+async def _figures(engine: EngineClient) -> EngineFigures:
+    """Of an engine, as far as they can be had: those of the server itself are worth having while an engine is away."""
+    figures = EngineFigures()
+    with suppress(PenstockError):
+        figures = EngineFigures(await engine.stats())
+        info = engine.info
+        figures = replace(figures, cache={"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)})
+    return figures

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from penstock.config.errors import ConfigError
-from penstock.config.machine import Machine
+from penstock.config.machine import Machine, free_bytes
 from penstock.config.options import EngineOptions
 from penstock.config.resolve import Decision, ModelFacts, chosen_gpu, resolve
 from penstock.core.kv.cache_spec import CacheGroup, group_layers
@@ -30,7 +30,7 @@ from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
 from penstock.weights.open import open_checkpoint
-from penstock.weights.pack_cache import PackedFile, free_bytes
+from penstock.weights.pack_cache import PackedFile
 from penstock.weights.weight_plan import (
     LoadTarget,
     WeightPlan,

@@ -24,7 +24,6 @@ import mmap
 import os
 import re
 import resource
-import shutil
 import struct
 import sys
 import tempfile
@@ -84,12 +83,6 @@ def _most_maps() -> int:
     """Maps a writer may make: half the files this process may open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
-
-
-def free_bytes(folder: Path) -> int:
-    """Free space where `folder` is, or will be."""
-    there = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
-    return shutil.disk_usage(there).free
 
 
 def _boot_id() -> str:

@@ -334,6 +334,24 @@ async def test_an_engine_that_is_lost_gives_its_memory_back(engines: Engines) ->
         assert states(host)["a"] == "ready"
 
 
+async def test_an_engine_that_cannot_be_closed_does_not_keep_its_model(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with closing(host_of(engines, source("a"), source("b"), memory=SIZE)) as host:
+        (await use(host, "a")).release()
+        close = engines.made["a"].close
+
+        async def broken() -> None:
+            await close()
+            raise OSError("no such process group")
+
+        monkeypatch.setattr(engines.made["a"], "close", broken)
+        (await use(host, "b")).release()
+        assert states(host) == {"a": "asleep", "b": "ready"}
+        assert "the engine of a did not end as it should" in caplog.text
+        (await use(host, "a")).release()
+
+
 async def test_counters_go_on_when_a_model_comes_back(engines: Engines) -> None:
     async with closing(host_of(engines, source("a"))) as host:
         for round in (1, 2):

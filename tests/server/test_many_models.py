@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ import ollama
 import openai
 import pytest
 
-from penstock.config.errors import CheckpointError
+from penstock.config.errors import CheckpointError, EngineDeadError
+from penstock.core.request import EngineStats
+from penstock.engine.api import EngineInfo
 from penstock.engine.text_pipeline import TextPipeline
-from tests.host.support import Engines, source
+from tests.host.support import Engines, SupervisedThread, source
 from tests.server.hosted import Hosting, hosting
 from tests.server.support import engine_threads, until
 
@@ -187,6 +190,25 @@ def test_figures_are_told_by_model(many: Hosting) -> None:
         loads = 2 if model == "small" else 1
         assert f'penstock_model_loads_total{{model_name="{model}"}} {loads}.0' in text
         assert f'vllm:request_generation_tokens_sum{{model_name="{model}"}} {tokens}.0' in text
+
+
+def test_engines_are_asked_side_by_side_for_figures(many: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat(many, "small")
+    chat(many, "large")
+    both, stats = asyncio.Barrier(2), SupervisedThread.stats
+
+    async def together(engine: SupervisedThread) -> EngineStats:
+        await both.wait()  # one after the other would wait for ever
+        return await stats(engine)
+
+    def away(engine: SupervisedThread) -> EngineInfo:
+        raise EngineDeadError("It is being started again.")
+
+    monkeypatch.setattr(SupervisedThread, "stats", together)
+    monkeypatch.setattr(SupervisedThread, "info", property(away))
+    text = httpx.get(f"{many.url}/metrics").text
+    for model in ("small", "large"):
+        assert f'penstock_generation_tokens_total{{model_name="{model}"}} 3.0' in text
 
 
 def test_ollamas_client_switches_loads_and_unloads(many: Hosting) -> None:
