@@ -158,6 +158,7 @@ SERVER_FLAGS = (
          "A Python function that gets each whole answer, and gives what is told instead.", metavar="MODULE:FUNCTION"),
     flag("allowed_origins", list[str] | None, None, _NETWORK,
          "A web origin that may call the API besides those of this machine; repeatable. none: not even those."),
+    flag("page", bool, True, _NETWORK, "Give browsers a page to talk to the models with.", "--page/--no-page"),
     flag("trust_request_chat_template", bool, False, _NETWORK,
          "Let requests bring a chat template of their own.", "--trust-request-chat-template"),
     flag("responses_store", str, "memory", _NETWORK,

@@ -171,6 +171,7 @@ class ServerOptions:
         admin_keys: keys that may load and unload models; empty lets whoever may ask do that.
         pre, post: "module:function" of a function that gets each request, or each whole answer, and gives what is asked
             or told instead; None for none.
+        page: browsers get a page to talk to the models with.
     """
 
     host: str = "127.0.0.1"
@@ -184,3 +185,4 @@ class ServerOptions:
     admin_keys: tuple[str, ...] = ()
     pre: str | None = None
     post: str | None = None
+    page: bool = True

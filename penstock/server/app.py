@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock import __version__
@@ -52,6 +52,7 @@ from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
 from penstock.server.one_model import OneModel
+from penstock.server.web.routes import web_router
 
 if TYPE_CHECKING:
     from penstock.engine.frontend import Frontend
@@ -99,11 +100,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
         lifespan=lifespan,
         default_response_class=Response,
     )
-    for router in (*_routers(context, responses, admins), _operator_router(context, app)):
-        app.include_router(router)
-    if models.host is not None:
-        app.include_router(management_router(context, models.host, admins))
-        app.include_router(library_router(context, models.host, open_shelf(), admins))
+    _include(app, context, _routers(context, responses, admins, options), admins, options)
     app.add_exception_handler(HTTPException, _on_http_exception)
     if options.pre is not None or options.post is not None:
         before = None if options.pre is None else load_hook(options.pre, "--pre")
@@ -165,20 +162,36 @@ def _facts(context: ServerContext) -> document.ServedModelFacts:
     )
 
 
-def _routers(context: ServerContext, responses: Responses, admins: AdminKeys) -> tuple[APIRouter, ...]:
-    """Those of the dialects."""
-    return (
-        openai_router(context),
-        responses_router(responses),
-        anthropic_router(context),
-        ollama_router(context, admins),
-        models_router(context),
-        embeddings_router(context),
-        cohere_router(context),
-        rerank_router(context),
-        tokenize_router(context),
-        render_router(responses),
-    )
+def _include(
+    app: FastAPI,
+    context: ServerContext,
+    dialects: Mapping[str, Sequence[APIRouter]],
+    admins: AdminKeys,
+    options: ServerOptions,
+) -> None:
+    """Adds every route, in the group it is described in."""
+    for group, routers in dialects.items():
+        for router in routers:
+            app.include_router(router, tags=[group])
+    if (host := context.models.host) is not None:
+        app.include_router(management_router(context, host, admins), tags=["Loading models"])
+        app.include_router(library_router(context, host, open_shelf(), admins), tags=["Library"])
+    app.include_router(_operator_router(context, app), tags=["Operation"])
+    app.include_router(web_router(page=options.page), tags=["Pages"])
+
+
+def _routers(
+    context: ServerContext, responses: Responses, admins: AdminKeys, options: ServerOptions
+) -> Mapping[str, Sequence[APIRouter]]:
+    """Those of the dialects, by the groups they are described in."""
+    return {
+        "OpenAI: chats and completions": (openai_router(context), models_router(context)),
+        "OpenAI: responses": (responses_router(responses),),
+        "Anthropic": (anthropic_router(context),),
+        "Ollama": (ollama_router(context, admins, page=options.page),),
+        "Embeddings and ranking": (embeddings_router(context), cohere_router(context), rerank_router(context)),
+        "Tokens and templates": (tokenize_router(context), render_router(responses)),
+    }
 
 
 def _methods(routes: Sequence[object], path: str) -> set[str]:
@@ -239,9 +252,5 @@ def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
     @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:
         return json_response(app.openapi())
-
-    @router.get("/docs", summary="This API as a page", openapi_extra=gives("text/html"))
-    async def docs() -> Response:
-        return HTMLResponse(document.page(app.openapi()))
 
     return router

@@ -20,7 +20,8 @@ NO_ORIGIN = "none"
 OWNER = "penstock.owner"
 """Where an ASGI scope tells whose request it is; see `owner_of`."""
 _MAX_PORT = 65535
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
+PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health", "/", "/docs"})
+_PUBLIC_FILES = "/web/"  # of the page, which are the same everywhere; it asks for the key itself
 _PORT = r"(?::(?P<port>[0-9]{1,5}))?"
 _HOST = re.compile(rf"(?:\[(?P<v6>[0-9A-Fa-f:.]{{2,45}})\]|(?P<name>[A-Za-z0-9._-]{{1,253}})){_PORT}")
 _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://(?:\[[0-9a-f:.]{{2,45}}\]|[a-z0-9._-]{{1,253}}){_PORT}")
@@ -43,7 +44,7 @@ class ApiKeys:
 
     def check(self, path: str, headers: Headers) -> None:
         """Raises HttpError 401 unless the routed path is public, no keys are set, or the request carries one."""
-        if not self._digests or path in PUBLIC_PATHS:
+        if not self._digests or path in PUBLIC_PATHS or path.startswith(_PUBLIC_FILES):
             return
         presented = _presented(headers)
         digest = _digest(presented.encode("latin-1"))  # the bytes that were sent

@@ -1,9 +1,7 @@
-"""The OpenAPI document, and a page that shows it without fetching anything from elsewhere."""
+"""The OpenAPI document of the server."""
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.server.errors import Dialect, dialect_of
+from penstock.server.meanings import meaning
 from penstock.server.shapes import TOKEN_ID_BOUND
 
 EVENTS = "text/event-stream"
@@ -141,6 +140,10 @@ def openapi(
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for model in models:
         _tell(schemas["$defs"][model.__name__], facts, ".ollama." in model.__module__)
+    for name, schema in components["schemas"].items():
+        for field, about in schema.get("properties", {}).items():
+            if (told := meaning(name, field)) is not None:
+                about["description"] = told
     _bound(components["schemas"], TOKEN_ID_BOUND if facts.vocab_size is None else facts.vocab_size)
     for path, operations in document["paths"].items():
         failure = {"application/json": {"schema": {"$ref": _REF.format(model=_ERRORS[dialect_of(path)].__name__)}}}
@@ -188,47 +191,3 @@ def _bound(schema: Any, vocab_size: int) -> None:
             schema["additionalProperties"] = False
         if schema.get("exclusiveMaximum") == TOKEN_ID_BOUND:
             schema["exclusiveMaximum"] = vocab_size
-
-
-def page(document: Mapping[str, Any]) -> str:
-    """The document as a static page of HTML: no script, nothing loaded."""
-    schemas = document.get("components", {}).get("schemas", {})
-    parts = [f"<h1>{_text(document['info']['title'])} {_text(document['info']['version'])}</h1>"]
-    parts.append(f"<p>{_text(document['info'].get('description', ''))}</p>")
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            summary = _text(operation.get("summary", ""))
-            parts.append(f"<h2><code>{method.upper()} {_text(path)}</code></h2><p>{summary}</p>")
-            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-            if content:
-                parts.append(_fields(schemas[content["schema"]["$ref"].rsplit("/", 1)[1]]))
-    style = (
-        "body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "td{border-top:1px solid #8884;padding:.2rem .6rem;vertical-align:top}"
-        "code{font-size:.9em;overflow-wrap:anywhere}"
-    )
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>Penstock API</title><style>{style}</style>"
-    return head + "".join(parts) + '<p>Machine-readable: <a href="openapi.json">openapi.json</a></p></html>'
-
-
-def _fields(schema: Mapping[str, Any]) -> str:
-    required = schema.get("required", ())
-    rows = []
-    for name, about in schema.get("properties", {}).items():
-        kinds = [kind for kind in about.get("anyOf", about.get("oneOf", [about])) if kind.get("type") != "null"]
-        told = " or ".join(_kind(kind) for kind in kinds)
-        mark = " <small>required</small>" if name in required else ""
-        rows.append(f"<tr><td><code>{_text(name)}</code>{mark}<td><code>{_text(told)}</code>")
-    return f"<p>{_text(schema.get('description', ''))}</p><table>{''.join(rows)}</table>"
-
-
-def _kind(schema: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        return str(schema["$ref"]).rsplit("/", 1)[1]
-    bounds = {key: value for key, value in schema.items() if key not in ("type", "title", "default", "description")}
-    kind = str(schema.get("type", "any"))
-    return f"{kind} {json.dumps(bounds)}" if bounds and len(json.dumps(bounds)) < 120 else kind
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))

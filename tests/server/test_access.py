@@ -46,7 +46,7 @@ def routes(text: TextPipeline) -> list[tuple[str, str]]:
     walk(app.routes)
     documented = {(method.upper(), path) for path, item in app.openapi()["paths"].items() for method in item}
     assert {(method, re.sub(r":\w+}", "}", path)) for method, path in found} == documented
-    given = {"{model:path}": "scripted", "{response_id:response_id}": "resp_1"}
+    given = {"{model:path}": "scripted", "{response_id:response_id}": "resp_1", "{name:path}": "app.js"}
     return [(method, re.sub(r"{\w+:\w+}", lambda name: given[name[0]], path)) for method, path in found]
 
 
@@ -63,7 +63,7 @@ def test_every_route_but_the_public_ones_needs_a_key(locked: Running, text: Text
     with httpx.Client(base_url=locked.url) as http:
         for method, path in [*walked, ("GET", "/no/such/route"), ("PUT", "/v1/models"), ("OPTIONS", "/metrics")]:
             answer = http.request(method, path)
-            if path in PUBLIC_PATHS:
+            if path in PUBLIC_PATHS or path.startswith("/web/"):
                 assert answer.status_code == 200
                 continue
             assert answer.status_code == 401, (method, path)
@@ -183,11 +183,6 @@ def test_unknown_routes_and_methods(server: Running) -> None:
 def test_operators_routes(server: Running) -> None:
     assert httpx.get(f"{server.url}/health").content == b""
     assert httpx.get(f"{server.url}/version").json().keys() == {"version", "arithmetic_version"}
-    page = httpx.get(f"{server.url}/docs")
-    assert "/v1/chat/completions" in page.text
-    assert "http://" not in page.text
-    assert "https://" not in page.text
-    assert "<script" not in page.text
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])

@@ -50,12 +50,12 @@ async def named(context: ServerContext, request: Request, body: NamedBody) -> Mo
     return await context.model(request, served(context, body.model), keep_alive_of(body.keep_alive))
 
 
-def ollama_router(context: ServerContext, keys: AdminKeys) -> APIRouter:
-    """The routes over one server's context; `keys` are of those who may unload what others need."""
+def ollama_router(context: ServerContext, keys: AdminKeys, *, page: bool) -> APIRouter:
+    """The routes over one server's context; `keys` are of those who may unload what others need, `page` as there is."""
     router = APIRouter()
     _add_answers(router, context, keys)
     _add_embeddings(router, context)
-    add_models(router, context)
+    add_models(router, context, page=page)
     return router
 
 

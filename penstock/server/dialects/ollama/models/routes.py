@@ -17,6 +17,7 @@ from penstock.server.dialects.ollama.schema import ShowBody
 from penstock.server.document import gives, takes
 from penstock.server.encoding import json_response
 from penstock.server.errors import HttpError
+from penstock.server.web.routes import page_response, wants_page
 
 OLLAMA_VERSION = "0.12.11"  # the version of Ollama whose API this is; clients ask for at least one
 _LIBRARY = (
@@ -26,13 +27,15 @@ _LIBRARY = (
 )
 
 
-def add_models(router: APIRouter, context: ServerContext) -> None:
-    """Adds the routes over one server's context."""
+def add_models(router: APIRouter, context: ServerContext, *, page: bool) -> None:
+    """Adds the routes over one server's context; with `page`, browsers get that where others learn that it runs."""
 
     def models(entries: list[dict[str, Any]]) -> Response:
         return json_response({"models": entries})
 
-    async def root() -> Response:
+    async def root(request: Request) -> Response:
+        if page and wants_page(request):
+            return page_response(request, "index.html")
         return PlainTextResponse("Ollama is running")  # clients ask for this text to see that the API is there
 
     async def tags() -> Response:
