@@ -11,8 +11,8 @@ from penstock.config.errors import EngineDeadError
 from penstock.config.names import BUNDLED_MODEL
 from penstock.config.options import EngineOptions
 from penstock.engine.api import EngineClient
-from penstock.engine.client import ProcessClient
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.host.process_client import ProcessClient
 from penstock.library.resolve import resolve
 from penstock.weights.open import bundled_model_path
 

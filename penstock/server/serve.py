@@ -26,9 +26,9 @@ from penstock.config.names import served_name
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.config.resolve import validate
 from penstock.engine.api import EngineInfo
-from penstock.engine.client import ProcessClient
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.host.process_client import ProcessClient
 from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
 from penstock.server.lifecycle import Lifecycle

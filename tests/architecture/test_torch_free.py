@@ -10,8 +10,6 @@ import pytest
 from tests.architecture.source import ROOT, Module, imports, modules
 
 HEAVY = ("torch", "triton", "transformers", "numba", "scipy", "pandas", "matplotlib")
-# The engine's half that runs with the model; everything else in `engine` is the client's side.
-ENGINE_WORKER = ("penstock.engine.child",)
 FREE = (
     "penstock.config", "penstock.core", "penstock.text", "penstock.host", "penstock.server", "penstock.engine",
     "penstock.library",
@@ -48,7 +46,7 @@ print("\\n".join(failed))
 
 
 def free() -> list[Module]:
-    return [m for m in modules() if not m.part or (m.within(*FREE) and not m.within(*ENGINE_WORKER))]
+    return [m for m in modules() if not m.part or m.within(*FREE)]
 
 
 def run(code: str, *arguments: str) -> str:
@@ -71,7 +69,9 @@ def test_the_block_works() -> None:
     assert "torch was imported" in run(BLOCK, ",".join(HEAVY), "penstock.layers.decoder")
 
 
-@pytest.mark.parametrize("name", ["penstock", "penstock.server.app", "penstock.cli.main", "penstock.engine.client"])
+@pytest.mark.parametrize(
+    "name", ["penstock", "penstock.server.app", "penstock.cli.main", "penstock.host.process_client"]
+)
 def test_an_entry_point_loads_nothing_heavy(name: str) -> None:
     if not any(module.name == name for module in modules()):
         pytest.skip(f"there is no {name} yet")

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from penstock.config.errors import ContextLengthError
-from penstock.engine.client import ProcessClient, ThreadClient
+from penstock.engine.thread_client import ThreadClient
+from penstock.host.process_client import ProcessClient
 from tests.engine.support import read, request, tokens_of
 
 

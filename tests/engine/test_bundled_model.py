@@ -18,9 +18,9 @@ from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason, GenerationRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.api import EngineState
-from penstock.engine.client import ProcessClient
 from penstock.engine.frontend import Frontend
 from penstock.engine.text_pipeline import TextPipeline
+from penstock.host.process_client import ProcessClient
 
 MODEL = "penstock-concierge"
 

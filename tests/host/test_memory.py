@@ -10,9 +10,9 @@ import pytest
 
 from penstock.config.errors import CheckpointError, MemoryPlanError
 from penstock.config.options import EngineOptions
-from penstock.engine.client import ProcessClient
 from penstock.host.engine import hosted_options
 from penstock.host.memory import FIRST_PROCESS_BYTES, PROCESS_BYTES, MemoryBudget, plan_model
+from penstock.host.process_client import ProcessClient
 from penstock.kernels.cpu import native
 from penstock.weights.open import bundled_model_path
 

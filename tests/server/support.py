@@ -21,11 +21,11 @@ from penstock.config.options import EngineOptions, ServerOptions
 from penstock.core.protocol import NewSequence, Runner, SlotResult, StepPlan, StepResult, TokenLogprobs
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineClient, EngineInfo, EngineState
-from penstock.engine.client import ProcessClient
 from penstock.engine.frontend import Frontend
 from penstock.engine.loop import Engine
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import THREAD_NAME, ThreadClient
+from penstock.host.process_client import ProcessClient
 from penstock.server.app import create_app
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.serve import bind, http_server, url_of
@@ -236,8 +236,8 @@ def running(
 def serving_a_process(text: TextPipeline, folder: Path) -> Iterator[tuple[Serving, ProcessClient]]:
     """A server over a null engine in a process of its own, which is not started again for a minute if it dies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.engine.child.sys.executable", str(null_process(folder)))
-        patch.setattr("penstock.engine.client.FIRST_RESTART_DELAY_S", 60.0)
+        patch.setattr("penstock.host.child.sys.executable", str(null_process(folder)))
+        patch.setattr("penstock.host.process_client.FIRST_RESTART_DELAY_S", 60.0)
         client = ProcessClient(EngineOptions(model="null"))
         with serving(client, text) as server:
             until(lambda: client.state is EngineState.READY, 20)

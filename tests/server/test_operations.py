@@ -30,7 +30,7 @@ import sys
 sys.executable = sys.argv[1]
 from penstock.config.errors import PenstockError
 from penstock.config.options import EngineOptions, ServerOptions
-from penstock.engine import client
+from penstock.host import process_client as client
 from penstock.server import serve
 client.FIRST_RESTART_DELAY_S, client.MAX_START_FAILURES = 0.05, 2
 try:

@@ -19,14 +19,14 @@ import pytest
 from penstock.config import limits
 from penstock.config.options import EngineOptions
 from penstock.core.request import EngineOutput
-from penstock.engine import child as child_module
-from penstock.engine import client as client_module
 from penstock.engine import process as process_module
 from penstock.engine.api import EngineState
-from penstock.engine.child import EngineChild
-from penstock.engine.client import ProcessClient
 from penstock.engine.streams import StreamTable
 from penstock.engine.watched_time import WatchedTime
+from penstock.host import child as child_module
+from penstock.host import process_client as client_module
+from penstock.host.child import EngineChild
+from penstock.host.process_client import ProcessClient
 from tests.engine.support import null_process, read, request, tokens_of
 
 PATIENCE_S, PAUSE_S = 4.0, 6.0
@@ -37,7 +37,7 @@ PARENT = """
 import asyncio, sys, time
 sys.executable, loop, patience, pause = sys.argv[1:]
 from penstock.config.options import EngineOptions
-from penstock.engine import child, client
+from penstock.host import child, process_client as client
 from tests.engine.support import read, request, tokens_of
 child.UNRESPONSIVE_S = client.HEARTBEAT_TIMEOUT_S = float(patience)
 async def main():
@@ -103,7 +103,7 @@ def test_a_pause_ends_no_engine(tmp_path: Path) -> None:
 async def test_an_engine_that_is_silent_is_ended_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     monkeypatch.setattr(child_module, "UNRESPONSIVE_S", 3.0)
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
@@ -119,7 +119,7 @@ async def test_an_engine_that_is_silent_is_ended_and_that_is_said(
 async def test_an_engine_that_somebody_else_killed_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
     assert client.pid > 0
@@ -133,7 +133,7 @@ async def test_an_engine_that_somebody_else_killed_is_told_apart(
 
 async def test_a_busy_engine_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it sends is a sign of life: here nothing but outputs, as when the thread that beats gets no turn."""
-    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 2.0)
     client = ProcessClient(EngineOptions(model="mute"))
     await client.start()
@@ -146,7 +146,7 @@ async def test_a_busy_engine_is_not_silent(tmp_path: Path, monkeypatch: pytest.M
 
 async def test_a_pause_within_a_step_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine alone is stopped for longer than a step may take."""
-    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     client = ProcessClient(EngineOptions(model="busy"))
     await client.start()
     pid, answer = client.pid, asyncio.ensure_future(read(client.submit(request(max_tokens=8))))
@@ -161,7 +161,7 @@ async def test_a_pause_within_a_step_is_no_hang(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_what_was_sent_is_read_before_it_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
     child = client._child
@@ -187,7 +187,7 @@ class Stepped(WatchedTime):
 
 async def test_any_thread_may_read_the_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The socket is asked on its loop alone: elsewhere there may be no loop, and no socket is for two threads."""
-    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
     try:

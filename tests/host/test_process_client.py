@@ -24,10 +24,10 @@ from penstock.config.errors import (
 )
 from penstock.config.options import EngineOptions
 from penstock.core.request import FinishReason
-from penstock.engine import client as client_module
 from penstock.engine import messages
 from penstock.engine.api import EngineState
-from penstock.engine.client import ProcessClient
+from penstock.host import process_client as client_module
+from penstock.host.process_client import ProcessClient
 from tests.engine.checks import check_refusal, check_residue, until_empty
 from tests.engine.support import null_process, read, request, tokens_of
 
@@ -35,7 +35,7 @@ from tests.engine.support import null_process, read, request, tokens_of
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the stand-in interpreter lies; every process started in the test runs it."""
-    monkeypatch.setattr("penstock.engine.child.sys.executable", str(null_process(tmp_path)))
+    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
     return tmp_path
 
 
@@ -169,7 +169,7 @@ async def test_silence_flips_the_state(client: ProcessClient, monkeypatch: pytes
 
 
 async def test_long_silence_is_death(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.child.UNRESPONSIVE_S", 3.0)
+    monkeypatch.setattr("penstock.host.child.UNRESPONSIVE_S", 3.0)
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
     stream = client.submit(request(max_tokens=2000))
@@ -208,7 +208,7 @@ def test_runs_under_uvloop(folder: Path) -> None:
 
 
 async def test_stopped_process_is_killed_at_close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engine.child.TERMINATE_S", 0.3)
+    monkeypatch.setattr("penstock.host.child.TERMINATE_S", 0.3)
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
     pid = client.pid
@@ -363,7 +363,7 @@ PARENT = """
 import asyncio, os, sys
 sys.executable = sys.argv[1]
 from penstock.config.options import EngineOptions
-from penstock.engine.client import ProcessClient
+from penstock.host.process_client import ProcessClient
 async def main():
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()

@@ -1,4 +1,4 @@
-"""Engine clients: an engine in its own process, supervised (`ProcessClient`), or in a thread (`ThreadClient`)."""
+"""An engine in a process of its own, supervised: what `penstock serve` uses."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from penstock.config.options import EngineOptions
 from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
-from penstock.engine.child import EngineChild
 from penstock.engine.counting import ended, together
 from penstock.engine.messages import MessageError
 from penstock.engine.streams import OutputStream, StreamTable
-from penstock.engine.thread_client import ThreadClient as ThreadClient
+from penstock.host.child import EngineChild
 
 HEARTBEAT_TIMEOUT_S = 5.0
 STATS_TIMEOUT_S = 1.0
@@ -30,8 +29,6 @@ LAST_RESTART_DELAY_S = 30.0
 STABLE_S = 30.0
 MAX_START_FAILURES = 5
 _log = logging.getLogger(__name__)
-
-__all__ = ["ProcessClient", "ThreadClient"]
 
 
 class ProcessClient:
