@@ -29,10 +29,6 @@ class Ledger:
         """Whether no request lives and everything was told."""
         return not (self._requests or self._outputs)
 
-    @property
-    def num_requests(self) -> int:
-        return len(self._requests)
-
     def open(self, request_id: str, sequences: list[Sequence]) -> None:
         """Takes a request."""
         self._requests[request_id] = sequences

@@ -194,6 +194,7 @@ class EngineStats:
         held_back: (gate, count) of steps in which a gate kept a sequence in the queue.
         drafted_tokens, accepted_tokens: drafts that were verified, and those of them that were right.
         failed_loads: blocks that could not be loaded from a lower tier.
+        restarts, resumed: times an engine was started in place of one that died, and requests that went on there.
         plan_seconds, commit_seconds, build_seconds, forward_seconds, sample_seconds: time in the parts of all steps.
     """
 
@@ -221,6 +222,8 @@ class EngineStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     failed_loads: int = 0
+    restarts: int = 0
+    resumed: int = 0
     plan_seconds: float = 0.0
     commit_seconds: float = 0.0
     build_seconds: float = 0.0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.config.errors import EngineDeadError, RequestError
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.engine.so_far import SoFar
 
 if TYPE_CHECKING:
     from penstock.engine.loop import Engine
@@ -39,6 +40,7 @@ class EngineDriver:
         self._engine = engine
         self._sink = sink
         self._admitted: list[EngineOutput] = []
+        self._so_far: dict[str, SoFar] = {}  # of requests that wait for their grammars
         self._failed_steps = 0
         self._steps_at_error = -1
         self._unprepared = False
@@ -48,14 +50,18 @@ class EngineDriver:
     def has_work(self) -> bool:
         return bool(self._admitted) or self._engine.has_work or self._unprepared
 
-    def submit(self, request: EngineRequest) -> None:
+    def submit(self, request: EngineRequest, so_far: SoFar | None = None) -> None:
         """Adds a request, or tells the sink why not; one with a grammar is added when that is compiled."""
-        self._try(request, self._engine.add)
+        self._try(request, self._engine.add, so_far)
 
-    def _try(self, request: EngineRequest, add: Callable[[EngineRequest], bool]) -> None:
+    def _try(
+        self, request: EngineRequest, add: Callable[[EngineRequest, SoFar | None], bool], so_far: SoFar | None
+    ) -> None:
         try:
-            if add(request):
+            if add(request, so_far):
                 self._admitted.append(EngineOutput(request.request_id, 0))
+            elif so_far is not None:
+                self._so_far[request.request_id] = so_far
         except RequestError as error:
             self._sink.refused(request.request_id, error)
         except Exception:
@@ -64,6 +70,7 @@ class EngineDriver:
 
     def cancel(self, request_id: str) -> None:
         """Ends a request's sequences with the next step; unknown ids are ignored."""
+        self._so_far.pop(request_id, None)
         if self._engine.structured.cancel(request_id):
             self._sink.refused(request_id, RequestError("The request was cancelled."))
         self._engine.cancel(request_id)
@@ -78,10 +85,11 @@ class EngineDriver:
             EngineDeadError: the runner can compute nothing more, or MAX_FAILED_STEPS steps in a row failed as a whole.
         """
         for request, error in self._engine.structured.ready():
+            so_far = self._so_far.pop(request.request_id, None)
             if error is not None:
                 self._sink.refused(request.request_id, error)
             else:
-                self._try(request, self._engine.admit)
+                self._try(request, self._engine.admit, so_far)
         admitted, self._admitted = self._admitted, []
         if admitted:
             self._sink.outputs(admitted)
@@ -89,11 +97,12 @@ class EngineDriver:
             self._unprepared = self._engine.runner.prepare()
             return
         self._unprepared = True
-        if outputs := self._engine.step():
+        outputs = self._engine.step()
+        if self._engine.dead is not None:
+            raise self._engine.dead  # whoever starts another one has its requests go on there, or says that they failed
+        if outputs:
             self._sink.outputs(outputs)
         self._tell_pace()
-        if self._engine.dead is not None:
-            raise self._engine.dead
         if any(output.finish_reason is FinishReason.ERROR for output in outputs):
             self._check_health()
 

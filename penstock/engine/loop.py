@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ from penstock.core.policies.step_cost import StepCost, UnknownStepCost
 from penstock.core.protocol import Runner, StepPlan, StepResult
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.core.scheduler import Scheduler
+from penstock.engine.so_far import SoFar, go_on
 from penstock.structured.manager import StructuredOutputManager
 
 _WAIT_S = 0.002  # for a grammar, with nothing else to do; commands are not looked for meanwhile
@@ -28,6 +29,7 @@ class Engine:
     Attributes:
         step_cost: what steps cost in the runner.
         dead: why no step can be computed any more, once the runner said so; whoever steps the engine ends it.
+        works_on: told of the requests in the batch and those whose grammars are compiled, before others join them.
     """
 
     def __init__(
@@ -51,26 +53,34 @@ class Engine:
         self._working_since: float | None = None  # or since the last commit
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self.dead: EngineDeadError | None = None
+        self.works_on: Callable[[Iterable[str]], None] = lambda request_ids: None
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or self.structured.pending
 
-    def add(self, request: EngineRequest) -> bool:
+    def add(self, request: EngineRequest, so_far: SoFar | None = None) -> bool:
         """Queues a request, unless it has to wait until its grammar is compiled; whether it is queued.
+
+        It goes on from what is known of its answers so far, if it began in another engine.
 
         Raises:
             RequestError: it can never be served; see Scheduler.add.
         """
-        return not self.structured.add(request) and self.admit(request)
+        if self.structured.add(request):
+            self._tell_work()
+            return False
+        return self.admit(request, so_far)
 
-    def admit(self, request: EngineRequest) -> bool:
+    def admit(self, request: EngineRequest, so_far: SoFar | None = None) -> bool:
         """Queues a request whose grammar is compiled; raises as `add`."""
         try:
             self.scheduler.add(request)
         except BaseException:
             self.structured.drop(request.request_id)
             raise
+        if so_far is not None:
+            go_on(self.scheduler, request.request_id, so_far)
         return True
 
     def cancel(self, request_id: str) -> None:
@@ -86,6 +96,8 @@ class Engine:
             self._working_since = perf_counter()
         while len(self._submitted) <= self._depth and (plan := self._plan()) is not None:
             self._submitted.append(plan)
+            if plan.new_sequences:
+                self._tell_work()
             if not self._guarded(self.runner.submit, plan, self.structured.begin(plan)):
                 return self._outputs()
         if self._submitted and (result := self._guarded(self.runner.sample, self._submitted[0].step)):
@@ -111,6 +123,10 @@ class Engine:
         rows = len(self.scheduler.running) if self.scheduler.waiting else None
         self._meter.add(prompt, output, now - (self._working_since or now), rows)
         self._working_since = now
+
+    def _tell_work(self) -> None:
+        running = {sequence.request.request_id for sequence in self.scheduler.running}
+        self.works_on(running.union(self.structured.compiling))
 
     def _outputs(self) -> list[EngineOutput]:
         outputs = self.scheduler.take_outputs()

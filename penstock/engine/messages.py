@@ -25,6 +25,7 @@ from penstock.config.options import EngineOptions
 from penstock.core.policies.pace import Pace
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats
 from penstock.engine.api import EngineInfo
+from penstock.engine.so_far import SoFar
 
 MAX_FRAME_BYTES = 128 * 2**20
 """Longest frame either side accepts, bytes: a prompt of 16 Mi tokens fits."""
@@ -41,19 +42,22 @@ class Launch(msgspec.Struct, frozen=True):
         options: what engine to build.
         commands: endpoint the process binds and receives commands from.
         events: endpoint it sends events to.
+        work: path of the record of requests that are worked on.
         parent: process id of the client; the engine ends when that process does.
     """
 
     options: EngineOptions
     commands: str
     events: str
+    work: str
     parent: int
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Queue a request."""
+    """Queue a request, which goes on from what is known of its answers if it began in another engine."""
 
     request: EngineRequest
+    so_far: SoFar | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

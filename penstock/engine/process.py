@@ -30,6 +30,7 @@ from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
 from penstock.engine.messages import MessageError
 from penstock.engine.watched_time import WatchedTime
+from penstock.engine.work_record import WorkRecord
 from penstock.startup.shortage import shortage_as_plan_error
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Heart:
         step, since = self.step_began, 0.0
         while not self._stop.wait(HEARTBEAT_S):
             if os.getppid() != launch.parent:
-                remove_sockets(launch)
+                remove_files(launch)
                 os._exit(1)
             now = clock.seconds()
             if step != self.step_began:
@@ -125,13 +126,13 @@ class Heart:
         events.close()
 
 
-def remove_sockets(launch: messages.Launch) -> None:
+def remove_files(launch: messages.Launch) -> None:
     """Removes what the parent did not live to remove."""
-    sockets = [Path(endpoint.removeprefix("ipc://")) for endpoint in (launch.commands, launch.events)]
+    files = [Path(name.removeprefix("ipc://")) for name in (launch.commands, launch.events, launch.work)]
     with contextlib.suppress(OSError):
-        for path in sockets:
+        for path in files:
             path.unlink(missing_ok=True)
-        sockets[0].parent.rmdir()
+        files[0].parent.rmdir()
 
 
 def die_with_parent(parent: int) -> None:
@@ -180,8 +181,8 @@ def obey(driver: EngineDriver, events: EventSocket, frame: bytes) -> None:
         _log.warning("dropped: %s", error)
         return
     match command:
-        case messages.Submit(request=request):
-            driver.submit(request)
+        case messages.Submit(request=request, so_far=so_far):
+            driver.submit(request, so_far)
         case messages.Cancel(request_id=request_id):
             driver.cancel(request_id)
         case messages.StatsQuery():
@@ -226,6 +227,7 @@ def run(launch: messages.Launch) -> int:
         logging.getLogger().setLevel(read_environment().log_level.upper())
         commands.bind(launch.commands)
         engine, info = build(launch, events)
+        engine.works_on = WorkRecord(Path(launch.work)).note
         driver = EngineDriver(engine, events)
         try:
             with wake_on_signal() as wake:
@@ -242,7 +244,7 @@ def run(launch: messages.Launch) -> int:
         commands.close(0)
         context.term()
         if orphaned:
-            remove_sockets(launch)
+            remove_files(launch)
     return 0
 
 

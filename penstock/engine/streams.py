@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.policies.waiting import Waiting, Work
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+from penstock.engine.so_far import SoFar
 from penstock.engine.watched_time import WatchedTime
 
 
@@ -35,8 +36,8 @@ class OutputStream:
     """The outputs of one request, for one reader. Ends after the last sequence's last output."""
 
     __slots__ = (
-        *("_clock", "_close", "_error", "_events", "_last_read", "_waiter"),
-        *("closed", "open", "queued", "request", "tokens", "whole", "work"),
+        *("_clock", "_close", "_error", "_events", "_last_read", "_said", "_scored", "_waiter"),
+        *("admitted", "closed", "open", "queued", "request", "whole", "work"),
     )
 
     def __init__(
@@ -44,11 +45,13 @@ class OutputStream:
     ) -> None:
         self.request = request
         self.work = work
-        self.tokens = 0
         self.open = set(range(request.sampling.n))
+        self.admitted = False
         self.queued = True
         self.whole = True  # each sequence that has ended did so by itself
         self.closed = False
+        self._said: tuple[list[int], ...] = tuple([] for _ in range(request.sampling.n))
+        self._scored = 0
         self._clock = clock
         self._last_read = clock.seconds()
         self._close = close
@@ -87,8 +90,21 @@ class OutputStream:
         """Whether outputs lie unread for longer than a reader may take."""
         return bool(self._events) and self._clock.seconds() - self._last_read > limits.STREAM_STALL_TIMEOUT_S
 
+    @property
+    def tokens(self) -> int:
+        """Tokens generated for it so far."""
+        return sum(map(len, self._said))
+
+    def so_far(self) -> SoFar:
+        """What another engine has to know to go on with it."""
+        said = tuple(tuple(tokens) if number in self.open else None for number, tokens in enumerate(self._said))
+        return SoFar(said, self._scored)
+
     def push(self, output: EngineOutput) -> None:
         """Buffers an output; a full buffer is compacted to one output a sequence, so no token is lost."""
+        self.admitted = True
+        self._said[output.sequence].extend(output.tokens)
+        self._scored += len(output.prompt_logprobs)
         if output.finish_reason is not None:
             self.open.discard(output.sequence)
             self.whole &= output.finish_reason is FinishReason.STOP
@@ -157,28 +173,44 @@ class StreamTable:
                 self.waiting.cached(len(stream.request.prompt_ids), output.cached_tokens)
             if output.tokens or output.cached_tokens is not None:
                 self._dequeue(stream)
-                stream.tokens += len(output.tokens)
             stream.push(output)
             if not stream.open:
                 self._forget(stream)
             elif stream.stalled:
                 self._cancel(output.request_id)
 
+    def live(self) -> Sequence[OutputStream]:
+        """Requests that have not ended, in order of arrival."""
+        return list(self._live.values())
+
+    def get(self, request_id: str) -> OutputStream | None:
+        """The live request of that id."""
+        return self._live.get(request_id)
+
+    def is_live(self, stream: OutputStream) -> bool:
+        return self._live.get(stream.request.request_id) is stream
+
     def refuse(self, request_id: str, error: Exception) -> None:
-        """Ends a request that was not admitted."""
+        """Ends a request that was not admitted: where its reader has seen nothing of it yet, with that error."""
         stream = self._live.get(request_id)
-        if stream is not None:
+        if stream is None:
+            return
+        if stream.admitted:
+            self.end(stream, FinishReason.ERROR, str(error))
+        else:
             stream.refuse(error)
             self._forget(stream)
 
+    def end(self, stream: OutputStream, reason: FinishReason, error: str | None = None) -> None:
+        """Ends every unfinished sequence of a request."""
+        for sequence in sorted(stream.open):
+            stream.push(EngineOutput(stream.request.request_id, sequence, finish_reason=reason, error=error))
+        self._forget(stream)
+
     def fail_all(self, message: str) -> None:
         """Ends every unfinished sequence with finish_reason ERROR and this message."""
-        for stream in list(self._live.values()):
-            for sequence in sorted(stream.open):
-                stream.push(
-                    EngineOutput(stream.request.request_id, sequence, finish_reason=FinishReason.ERROR, error=message)
-                )
-            self._forget(stream)
+        for stream in self.live():
+            self.end(stream, FinishReason.ERROR, message)
 
     def _closed_by_reader(self, stream: OutputStream) -> None:
         if stream.open and self._live.get(stream.request.request_id) is stream:

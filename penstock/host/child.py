@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 
 import zmq
@@ -22,6 +22,7 @@ from penstock.engine import messages
 from penstock.engine.api import EngineInfo
 from penstock.engine.messages import MessageError
 from penstock.engine.watched_time import WatchedTime
+from penstock.engine.work_record import read_record
 
 TERMINATE_S = 5.0
 UNRESPONSIVE_S = 60.0
@@ -55,6 +56,7 @@ class EngineChild:
             options,
             f"ipc://{self._directory / secrets.token_hex(8)}",
             f"ipc://{self._directory / secrets.token_hex(8)}",
+            str(self._directory / "work"),
             os.getpid(),
         )
         self._on_event = on_event
@@ -93,6 +95,10 @@ class EngineChild:
                 self._heard()
             self._silence = self._clock.seconds() - self._last_heard
         return self._silence
+
+    def worked_on(self) -> Set[str] | None:
+        """Requests that the process worked on last, also if it was killed; None where nobody knows."""
+        return read_record(Path(self._launch.work))
 
     async def start(self) -> EngineInfo:
         """Starts the process and waits until it serves.

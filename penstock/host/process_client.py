@@ -14,13 +14,14 @@ import zmq
 
 from penstock.config.errors import EngineDeadError, PenstockError, RequestError
 from penstock.config.options import EngineOptions
-from penstock.core.request import EngineRequest, EngineStats
+from penstock.core.request import EngineRequest, EngineStats, FinishReason
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.counting import ended, together
 from penstock.engine.messages import MessageError
 from penstock.engine.streams import OutputStream, StreamTable
 from penstock.host.child import EngineChild
+from penstock.host.resumption import CANNOT_GO_ON, Resumption
 
 HEARTBEAT_TIMEOUT_S = 5.0
 STATS_TIMEOUT_S = 1.0
@@ -35,8 +36,8 @@ class ProcessClient:
     """EngineClient over one engine process, restarted when it dies. Belongs to the event loop that awaited `start`.
 
     While the process is down or silent (nothing heard for HEARTBEAT_TIMEOUT_S) the state is RESTARTING and new
-    requests are refused; requests that ran end with finish_reason ERROR. Restarts wait 0.5 s, doubling to 30 s;
-    MAX_START_FAILURES failed starts in a row end in STOPPED.
+    requests are refused; those there are go on in the next process (`Resumption`). Restarts wait 0.5 s, doubling to
+    30 s; MAX_START_FAILURES failed starts in a row end in STOPPED, and all requests with finish_reason ERROR.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class ProcessClient:
         self._options = options
         self._on_progress = on_progress
         self._streams = StreamTable(self.cancel, max_queue_seconds)
+        self._resumption = Resumption(self._streams, self._send)
+        self._restarts = 0
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
         self._past = EngineStats()  # counters of engines that are gone
@@ -108,8 +111,21 @@ class ProcessClient:
         except MessageError as error:
             raise RequestError(f"The request cannot be sent to the engine: {error}") from error
         stream = self._streams.open(request)
-        self._child.send(frame)
+        if not self._resumption.hold(stream):
+            self._child.send(frame)
         return stream
+
+    def _send(self, stream: OutputStream) -> None:
+        """Sends a request; to an engine that has gone it is as if it had not been."""
+        try:
+            frame = messages.encode(messages.Submit(stream.request, stream.so_far() if stream.admitted else None))
+        except MessageError:
+            _log.exception("a request cannot go on in another engine")
+            self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
+            return
+        if self._child is not None:
+            with contextlib.suppress(EngineDeadError):
+                self._child.send(frame)
 
     def arriving(self, owner: str) -> AbstractContextManager[None]:
         return self._streams.waiting.arriving(owner)
@@ -118,9 +134,17 @@ class ProcessClient:
         self._streams.waiting.check_room(owner)
 
     def cancel(self, request_id: str) -> None:
-        if self._child is not None and self._state is EngineState.READY:
-            with contextlib.suppress(EngineDeadError, MessageError):
-                self._child.send(messages.encode(messages.Cancel(request_id)))
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        held = self._resumption.holds(stream)
+        if held:
+            self._resumption.drop(stream)
+        if held or self._child is None or self._state is not EngineState.READY:
+            self._streams.end(stream, FinishReason.CANCELLED)  # no engine has it
+            return
+        with contextlib.suppress(EngineDeadError, MessageError):
+            self._child.send(messages.encode(messages.Cancel(request_id)))
 
     async def stats(self) -> EngineStats:
         """The newest snapshot: the last known one of an engine silent for STATS_TIMEOUT_S.
@@ -132,7 +156,12 @@ class ProcessClient:
                 self._stats_answer = asyncio.get_running_loop().create_future()
                 self._child.send(messages.encode(messages.StatsQuery()))
             await asyncio.wait((self._stats_answer,), timeout=STATS_TIMEOUT_S)
-        return replace(together(self._past, self._latest), waiting_seconds=self._streams.waiting.seconds())
+        return replace(
+            together(self._past, self._latest),
+            waiting_seconds=self._streams.waiting.seconds(),
+            restarts=self._restarts,
+            resumed=self._resumption.resumed,
+        )
 
     async def close(self) -> None:
         """Ends the process and its supervision; unfinished sequences get an ERROR output."""
@@ -175,11 +204,9 @@ class ProcessClient:
                 await self._child.wait()
                 self._state = EngineState.RESTARTING
                 _log.error("%s It is started again.", self._child.ending())
-                self._streams.fail_all(
-                    "The engine stopped unexpectedly while this request was running; it is being restarted. "
-                    "Send the request again."
-                )
+                worked_on = self._child.worked_on()
                 await self._drop_child()
+                self._resumption.died(worked_on)
                 if time.monotonic() - started > STABLE_S:
                     delay = FIRST_RESTART_DELAY_S
             await asyncio.sleep(delay)
@@ -187,12 +214,15 @@ class ProcessClient:
             try:
                 await self._launch()
                 failures = 0
+                self._restarts += 1
+                self._resumption.go_on()
             except PenstockError as error:
                 failures += 1
                 _log.error("start %d of %d failed: %s", failures, MAX_START_FAILURES, error)
                 if failures == MAX_START_FAILURES:
                     self._state = EngineState.STOPPED  # the reason may name paths: it is for the log, not for clients
                     self._why_stopped = "The engine stopped and could not be started again; its log says why."
+                    self._streams.fail_all(self._why_stopped)
                     self._gave_up.set()
                     return
 
@@ -200,8 +230,10 @@ class ProcessClient:
         match event:
             case messages.Outputs(outputs=outputs):
                 self._streams.deliver(outputs)
+                self._resumption.go_on()
             case messages.Refused(request_id=request_id):
                 self._streams.refuse(request_id, messages.refusal_error(event))
+                self._resumption.go_on()
             case messages.Paced(pace=pace):
                 self._streams.waiting.pace = pace
             case messages.Stats(stats=stats):

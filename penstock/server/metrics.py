@@ -209,6 +209,8 @@ def _engine_families(stats: EngineStats, cache: Mapping[str, str]) -> Iterator[M
         ("engine_sequences_finished", "Sequences that ran to their end.", stats.finished),
         ("engine_sequences_cancelled", "Sequences cancelled.", stats.cancelled),
         ("engine_sequences_failed", "Sequences that failed.", stats.failed),
+        ("engine_restarts", "Engines started in place of one that died.", stats.restarts),
+        ("requests_resumed", "Requests that went on in such an engine.", stats.resumed),
     ):
         yield CounterMetricFamily(f"penstock_{name}", about, value=value)
     for name, about, counts in (

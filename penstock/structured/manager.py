@@ -226,6 +226,11 @@ class StructuredOutputManager:
         return bool(self._compiling)
 
     @property
+    def compiling(self) -> Iterable[str]:
+        """Requests that wait for their grammars."""
+        return self._compiling.keys()
+
+    @property
     def renewing(self) -> bool:
         """Whether sequences wait for matchers in place of failed ones."""
         return bool(self._renewals)

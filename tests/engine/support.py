@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from penstock.runtime.null_runner import NullRunner
 from penstock.structured.manager import StructuredOutputManager
 
 VOCAB = 4096
+POISON = VOCAB + 1  # no prompt of `request` has it
 GROUPS = (CacheGroup(CacheKind.FULL, None, (0,), 2),)
 _ids = itertools.count()
 
@@ -121,12 +124,30 @@ class Lost(Wrapped):
         return super().sample(step)
 
 
+class Deadly(Wrapped):
+    """A runner that ends its process: where a prompt begins with POISON, in the step that computes a position that its
+    second token names."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self._deadly: dict[int, int] = {}  # positions, by slots
+
+    def submit(self, plan: StepPlan, masks: Any = None) -> None:
+        for slot in plan.released_slots:
+            self._deadly.pop(slot, None)
+        self._deadly |= {new.slot: new.prompt_ids[1] for new in plan.new_sequences if new.prompt_ids[0] == POISON}
+        for span in plan.scheduled:
+            if span.start + len(span.tokens) > self._deadly.get(span.slot, 2**31):
+                os.kill(os.getpid(), signal.SIGKILL)
+        super().submit(plan, masks)
+
+
 PROCESS = """#!{python}
 import os, sys, time, types
 sys.path.insert(0, {root!r})
 from penstock.config.errors import CheckpointError
 from penstock.engine import process
-from tests.engine.support import Busy, Lost, Slow, null_engine
+from tests.engine.support import Busy, Deadly, Lost, Slow, null_engine
 
 def build_engine(options, progress, *, grammars):
     progress(1, 2)
@@ -147,8 +168,10 @@ def build_engine(options, progress, *, grammars):
         return null_engine(wrap=lambda runner: Busy(runner, 0.4))
     if options.model == "mute":
         process.HEARTBEAT_S = 3600.0
+    if options.model == "deadly":
+        return null_engine(wrap=lambda runner: Deadly(Slow(runner, 0.002)))
     if options.model == "lost":
-        return null_engine(wrap=lambda runner: Lost(Slow(runner, 0.05), 5))
+        return null_engine(wrap=lambda runner: Lost(Slow(runner, 0.01), 20))
     return null_engine(options.max_model_len or 2048, wrap=lambda runner: Slow(runner, 0.002))
 
 build = types.ModuleType("penstock.engine.build")

@@ -32,6 +32,7 @@ from penstock.engine import messages
 from penstock.engine.api import EngineInfo
 from penstock.engine.messages import MessageError
 from penstock.engine.process import EventSocket
+from penstock.engine.so_far import SoFar
 
 REQUEST = EngineRequest(
     "r", (1, 2, 3),
@@ -48,7 +49,15 @@ OUTPUT = EngineOutput(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [messages.Submit(REQUEST), messages.Cancel("é" * 100), messages.StatsQuery()])
+@pytest.mark.parametrize(
+    "command",
+    [
+        messages.Submit(REQUEST),
+        messages.Submit(REQUEST, SoFar(((1, 2), None, ()), 3)),
+        messages.Cancel("é" * 100),
+        messages.StatsQuery(),
+    ],
+)
 def test_commands_come_back(command: messages.Command) -> None:
     assert messages.decode_command(messages.encode(command)) == command
 
@@ -74,7 +83,7 @@ def test_events_come_back(event: messages.Event) -> None:
 
 
 def test_launch_comes_back() -> None:
-    launch = messages.Launch(EngineOptions(model="é", seed=3), "ipc:///a", "ipc:///b", 7)
+    launch = messages.Launch(EngineOptions(model="é", seed=3), "ipc:///a", "ipc:///b", "/work", 7)
     assert messages.decode_launch(messages.encode(launch)) == launch
 
 

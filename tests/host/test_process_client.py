@@ -99,29 +99,6 @@ async def test_what_cannot_be_encoded_is_refused(client: ProcessClient) -> None:
     assert len(client._streams) == 0
 
 
-async def test_kill_ends_every_stream_and_restarts(client: ProcessClient) -> None:
-    streams = [client.submit(request(n=1 + index % 2, max_tokens=2000)) for index in range(16)]
-    await asyncio.gather(*(anext(stream) for stream in streams))
-    readers = [asyncio.create_task(read(stream)) for stream in streams]
-    await asyncio.sleep(0.05)
-    killed, started = client.pid, time.monotonic()
-    os.kill(killed, signal.SIGKILL)
-    ends = await asyncio.wait_for(asyncio.gather(*readers), 2)
-    assert time.monotonic() - started < 2
-    for index, outputs in enumerate(ends):
-        errors = [output for output in outputs if output.finish_reason is FinishReason.ERROR]
-        assert len(errors) == 1 + index % 2
-        assert all(output.error for output in errors)
-        assert tokens_of(outputs)
-    assert client.state is EngineState.RESTARTING
-    with pytest.raises(EngineDeadError, match="restarted"):
-        client.submit(request())
-    assert (len(client._streams), client._streams.waiting.requests) == (0, 0)
-    await until(lambda: client.state is EngineState.READY)
-    assert client.pid != killed
-    assert len(tokens_of(await read(client.submit(request())))) == 8
-
-
 async def test_counters_go_on_over_restarts(client: ProcessClient) -> None:
     await read(client.submit(request(prompt=40, max_tokens=20)))
     before = await client.stats()
@@ -142,18 +119,6 @@ async def test_counters_go_on_over_restarts(client: ProcessClient) -> None:
     assert after.blocks_total == before.blocks_total
 
 
-async def test_a_device_that_fails_ends_its_requests_and_the_process(folder: Path) -> None:
-    client = ProcessClient(EngineOptions(model="lost"))
-    await client.start()
-    lost = client.pid
-    ends = await asyncio.gather(*(read(client.submit(request(max_tokens=50))) for _ in range(3)))
-    assert {outputs[-1].error for outputs in ends} == {"the engine failed while computing this request; send it again."}
-    assert all(len(tokens_of(outputs)) < 8 for outputs in ends)
-    await until(lambda: client.state is EngineState.READY and client.pid != lost)
-    assert len(tokens_of(await read(client.submit(request(max_tokens=3))))) == 3
-    await client.close()
-
-
 async def test_silence_flips_the_state(client: ProcessClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "HEARTBEAT_TIMEOUT_S", 1.0)
     os.kill(client.pid, signal.SIGSTOP)
@@ -172,11 +137,12 @@ async def test_long_silence_is_death(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("penstock.host.child.UNRESPONSIVE_S", 3.0)
     client = ProcessClient(EngineOptions(model="null"))
     await client.start()
-    stream = client.submit(request(max_tokens=2000))
+    stopped, stream = client.pid, client.submit(request(max_tokens=1000))
     await anext(stream)
-    os.kill(client.pid, signal.SIGSTOP)
-    outputs = await asyncio.wait_for(read(stream), 15)
-    assert outputs[-1].finish_reason is FinishReason.ERROR
+    os.kill(stopped, signal.SIGSTOP)
+    outputs = await asyncio.wait_for(read(stream), 30)
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    assert client.pid != stopped
     await client.close()
 
 
@@ -184,7 +150,7 @@ async def test_step_that_hangs_is_death(folder: Path) -> None:
     client = ProcessClient(EngineOptions(model="stuck"))
     await client.start()
     pid = client.pid
-    outputs = await asyncio.wait_for(read(client.submit(request())), 5)
+    outputs = await asyncio.wait_for(read(client.submit(request())), 60)
     assert outputs[-1].finish_reason is FinishReason.ERROR
     assert not alive(pid)
     await client.close()

@@ -134,7 +134,7 @@ class Running(Serving):
     @property
     def live(self) -> int:
         """Requests the engine has and has not ended."""
-        return self.engine.scheduler.ledger.num_requests
+        return len({s.request.request_id for s in self.engine.scheduler.ledger.live()})
 
     def stats(self) -> EngineStats:
         return self.wait(self.client.stats())
@@ -233,11 +233,13 @@ def running(
 
 
 @contextlib.contextmanager
-def serving_a_process(text: TextPipeline, folder: Path) -> Iterator[tuple[Serving, ProcessClient]]:
-    """A server over a null engine in a process of its own, which is not started again for a minute if it dies."""
+def serving_a_process(
+    text: TextPipeline, folder: Path, restart: float = 60.0
+) -> Iterator[tuple[Serving, ProcessClient]]:
+    """A server over a null engine in a process of its own, which is started again after `restart` s if it dies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.host.child.sys.executable", str(null_process(folder)))
-        patch.setattr("penstock.host.process_client.FIRST_RESTART_DELAY_S", 60.0)
+        patch.setattr("penstock.host.process_client.FIRST_RESTART_DELAY_S", restart)
         client = ProcessClient(EngineOptions(model="null"))
         with serving(client, text) as server:
             until(lambda: client.state is EngineState.READY, 20)

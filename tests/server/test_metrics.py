@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import httpx
@@ -120,10 +123,36 @@ def test_metrics_while_the_engine_is_away(text: TextPipeline, tmp_path: Path) ->
         with httpx.stream("POST", f"{server.url}/v1/completions", json=ask) as answer:
             until(lambda: value(scrape(server), "penstock_requests_running") == 1)
             kill(client)
-            assert "engine stopped unexpectedly" in list(answer.iter_lines())[-2]
+            found = scrape(server)
+            assert value(found, "penstock_requests_running") == value(found, "vllm:kv_cache_usage_perc") == 0
+            assert value(found, "penstock_engine_restarts_total") == 0
+            server.wait(client.close())
+            assert "engine was closed" in list(answer.iter_lines())[-2]
+        until(lambda: value(scrape(server), "penstock_requests_finished_total", finished_reason="error") == 1)
+
+
+def test_a_stream_goes_on_when_its_engine_has_died(text: TextPipeline, tmp_path: Path) -> None:
+    """Its reader sees what it would have seen anyway."""
+    with serving_a_process(text, tmp_path, restart=0.01) as (server, client):
+        ask = {"prompt": "Hello", "stream": True, "max_tokens": 600, "ignore_eos": True, "seed": 1, "temperature": 1}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ask) as answer:
+            truth = [pieces(line) for line in answer.iter_lines()]
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ask, timeout=60) as answer:
+            again = []
+            for line in answer.iter_lines():
+                again.append(pieces(line))
+                if len(again) == 100:
+                    os.kill(client.pid, signal.SIGKILL)
+        assert "".join(again) == "".join(truth)
         found = scrape(server)
-        assert value(found, "penstock_requests_running") == value(found, "vllm:kv_cache_usage_perc") == 0
-        assert value(found, "penstock_requests_finished_total", finished_reason="error") == 1
+        assert value(found, "penstock_engine_restarts_total") == 1
+        assert value(found, "penstock_requests_resumed_total") == 1
+        assert value(found, "penstock_requests_finished_total", finished_reason="length") == 2
+
+
+def pieces(line: str) -> str:
+    """The text that a line of a stream brings."""
+    return json.loads(line[6:])["choices"][0]["text"] if line.startswith("data: {") else ""
 
 
 def test_metrics_of_an_engine_that_ended(text: TextPipeline) -> None:

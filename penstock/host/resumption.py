@@ -1,0 +1,95 @@
+"""Requests of an engine that died go on in the one started in its place; one that engines die of does not."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Set
+from typing import Final
+
+from penstock.core.request import FinishReason
+from penstock.engine.streams import OutputStream, StreamTable
+
+TRIAL_TOKENS: Final = 3  # of each sequence: an engine may have been some steps ahead of what it told
+MOST_DEATHS: Final = 6
+ENDED_ENGINES: Final = (
+    "The engine stopped unexpectedly, more than once, while it computed this request, which is not tried again. Change "
+    "the request, or look into the server's log."
+)
+CANNOT_GO_ON: Final = "The engine stopped unexpectedly while this request was running. Send the request again."
+_log = logging.getLogger(__name__)
+
+
+class Resumption:
+    """Requests between two engines, and those whose turn in the new one has not come.
+
+    Requests that the engine worked on when it died come back one at a time: the next one is sent when the one before
+    has ended, or is further than it was. So the one that is on trial is what a second death is blamed on, and nobody
+    in its company. Requests that waited, and new ones, come after them.
+    """
+
+    def __init__(self, streams: StreamTable, send: Callable[[OutputStream], None]) -> None:
+        """`send` sends a request, and what is known of its answers so far, to the engine."""
+        self._streams = streams
+        self._send = send
+        self._deaths: Counter[str] = Counter()  # of engines that worked on them, by live requests
+        self._held: dict[str, OutputStream] = {}  # in the order in which they are sent
+        self._tried: OutputStream | None = None
+        self._passes_at = 0  # so many tokens of the one on trial
+        self.resumed = 0
+
+    def holds(self, stream: OutputStream) -> bool:
+        """Whether the engine has not been sent this request yet."""
+        return _name(stream) in self._held
+
+    def hold(self, stream: OutputStream) -> bool:
+        """Holds a new request back, as long as there are others that come back; whether it does."""
+        if not self._held and self._tried is None:
+            return False
+        self._held[_name(stream)] = stream
+        return True
+
+    def drop(self, stream: OutputStream) -> None:
+        """A request that is held back is not wanted any more."""
+        del self._held[_name(stream)]
+
+    def died(self, worked_on: Set[str] | None) -> None:
+        """The engine is gone. It worked on these requests when it died; None where nobody knows which."""
+        tried, self._tried = self._tried, None
+        suspects, others = [], []
+        for stream in self._streams.live():
+            name = _name(stream)
+            if stream.closed:
+                self._streams.end(stream, FinishReason.CANCELLED)
+            elif stream.request.media or stream.request.encoder is not None:  # its arrays have gone with the engine
+                self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
+            elif name in self._held or not (worked_on is None or name in worked_on):
+                others.append(stream)
+            elif stream is tried or self._deaths[name] + 1 >= MOST_DEATHS:
+                _log.error("request %s is ended: engines died while they computed it", name)
+                self._streams.end(stream, FinishReason.ERROR, ENDED_ENGINES)
+            else:
+                self._deaths[name] += 1
+                suspects.append(stream)
+        self._deaths = Counter({name: self._deaths[name] for name in map(_name, self._streams.live())})
+        self._held = {_name(stream): stream for stream in (*suspects, *others)}
+
+    def go_on(self) -> None:
+        """Sends what may be sent now: there is an engine, and it may have got further."""
+        tried = self._tried
+        if tried is not None and self._streams.is_live(tried) and not tried.closed and tried.tokens < self._passes_at:
+            return
+        self._tried = None
+        while self._held and self._tried is None:
+            name, stream = next(iter(self._held.items()))
+            del self._held[name]
+            if stream.admitted:
+                self.resumed += 1
+            if self._deaths[name]:
+                self._tried = stream
+                self._passes_at = stream.tokens + TRIAL_TOKENS * len(stream.open)
+            self._send(stream)
+
+
+def _name(stream: OutputStream) -> str:
+    return stream.request.request_id
