@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,18 +41,23 @@ class Call:
 
 @dataclass(slots=True)
 class AnswerView:
-    """Writes an answer to standard output.
+    """Writes an answer as it comes.
 
     Attributes:
         person: somebody looks: control characters are taken out, reasoning is dimmed. Else only the answer is written.
         reasoning: show it, where a person looks.
+        write: where to; standard output.
+        text, thoughts, calls: what came.
+        finish: why it ended.
     """
 
     person: bool
     reasoning: bool = True
+    write: Callable[[str], object] = field(default=lambda text: sys.stdout.write(text))
     text: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     calls: dict[int, Call] = field(default_factory=dict)
-    cut: bool = False
+    finish: FinishReason | None = None
     _dimmed: bool = False
     _open: bool = False  # the cursor stands behind something
 
@@ -67,7 +72,7 @@ class AnswerView:
             async for delta in deltas:
                 self._take(delta)
                 error = delta.error or error
-                self.cut = self.cut or delta.finish_reason is FinishReason.LENGTH
+                self.finish = delta.finish_reason or self.finish
         finally:
             self._dim(False)
             for call in self.calls.values():
@@ -91,6 +96,8 @@ class AnswerView:
         return message
 
     def _take(self, delta: Delta) -> None:
+        if delta.reasoning:
+            self.thoughts.append(delta.reasoning)
         if delta.reasoning and self.person and self.reasoning:
             self._dim(True)
             self._write(delta.reasoning)
@@ -109,7 +116,7 @@ class AnswerView:
 
     def _dim(self, dimmed: bool) -> None:
         if dimmed != self._dimmed:
-            sys.stdout.write(_DIM if dimmed else _PLAIN)
+            self.write(_DIM if dimmed else _PLAIN)
             self._dimmed = dimmed
 
     def _line(self, text: str) -> None:
@@ -120,7 +127,7 @@ class AnswerView:
             self._write(text)
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(_CONTROL.sub("�", text) if self.person else text)
+        self.write(_CONTROL.sub("�", text) if self.person else text)
         sys.stdout.flush()
         self._open = not text.endswith("\n")
 
@@ -139,11 +146,15 @@ class Clock:
                 self._first = time.perf_counter()
             yield delta
 
+    def times(self) -> tuple[float, float]:
+        """Seconds to the first piece, and from there until now."""
+        ended = time.perf_counter()
+        first = self._first or ended
+        return first - self._began, ended - first
+
     def told(self, usage: Usage) -> str:
         """A line of figures."""
-        ended = time.perf_counter()
-        first = (self._first or ended) - self._began
-        rest = ended - self._began - first
+        first, rest = self.times()
         prompt = "" if usage.prompt is None else f"prompt {usage.prompt} tokens"
         if usage.cached:
             prompt += f" ({usage.cached} cached)"

@@ -16,12 +16,17 @@ from penstock import __version__
 COMMANDS = (
     ("serve", "Serve a model over HTTP, with OpenAI's API."),
     ("run", "Chat with a model, or ask it once."),
-    ("generate", "Continue a text; no chat template."),
+    ("chat", "Ask a model here, or at --url; -q for one question."),
+    ("complete", "Continue a text, here or at --url; no chat template."),
+    ("generate", "The same as `complete`."),
+    ("embed", "Turn texts into vectors."),
+    ("tokenize", "List a text's tokens, or the text of token ids."),
     ("bench", "Measure latency, throughput or a running server."),
     ("quantize", "Write a smaller copy of a model: GGUF or safetensors."),
     ("imatrix", "Measure which inputs of a model matter, for `quantize`."),
     ("perplexity", "Measure how well a model predicts a text, or how far it lies from another."),
     ("doctor", "Say what this machine offers and what Penstock makes of it."),
+    ("collect-env", "Print what a bug report needs: versions, processor, memory, packages, settings."),
     ("plan", "Say what memory a model needs, without loading it."),
     ("pull", "Bring a model here by its name: Hugging Face, a registry as Ollama's, an address."),
     ("list", "List the models that are here."),
@@ -38,7 +43,9 @@ COMMANDS = (
     ("prune", "Remove what no model needs, and what came of pulls that were given up."),
     ("config", "Show every setting of a command, and what set it."),
 )
-_FILES: Final = MappingProxyType({"import": "import_model", "inspect": "inspect_model"})
+_FILES: Final = MappingProxyType(
+    {"import": "import_model", "inspect": "inspect_model", "generate": "complete", "collect-env": "collect_env"}
+)
 _HELP = """One engine for running and serving large language models.
 
 Start with `penstock run`: a small model that ships with Penstock answers at once, offline."""

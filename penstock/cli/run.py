@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.command import Command
-from penstock.cli.options import MODEL_FLAGS, flag, freely_seeded, takes, takes_sampling
+from penstock.cli.elsewhere import AskingCommand, Elsewhere, takes_chatting_model
+from penstock.cli.options import takes_sampling
 from penstock.config.options import EngineOptions
+
+if TYPE_CHECKING:
+    from penstock.cli.conversation import Conversation
+    from penstock.cli.talkers import Talker
 
 app = typer.Typer(add_completion=False)
 System = Annotated[str | None, typer.Option("--system", help="The system message.")]
@@ -25,32 +27,8 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Tell after each answer
 HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Do not show reasoning.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """A running server that is talked to; without a model the first that it lists."""
-
-    url: str
-    api_key: str | None
-    model: str | None
-
-
-_SERVER_FLAGS = (
-    flag("url", str | None, None, "Model", "Talk to this running server instead; MODEL is one of its models.",
-         hidden=False),
-    flag("api_key", str | None, None, "Model", "What the server at --url wants as a bearer token.", hidden=False),
-)  # fmt: skip
-
-
-def _engine_or_server(given: Mapping[str, Any]) -> EngineOptions | Elsewhere:
-    own = dict(given)
-    url, api_key = own.pop("url"), own.pop("api_key")
-    return (
-        freely_seeded(own) if url is None else Elsewhere(url, (api_key or "").partition(",")[0] or None, own["model"])
-    )
-
-
-@app.command(cls=Command)
-@takes("engine", (*MODEL_FLAGS, *_SERVER_FLAGS), _engine_or_server)
+@app.command(cls=AskingCommand)
+@takes_chatting_model
 @takes_sampling
 def run(
     engine: EngineOptions | Elsewhere,
@@ -68,27 +46,47 @@ def run(
 
     A text on standard input follows PROMPT after a blank line: cat report.txt | penstock run MODEL "Summarise this."
     """
-    from penstock.cli.conversation import Conversation, read_tools
-    from penstock.cli.server_client import Server
-    from penstock.cli.talkers import LocalTalker, ServerTalker, Talker
     from penstock.cli.terminal import configure_logging, piped_input
 
     configure_logging(quiet=True)
     question = question_of(prompt, piped_input())
-    conversation = Conversation(system=system, tools=() if tools is None else read_tools(str(tools)))
+    conversation = begun(system, tools)
     with asyncio.Runner() as runner:
-        talker: Talker
-        if isinstance(engine, Elsewhere):
-            talker = ServerTalker(Server(engine.url, engine.api_key), engine.model)
-        else:
-            talker = runner.run(LocalTalker.start(engine, sampling))
+        talker = talker_of(runner, engine, sampling)
         talk(runner, talker, conversation, sampling, question, verbose=verbose, reasoning=not hide_thinking)
+
+
+def begun(system: str | None, tools: Path | None) -> Conversation:
+    """A conversation in which nothing was said. Raises RequestError for tools that cannot be read."""
+    from penstock.cli.conversation import Conversation, read_tools
+
+    return Conversation(system=system, tools=() if tools is None else read_tools(str(tools)))
+
+
+def talker_of(runner: asyncio.Runner, engine: EngineOptions | Elsewhere, sampling: dict[str, Any]) -> Talker:
+    """Who answers, ready.
+
+    Raises:
+        PenstockError: the model cannot be loaded or cannot chat, or no server is there.
+    """
+    from penstock.cli.talkers import LocalTalker, ServerTalker
+
+    if isinstance(engine, EngineOptions):
+        return runner.run(LocalTalker.start(engine, sampling))
+    if engine.seed is not None:
+        sampling.setdefault("seed", engine.seed)
+    return ServerTalker(engine.server(), engine.model)
+
+
+def given_sampling(sampling: dict[str, Any]) -> dict[str, Any]:
+    """Without switches that are off, which are no parameters of others' servers."""
+    return {name: value for name, value in sampling.items() if value is not False}
 
 
 def talk(
     runner: asyncio.Runner,
-    talker: Any,
-    conversation: Any,
+    talker: Talker,
+    conversation: Conversation,
     sampling: dict[str, Any],
     question: str | None,
     *,
@@ -96,16 +94,13 @@ def talk(
     reasoning: bool,
 ) -> None:
     """Asks one question, or chats where there is none; ends the talker."""
-    from penstock.cli.chat import Chat
+    from penstock.cli.chat_session import Chat, converse
 
-    given = {name: value for name, value in sampling.items() if value is not False}
-    chat = Chat(talker, conversation, given, verbose, reasoning, sys.stdout.isatty())
+    chat = Chat(talker, conversation, given_sampling(sampling), verbose, reasoning, sys.stdout.isatty())
     try:
         if question is not None:
             runner.run(chat.ask({"role": "user", "content": question}))
         else:
-            from penstock.cli.chat import converse
-
             converse(chat, runner)
     finally:
         runner.run(talker.close())
@@ -121,4 +116,4 @@ def question_of(prompt: list[str] | None, piped: str | None) -> str | None:
 
     if not prompt and piped is None:
         return None
-    return refuse_nothing("\n\n".join(part for part in (" ".join(prompt or ()), (piped or "").strip()) if part))
+    return refuse_nothing("\n\n".join(part for part in (" ".join(prompt or ()).strip(), (piped or "").strip()) if part))

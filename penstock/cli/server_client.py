@@ -66,6 +66,25 @@ class Server:
         except ValueError as error:
             raise EngineDeadError(f"{self.url} does not answer as such a server does: {error}") from None
 
+    def models(self) -> list[str]:
+        """The names of the models that it lists; raises as `request`."""
+        found = self.get("/v1/models")
+        listed = found.get("data") if isinstance(found, dict) else None
+        return [str(entry["id"]) for entry in listed or () if isinstance(entry, dict) and "id" in entry]
+
+    def model(self, name: str | None) -> str:
+        """A model's name, if the server lists it; without one, the first that it lists. Raises as `request`.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        names = self.models()
+        if not names:
+            raise ConfigError(f"{self.url} lists no model.")
+        if name is not None and name not in names and f"{name}:latest" not in names:
+            raise ConfigError(f"{self.url} has no model {name!r}; it has: {', '.join(names[:20])}.")
+        return name or names[0]
+
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The events of a stream as they come; leaving it ends the request. Raises as `request`."""
         import httpx2

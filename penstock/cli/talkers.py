@@ -27,6 +27,22 @@ class Usage:
     cached: int | None = None
     output: int = 0
 
+    def as_json(self) -> dict[str, Any]:
+        """As OpenAI spells it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.output,
+            "total_tokens": None if self.prompt is None else self.prompt + self.output,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Reads what a server tells in an event, if it does."""
+        if told:
+            self.prompt = told.get("prompt_tokens")
+            self.output = told.get("completion_tokens") or self.output
+            self.cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens")
+
 
 class Talker(Protocol):
     """Answers conversations. All methods belong to one event loop, but `facts` and `check`."""
@@ -126,20 +142,7 @@ class ServerTalker:
             PenstockError: there is no server, or no such model.
         """
         self._server = server
-        self._model = self._named(model)
-
-    def _models(self) -> list[str]:
-        found = self._server.get("/v1/models")
-        listed = found.get("data") if isinstance(found, dict) else None
-        return [str(entry["id"]) for entry in listed or () if isinstance(entry, dict) and "id" in entry]
-
-    def _named(self, model: str | None) -> str:
-        names = self._models()
-        if not names:
-            raise ConfigError(f"{self._server.url} lists no model.")
-        if model is not None and model not in names and f"{model}:latest" not in names:
-            raise ConfigError(f"{self._server.url} has no model {model!r}; it has: {', '.join(names[:20])}.")
-        return model or names[0]
+        self._model = self._server.model(model)
 
     @property
     def model(self) -> str:
@@ -154,11 +157,7 @@ class ServerTalker:
         if conversation.tools:
             body["tools"] = list(conversation.tools)
         async for event in self._server.stream("/v1/chat/completions", body):
-            told = event.get("usage") or {}
-            if told:
-                usage.prompt = told.get("prompt_tokens")
-                usage.output = told.get("completion_tokens") or usage.output
-                usage.cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens")
+            usage.take(event.get("usage") or {})
             for choice in event.get("choices") or ():
                 yield _delta(choice)
 
@@ -168,11 +167,11 @@ class ServerTalker:
 
     def facts(self) -> Sequence[tuple[str, str]]:
         """As Talker says."""
-        return [("model", self._model), ("server", self._server.url), ("its models", ", ".join(self._models()))]
+        return [("model", self._model), ("server", self._server.url), ("its models", ", ".join(self._server.models()))]
 
     async def change(self, model: str) -> None:
         """As Talker says."""
-        self._model = self._named(model)
+        self._model = self._server.model(model)
 
     async def close(self) -> None:
         """As Talker says: the server goes on."""

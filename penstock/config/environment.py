@@ -22,6 +22,14 @@ DOCKER_REGISTRIES: Final = ("docker.io", "index.docker.io", "registry-1.docker.i
 DOCKER_AUTHORITY: Final = "auth.docker.io"  # which gives tokens for those
 _LOG_LEVELS: Final = ("critical", "error", "warning", "info", "debug")
 
+_TELLING: Final = (
+    *("PENSTOCK_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LD_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_"),
+    *("TRITON_", "TORCH", "PYTORCH_", "HF_", "TRANSFORMERS_", "OLLAMA_", "XDG_", "PYTHON", "HTTP_PROXY", "HTTPS_PROXY"),
+    *("ALL_PROXY", "NO_PROXY", "LANG", "LC_", "TERM", "COLUMNS"),
+)
+_SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH", "COOKIE")
+_LONGEST_TOLD: Final = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -110,6 +118,17 @@ def _keys(value: str) -> tuple[str, ...]:
                 "PENSTOCK_API_KEY", f"unusable in its key number {number}", "printable ASCII without spaces, by commas"
             )
     return keys
+
+
+def told_variables(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables that change what is done here, for a report: of what is secret only that it is set."""
+    given = os.environ if variables is None else variables
+    found = dict[str, str]()
+    for name, value in sorted(given.items()):
+        if value and name.upper().startswith(_TELLING):
+            hidden = any(word in name.upper() for word in _SECRET)
+            found[name] = "(set)" if hidden else re.sub(r"://[^/@]*@", "://…@", value[:_LONGEST_TOLD])
+    return found
 
 
 def key_of(name: str) -> str | None:

@@ -38,8 +38,11 @@ def keep_start(
         identity: `weights_identity` as of before the weights were read.
     """
     place = weights_place(spec.options, spec.facts.name, spec.checkpoint.path)
-    if (why := _refusal(spec)) is not None or place is None or not os.path.exists(place):
-        log.info("nothing of this start is kept: %s", why or "there is no file of packed weights")
+    if (why := _refusal(spec)) is not None:
+        log.info("nothing of this start is kept: %s", why)
+        return
+    if place is None or not os.path.exists(place):  # why there is none has been told
+        log.debug("nothing of this start is kept: there is no file of packed weights")
         return
     body, head = executor.recordings
     if body.journal is None or head.journal is None:

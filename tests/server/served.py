@@ -46,8 +46,13 @@ class Served:
 
 def start(drain: float = 20.0, max_model_len: int = 1024) -> Served:
     """A server that listens; its model may still be loading."""
+    return listening("-c", SCRIPT.format(drain=drain, max_model_len=max_model_len))
+
+
+def listening(*arguments: str) -> Served:
+    """What `python ARGUMENTS` starts, once it listens."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", SCRIPT.format(drain=drain, max_model_len=max_model_len)],
+        [sys.executable, "-u", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -60,7 +65,7 @@ def start(drain: float = 20.0, max_model_len: int = 1024) -> Served:
         lines.extend(line.rstrip() for line in process.stdout)
 
     threading.Thread(target=read, daemon=True).start()
-    until(lambda: any("Listening" in line for line in lines) or process.poll() is not None, 30)
+    until(lambda: any("Listening" in line for line in lines) or process.poll() is not None, 60)
     found = re.search(r"http://127\.0\.0\.1:\d+", "\n".join(lines))
     assert found, lines
     return Served(process, found[0], lines)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server.served import Served
+from tests.server.served import Served, listening
 from tests.server.support import until
 
 FILES = 160
@@ -31,25 +26,10 @@ serve(EngineOptions(threads=1, max_model_len=256, kv_blocks=40), ServerOptions(p
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Served]:
     """A server that may open few files."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", SCRIPT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    lines: list[str] = []
-
-    def read() -> None:
-        assert process.stdout is not None
-        lines.extend(line.rstrip() for line in process.stdout)
-
-    threading.Thread(target=read, daemon=True).start()
-    until(lambda: any("Listening" in line for line in lines) or process.poll() is not None, 60)
-    served = Served(process, re.findall(r"http://127\.0\.0\.1:\d+", "\n".join(lines))[0], lines)
+    served = listening("-c", SCRIPT)
     served.wait_ready()
     yield served
-    assert served.stop(30) == 0, lines
+    assert served.stop(30) == 0, served.lines
 
 
 def connect(served: Served) -> socket.socket:

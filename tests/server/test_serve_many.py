@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -17,8 +12,7 @@ import pytest
 
 from penstock.kernels.cpu import native
 from penstock.weights.open import bundled_model_path
-from tests.server.served import Served
-from tests.server.support import until
+from tests.server.served import Served, listening
 
 LIST = """
 models:
@@ -36,28 +30,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "damaged" / "config.json").write_text("{}")
     (folder / "models.yaml").write_text(LIST.replace("FOLDER", str(folder)))
     flags = ["--models", str(folder / "models.yaml"), "--port", "0", "--pack-cache", str(folder / "packed")]
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "penstock.cli.main", "serve", *flags, "--memory", "380MiB"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    lines: list[str] = []
-
-    def read() -> None:
-        assert process.stdout is not None
-        lines.extend(line.rstrip() for line in process.stdout)
-
-    threading.Thread(target=read, daemon=True).start()
-    until(lambda: any("Listening" in line for line in lines) or process.poll() is not None, 60)
-    found = re.search(r"http://127\.0\.0\.1:\d+", "\n".join(lines))
-    assert found, lines
+    found = listening("-m", "penstock.cli.main", "serve", *flags, "--memory", "380MiB")
     try:
-        yield Served(process, found[0], lines)
+        yield found
     finally:
-        process.kill()
-        process.wait()
+        found.process.kill()
+        found.process.wait()
 
 
 def ask(served: Served, model: str, tokens: int = 3) -> httpx.Response:
