@@ -11,13 +11,14 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup develop clients serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
+.PHONY: help setup develop clients browser serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
 
 help:
 	@echo "make setup       create $(VENV), install what serving needs, build the native library"
 	@echo "make develop     set up, then install what tests, lint and types need"
 	@echo "make clients     create $(CLIENTS): other people's clients, which tests/clients runs"
 	@echo "make serve       set up, then serve the bundled model"
+	@echo "make browser     the tests of the page, in the Chromium there is"
 	@echo "make test        set up, clients too, then run the whole test suite"
 	@echo "make lint types  ruff and formats; mypy"
 	@echo "make format      brings Python and native code into their formats"
@@ -68,6 +69,11 @@ clients: $(CLIENTS)/.ready
 $(CLIENTS)/.ready: requirements/clients.txt | $(CLIENTS)/bin/pip
 	@$(CLIENTS)/bin/python .ci/step.py "other people's clients" $(CLIENTS)/bin/python -m pip install --no-deps -r $<
 	@touch $@
+
+# Chromium is the system's own: apt install chromium.
+browser: develop requirements/browser.txt
+	@$(STEP) "playwright" $(PIP) -r requirements/browser.txt
+	$(BIN)/python -m pytest -q tests/browser $(ARGS)
 
 serve: setup
 	$(BIN)/penstock serve $(ARGS)

@@ -247,7 +247,9 @@ def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
     @router.get("/metrics", summary="Prometheus metrics", openapi_extra=gives("text/plain"))
     async def metrics() -> Response:
         figures = await context.figures()
-        return Response(await asyncio.to_thread(context.metrics.render, figures), media_type=_PROMETHEUS)
+        host = context.models.host
+        budget = None if host is None else host.budget.total
+        return Response(await asyncio.to_thread(context.metrics.render, figures, budget), media_type=_PROMETHEUS)
 
     @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:

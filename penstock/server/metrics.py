@@ -127,6 +127,7 @@ class Metrics:
     def __init__(self) -> None:
         self._models: dict[str, ModelMetrics] = {}
         self._figures: Mapping[str, EngineFigures] = {}
+        self._memory_budget: int | None = None
         self._finished = Counter(
             "penstock_requests_finished", "Sequences by reason.", ["model_name", "finished_reason"], registry=None
         )
@@ -153,9 +154,15 @@ class Metrics:
         self._http.labels(route, method, str(status)).inc()
         self._http_seconds.labels(route).observe(seconds)
 
-    def render(self, figures: Mapping[str, EngineFigures]) -> bytes:
-        """The exposition text (format version 0.0.4) with what is known of the engines, by model."""
-        self._figures = dict(figures)
+    def render(self, figures: Mapping[str, EngineFigures], memory_budget: int | None = None) -> bytes:
+        """The exposition text (format version 0.0.4) with what is known of the engines, by model.
+
+        `memory_budget`: bytes that a host's models may take together.
+        """
+        self._figures, self._memory_budget = dict(figures), memory_budget
+        for name, of_model in figures.items():
+            if of_model.memory or of_model.loads:  # one that nobody has asked yet
+                self.model(name)
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -168,6 +175,9 @@ class Metrics:
                     known.samples += metric.samples
         for metric in (*families.values(), *self._finished.collect(), *self._http.collect()):
             yield from _under_all_names(metric, metric.samples)
+        if self._memory_budget is not None:
+            about = "Bytes that models may take together."
+            yield GaugeMetricFamily("penstock_memory_budget_bytes", about, value=self._memory_budget)
         for metric in self._http_seconds.collect():
             yield from _under_all_names(metric, metric.samples)
 

@@ -47,8 +47,9 @@ function App() {
   };
   const bring = async (file) => {
     try {
-      const found = { ...newConversation(), ...JSON.parse(await file.text()), id: newId() };
-      if (found.messages?.root?.role !== "root") throw new Error();
+      const kept = JSON.parse(await file.text());
+      if (kept.messages?.root?.role !== "root" || typeof kept.title !== "string") throw new Error();
+      const found = { ...newConversation(), ...kept, id: newId() };
       await saveConversation(found);
       setConversations((old) => [found, ...old]);
       setCurrent(found);
@@ -120,6 +121,11 @@ function Key({ locked, onChange }) {
 function History({ conversations, current, onOpen, onNew, onDrop, onBring }) {
   const [open, setOpen] = useState(false);
   const [wanted, setWanted] = useState("");
+  const bring = async (event) => {
+    const [file] = event.target.files;
+    if (file) await onBring(file);
+    event.target.value = "";
+  };
   const matches = conversations.filter(({ title }) => title.toLowerCase().includes(wanted.toLowerCase()));
   return html`
     <aside class=${open ? "history open" : "history"} aria-label="Conversations">
@@ -134,7 +140,7 @@ function History({ conversations, current, onOpen, onNew, onDrop, onBring }) {
               <button class="small" aria-label=${`Delete ${one.title}`} onClick=${() => onDrop(one)}>×</button>
             </li>`)}
         </ul>
-        <label class="bring">Import <input type="file" accept=".json,application/json" onChange=${(e) => e.target.files[0] && onBring(e.target.files[0])} /></label>
+        <label class="bring">Import <input type="file" accept=".json,application/json" onChange=${bring} /></label>
       </div>
     </aside>`;
 }

@@ -62,7 +62,7 @@ export function Composer({ busy, images, onSend, onStop }) {
         ${attached.files.map((file, at) => html`<li>${file.name} <button type="button" class="small" aria-label=${`Remove ${file.name}`} onClick=${() => without("files", at)}>×</button></li>`)}
       </ul>
       <div class="row">
-        <label class="attach" title="Attach files"><span aria-hidden="true">＋</span><span class="hidden">Attach files</span>
+        <label class="attach" title="Attach files"><span aria-hidden="true">+</span><span class="hidden">Attach files</span>
           <input type="file" multiple onChange=${(e) => (attach(e.target.files), (e.target.value = ""))} />
         </label>
         <textarea ref=${area} rows="1" aria-label="Message" placeholder="Write a message" value=${text} onInput=${(e) => setText(e.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>

@@ -66,7 +66,7 @@ export function Engine() {
         <${Figure} name="Tokens written a second" value=${last(rate("generated")).toFixed(0)} points=${rate("generated")} />
         <${Figure} name="Prompt tokens a second" value=${last(rate("prompts")).toFixed(0)} points=${rate("prompts")} />
         <${Figure} name="Requests running" value=${now.running} points=${looks.current.map((one) => one.running)} />
-        <${Figure} name="Requests waiting" value=${`${now.waiting} (${now.queue.toFixed(1)} s of work)`} points=${looks.current.map((one) => one.waiting)} />
+        <${Figure} name="Requests waiting" value=${now.waiting ? `${now.waiting}, ${now.queue.toFixed(1)} s` : 0} points=${looks.current.map((one) => one.waiting)} />
         <${Figure} name="KV cache in use" value=${`${(100 * now.usage).toFixed(1)} %`} points=${looks.current.map((one) => one.usage)} most=${1} />
         <${Figure} name="A step, milliseconds" value=${steps ? spent.reduce((total, [, part]) => total + part, 0).toFixed(1) : "idle"} />
       </div>
@@ -74,7 +74,8 @@ export function Engine() {
       <table><tbody>${spent.map(([part, milliseconds]) => html`<tr><th scope="row">${part}</th><td>${milliseconds.toFixed(2)} ms</td></tr>`)}</tbody></table>
       <h3>Prefix cache</h3>
       <p>${asked ? ((100 * now.cached) / asked).toFixed(1) : "0.0"} % of ${asked.toLocaleString()} prompt tokens came from the cache${now.preempted ? `; ${now.preempted} preemptions` : ""}.</p>
-      ${Object.keys(now.reasons).length ? html`<table><caption>Prompts that were not all found, by reason</caption><tbody>${Object.entries(now.reasons).map(([reason, count]) => html`<tr><th scope="row">${reason.replaceAll("_", " ")}</th><td>${count}</td></tr>`)}</tbody></table>` : null}
+      ${Object.keys(now.reasons).length ? html`<p>Prompts that were not all found in it, by reason:</p>` : null}
+      ${Object.keys(now.reasons).length ? html`<table><tbody>${Object.entries(now.reasons).map(([reason, count]) => html`<tr><th scope="row">${reason.replaceAll("_", " ")}</th><td>${count}</td></tr>`)}</tbody></table>` : null}
       <h3>Requests of this page</h3>
       <${Timeline} />
     </section>`;

@@ -29,7 +29,9 @@ const maths = {
   renderer: ({ text, display }) => `<span class="maths" data-display="${display}">${escape(text)}</span>`,
 };
 const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-const parser = new Marked({ gfm: true, breaks: true, extensions: [maths] });
+const PLAIN_TAG = /^<\/?(br|sub|sup|kbd|b|i|em|strong|u|mark|details|summary)\s*\/?>$/i;
+const asText = { html: ({ text }) => (PLAIN_TAG.test(text.trim()) ? text : escape(text)) }; // an answer's HTML is shown, not used
+const parser = new Marked({ gfm: true, breaks: true, extensions: [maths], renderer: asText });
 const SAFE = { FORBID_TAGS: ["style", "form", "input", "button", "iframe", "video", "audio", "svg", "math"], FORBID_ATTR: ["style", "id", "name"] };
 
 globalThis.DOMPurify.addHook("afterSanitizeAttributes", (node) => {
