@@ -41,6 +41,7 @@ COMMANDS = (
     ("ps", "List the models that a running server has loaded."),
     ("stop", "Have a running server unload a model."),
     ("prune", "Remove what no model needs, and what came of pulls that were given up."),
+    ("cache", "List or remove what is kept of models for faster starts."),
     ("config", "Show every setting of a command, and what set it."),
 )
 _FILES: Final = MappingProxyType(

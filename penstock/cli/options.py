@@ -86,6 +86,9 @@ MODEL_FLAGS = (
          "Type of cached keys and values.", **one_of(KV_CACHE_DTYPES, SHORT_TYPES)),
     flag("pack_cache", str, "auto", _MEMORY,
          "Folder that keeps weights as they are packed, for faster starts; off for none.", metavar="FOLDER"),
+    flag("pack_cache_size", str | None, None, _MEMORY,
+         "What that folder may hold, for example 40GiB; the least recently used goes first. Default: half of the room "
+         "there.", metavar="SIZE"),
     flag("load_format", str, "auto", _MODEL,
          "auto: the weights in the model's files; dummy: random ones, for which a config.json is enough.",
          **one_of(LOAD_FORMATS)),
@@ -194,7 +197,7 @@ def make_engine_options(given: Mapping[str, Any]) -> EngineOptions:
     for name in ("isa", "threads"):
         if chosen[name] is None:
             chosen[name] = getattr(environment, name)
-    for name in ("memory", "kv_cache_memory"):
+    for name in ("memory", "kv_cache_memory", "pack_cache_size"):
         if chosen[name] is not None:
             chosen[name] = parse_bytes(chosen[name])
     if chosen["pack_cache"] == EngineOptions().pack_cache:

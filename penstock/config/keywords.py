@@ -13,6 +13,7 @@ class EngineKeywords(TypedDict, total=False):
     dtype: str
     kv_cache_dtype: str
     pack_cache: str
+    pack_cache_size: int | None
     load_format: str
     quantize: str | None
     isa: str

@@ -22,6 +22,8 @@ class EngineOptions:
         dtype: "auto", "float32", "bfloat16" or "float16", or short as in SHORT_TYPES: compute and weights.
         kv_cache_dtype: "auto", "float32", "bfloat16", "float16", "fp8", "int8" or "int4": keys and values in the cache.
         pack_cache: folder of packed weights, "off", or "auto": the user's cache folder, for models worth it.
+        pack_cache_size: bytes that files of this folder may take; None for half of what would be free there without
+            them. What was used least recently goes first.
         load_format: "auto": what the model's files hold; "dummy": random weights, for which config.json is enough.
         quantize: a format of `config.quantisation` that float weights get while they load; None keeps them.
         isa: "auto" or a native instruction set to force: "generic", "avx2", "avx512", "avx512_bf16", "amx"
@@ -62,6 +64,7 @@ class EngineOptions:
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     pack_cache: str = "auto"
+    pack_cache_size: int | None = None
     load_format: str = "auto"
     quantize: str | None = None
     isa: str = "auto"

@@ -146,6 +146,7 @@ def validate(options: EngineOptions) -> None:
     share = options.gpu_memory_utilization
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise _refuse("gpu_memory_utilization", share, "a number above 0, at most 1")
+    _integer(options, "pack_cache_size", 0, 2**60)
     _integer(options, "memory", 1, 2**60)
     _integer(options, "kv_cache_memory", 1, 2**60)
     _integer(options, "kv_blocks", 2, 2**31 - 1)

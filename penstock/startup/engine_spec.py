@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from penstock.config.environment import pack_folder
 from penstock.config.errors import ConfigError
 from penstock.config.machine import Machine, free_bytes
 from penstock.config.options import EngineOptions
@@ -29,6 +30,7 @@ from penstock.startup.resident import packer_of, resident_bytes
 from penstock.weights.checkpoint import Checkpoint
 from penstock.weights.dummy import open_dummy
 from penstock.weights.facts import model_facts
+from penstock.weights.kept_files import most_bytes, trim
 from penstock.weights.open import open_checkpoint
 from penstock.weights.pack_cache import PackedFile
 from penstock.weights.weight_plan import (
@@ -247,9 +249,20 @@ def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
     size = spec.facts.file_bytes
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
-    if not os.path.exists(path) and (room := free_bytes(path.parent)) < 2 * size:
-        return None, f"only {format_bytes(room)} are free in {path.parent}"
-    return PackedFile(path, weights_identity(options, checkpoint.path)), ""
+    most = most_bytes(path.parent, options.pack_cache_size)
+    if options.pack_cache_size is not None and size > most:
+        return None, f"{format_bytes(size)} are more than --pack-cache-size, {format_bytes(most)}"
+    if not os.path.exists(path):
+        trim(path.parent, most - size)
+        if (room := free_bytes(path.parent)) < size or size > most:
+            return None, f"only {format_bytes(room)} are free in {path.parent}"
+    return PackedFile(path, weights_identity(options, checkpoint.path), str(checkpoint.path.resolve())), ""
+
+
+def hold_to_size(options: EngineOptions) -> None:
+    """Removes what was used least recently of what is kept for faster starts, if it has become too much."""
+    if (folder := pack_folder(options.pack_cache)) is not None:
+        trim(folder, most_bytes(folder, options.pack_cache_size))
 
 
 def kernel_decisions(kernels: KernelSet) -> tuple[Decision, ...]:

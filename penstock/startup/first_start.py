@@ -11,7 +11,7 @@ from penstock.config.resolve import Decision
 from penstock.runtime.drafter import Drafter
 from penstock.runtime.executor import RecordedExecutor
 from penstock.startup.build_runner import load, make_runner
-from penstock.startup.engine_spec import kernel_decisions, make_engine_spec
+from penstock.startup.engine_spec import hold_to_size, kernel_decisions, make_engine_spec
 from penstock.startup.keep_start import keep_start
 from penstock.startup.kept_start import weights_identity
 from penstock.startup.levels import guarantee, level_notes, products_note
@@ -73,4 +73,5 @@ class FirstStart:
         if self._drafter is None and isinstance(executor, RecordedExecutor):
             lasting = tuple(note for note in (*notes, *levels) if note.name != "packed weights")
             keep_start(spec, kv_types, executor, replace(told, settings=lasting), self._identity)
+        hold_to_size(options)
         return Started(options, spec.plan, str(spec.checkpoint.path), spec.groups, whole, runner, told)

@@ -126,7 +126,7 @@ def _keep(checkpoint: Checkpoint, tokenizer: Tokenizer, place: Path, identity: s
         if json.loads(text)["files"] != files:
             raise ValueError("its configuration has no form in JSON")
         tables = tables_of(vocabulary.words, vocabulary.size)
-        writer = PackWriter(place, identity)
+        writer = PackWriter(place, identity, str(checkpoint.path.resolve()))
     except (TypeError, ValueError, OSError) as error:
         log.info("the vocabulary is not kept: %s", error)
         return

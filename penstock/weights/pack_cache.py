@@ -6,7 +6,11 @@ renamed when complete; what writers that died left is removed by the next one.
 
 The data's CRC-32 are checked before a file is mapped (0.7 s a GB), unless it is known to be as it was when it was last
 written or checked. A small file beside it, `.checked`, says so: the run of the system, and the file's number, size and
-times of change, of which the system sets the last at every write, and nobody else can.
+times of change, of which the system sets the last at every write, and nobody else can. Its own time
+of change tells when a start last used the file.
+
+Whoever maps a file has a shared lock on it as long as the map lives, who writes one has it alone: `weights.kept_files`
+removes no file that is locked.
 
 Deleting or replacing a file is always safe, also while it is mapped. Cutting or overwriting it in place is not: the
 system ends a process with SIGBUS that reads a mapped page which is no longer there. Its size is checked when it is
@@ -27,6 +31,7 @@ import resource
 import struct
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +51,7 @@ log = logging.getLogger(__name__)
 MAGIC = b"PNSTPK04"
 PAGE = 4096
 _HEAD = struct.Struct("<8sQQ32s")
+_TRIES, _PAUSE_S = 20, 0.005
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -116,10 +122,23 @@ def _is_marked(path: Path, file: os.stat_result) -> bool:
         return False
 
 
+def _share(file: BinaryIO) -> None:
+    """Locks a file for readers; a map of it, which has the same description of the file, keeps the lock."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:  # somebody looks whether it is in use, which takes a moment, or removes it
+            time.sleep(_PAUSE_S)
+        except OSError:  # a file system without locks
+            return
+
+
 def _mapped(path: Path) -> tuple[mmap.mmap, os.stat_result]:
-    """A file's data, and what is known of the file they are in."""
+    """A file's data, locked as long as they are mapped, and what is known of the file they are in."""
     try:
         with path.open("rb") as file:
+            _share(file)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), os.fstat(file.fileno())
     except (OSError, ValueError) as error:
         reason = "there is none yet" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
@@ -151,6 +170,14 @@ def damage(path: Path) -> str | None:
     return None
 
 
+def model_of(path: Path) -> str:
+    """Where the model lies of which a file is; "" where that cannot be read."""
+    try:
+        return str(_index(_mapped(path)[0]).get("model", ""))
+    except PackCacheError:
+        return ""
+
+
 class PackCache:
     """An opened cache file."""
 
@@ -173,6 +200,8 @@ class PackCache:
         if not _is_marked(self.path, state):
             self._check_data(weights)
             _mark(self.path, state)
+        with suppress(OSError):
+            os.utime(_marker(self.path))
         return weights
 
     def _check_data(self, weights: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -210,8 +239,10 @@ class PackCache:
 class PackWriter:
     """Writes a cache file, matrix by matrix; it appears under its name when `finish` is called."""
 
-    def __init__(self, path: Path, identity: str) -> None:
+    def __init__(self, path: Path, identity: str, model: str = "") -> None:
         """Begins a file, and removes those of `path` that others began and did not live to finish.
+
+        `model` tells people where the model lies.
 
         Raises:
             OSError: the folder cannot be made or written to.
@@ -223,6 +254,7 @@ class PackWriter:
                 left.unlink()
         self._path = path
         self._identity = identity
+        self._model = model
         self._data = self._create()
         self._weights: dict[str, list[dict[str, Any]]] = {}
         self._maps = 0  # each of which has a file descriptor
@@ -280,11 +312,12 @@ class PackWriter:
             OSError: the disk is full, or the file system does not let it.
         """
         offset = self._data.tell()
-        text = json.dumps({"identity": self._identity, "weights": self._weights}).encode()
+        text = json.dumps({"identity": self._identity, "model": self._model, "weights": self._weights}).encode()
         self._data.write(text)
         self._data.seek(0)
         self._data.write(_HEAD.pack(MAGIC, offset, len(text), hashlib.sha256(text).digest()))
         self._data.flush()
+        _share(self._data)  # its maps are readers' from now on
         os.replace(self._partial, self._path)
         _mark(self._path, os.fstat(self._data.fileno()))
         self._data.close()
@@ -304,8 +337,9 @@ class PackedFile:
         name: of every weight there, which is asked for in the order of the model's packed weights.
     """
 
-    def __init__(self, path: Path, identity: str) -> None:
+    def __init__(self, path: Path, identity: str, model: str = "") -> None:
         self._path, self._identity = path, identity
+        self._model = model
         self.name = WeightNames()
         self._reader: PackCache | None = None
         self._writer: PackWriter | None = None
@@ -360,7 +394,7 @@ class PackedFile:
 
     def _begin(self) -> None:
         try:
-            self._writer = PackWriter(self._path, self._identity)
+            self._writer = PackWriter(self._path, self._identity, self._model)
         except OSError as error:
             self._fail(error)
 
