@@ -89,17 +89,17 @@ class Ledger:
         self.counters.generated_tokens += count
         self._outputs.append(
             EngineOutput(
-                request_id=sequence.request.request_id,
-                sequence=sequence.index,
-                tokens=result.tokens[:count],
-                logprobs=result.logprobs[:count],
-                prompt_logprobs=result.prompt_logprobs,
-                finish_reason=reason,
-                error=error,
-                cached_tokens=None if sequence.reported else sequence.cached_tokens,
-                queue_seconds=None if sequence.reported else sequence.queue_seconds,
-                preemptions=sequence.preemptions,
-                pooled=result.pooled,
+                sequence.request.request_id,
+                sequence.index,
+                result.tokens[:count],
+                result.logprobs[:count],
+                result.prompt_logprobs,
+                reason,
+                error,
+                None if sequence.reported else sequence.cached_tokens,
+                None if sequence.reported else sequence.queue_seconds,
+                sequence.preemptions,
+                result.pooled,
             )
         )
         sequence.reported = sequence.cached_tokens is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.core.protocol import EncoderWork, ScheduledTokens, last_sample
 from penstock.core.sequence import Sequence
@@ -33,19 +34,19 @@ class PlanBuilder:
         tokens = tuple(sequence.tokens[start:end])
         if len(tokens) < length:
             tokens += (last_sample(sequence.slot),)
-        prompt = max(0, min(end, sequence.num_prompt) - start)
+        prompt = min(end, sequence.num_prompt) - start if start < sequence.num_prompt else 0
         drafts = sequence.drafts
         states = sequence.allocation.draft_states if drafts and sequence.allocation else ()
         sample = end == sequence.known
+        tokens += drafts
         self.scheduled[sequence] = ScheduledTokens(
-            sequence.slot, start, tokens + drafts, prompt, len(drafts), sample, added, draft_states=states
+            sequence.slot, start, tokens, prompt, len(drafts), sample, added, (), states
         )
         sequence.advance(length + len(drafts))
         self.budget -= length + len(drafts)
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(NamedTuple):
     """What one sequence computes in a step that is not answered yet.
 
     Attributes:

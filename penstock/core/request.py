@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.core.constraint import ANY_TOOL, Grammar, Thinking, ToolChoice
 from penstock.core.media import EncoderInput, MediaSpan
@@ -147,8 +147,7 @@ class EngineRequest:
         return self.grammar is not None or (self.thinking is not None and self.thinking.budget is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOutput:
+class EngineOutput(NamedTuple):
     """News of one sequence.
 
     Attributes:

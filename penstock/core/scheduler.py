@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, abc
 from collections.abc import Mapping
-from dataclasses import replace
 from time import monotonic
 from types import MappingProxyType
 
@@ -182,12 +181,16 @@ class Scheduler:
         """The next step, or None if nothing can be computed before an outstanding step commits (or at all)."""
         builder = PlanBuilder(self._next_step, self.options.max_num_batched_tokens)
         remaining = [(sequence, sequence.remaining) for sequence in self.running]
-        held = sum(s.in_flight > 0 and s.request.waits_for_tokens for s, length in remaining if not length)
+        waiting = [sequence for sequence, length in remaining if not length]
+        held = sum(s.in_flight > 0 and s.request.waits_for_tokens for s in waiting) if waiting else 0
         if held > _MOST_HELD_SHARE * len(remaining):
             return None
-        decoding = [pair for pair in remaining if pair[1] == 1]  # which are never starved by prompts
-        for sequence, length in (*decoding, *(pair for pair in remaining if pair[1] > 1)):
-            self._continue(sequence, length, builder)
+        for sequence, length in remaining:
+            if length == 1:  # these are never starved by prompts
+                self._continue(sequence, length, builder)
+        for sequence, length in remaining:
+            if length > 1:
+                self._continue(sequence, length, builder)
         if not builder.preempted:
             self._admission.admit(builder)
         if builder.scheduled or (self.cache.transfers.loading and (self.cache.ops or not self._outstanding)):
@@ -255,7 +258,7 @@ class Scheduler:
             if not sequence.introduced:
                 sequence.introduced = True
                 new_sequences.append(_new_sequence(sequence, tokens))
-                tokens = replace(tokens, new_blocks=())  # it is introduced with its whole tables
+                tokens = tokens._replace(new_blocks=())  # it is introduced with its whole tables
             spans.append(tokens)
             for medium in sequence.request.media if tokens.prompt_tokens else ():
                 if tokens.start <= medium.start < tokens.start + tokens.prompt_tokens:

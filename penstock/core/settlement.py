@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from penstock.core.kv.cache import KVCache
 from penstock.core.ledger import Ledger
 from penstock.core.plan_builder import InFlight
@@ -36,7 +34,7 @@ class Settlement:
         if result.prompt_logprobs:
             result = self._unscored(sequence, entry, result)
         if forced:
-            result = replace(result, tokens=result.tokens + forced)
+            result = result._replace(tokens=result.tokens + forced)
         count, reason = self._ledger.accept(sequence, result.tokens)
         if result.pooled is not None:
             reason = FinishReason.STOP
@@ -66,7 +64,7 @@ class Settlement:
         first = sequence.request.sampling.first_scored(entry.start)
         fresh = result.prompt_logprobs[max(0, sequence.scored - first) :]
         sequence.scored += len(fresh)
-        return replace(result, prompt_logprobs=fresh)
+        return result._replace(prompt_logprobs=fresh)
 
     def take_proposals(self, proposals: tuple[Proposal, ...], in_flight: list[InFlight]) -> None:
         """Keeps drafts for the next step of those that were in this one, as far as they form a chain."""

@@ -118,10 +118,12 @@ class Engine:
     def _measure(self, plan: StepPlan) -> None:
         """Takes the time of a step, whatever was done in it: since the last one, unless there was nothing to do."""
         now = perf_counter()
-        prompt = sum(span.prompt_tokens for span in plan.scheduled)
-        output = sum(len(span.tokens) for span in plan.scheduled) - prompt
+        prompt = tokens = 0
+        for span in plan.scheduled:
+            prompt += span.prompt_tokens
+            tokens += len(span.tokens)
         rows = len(self.scheduler.running) if self.scheduler.waiting else None
-        self._meter.add(prompt, output, now - (self._working_since or now), rows)
+        self._meter.add(prompt, tokens - prompt, now - (self._working_since or now), rows)
         self._working_since = now
 
     def _tell_work(self) -> None:

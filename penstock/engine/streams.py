@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from penstock.config import limits
 from penstock.config.errors import RequestError
@@ -22,8 +21,7 @@ def merge(outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
         sequences.setdefault(output.sequence, []).append(output)
     for group in sequences.values():
         first = next((output for output in group if output.cached_tokens is not None), group[-1])
-        yield replace(
-            group[-1],
+        yield group[-1]._replace(
             tokens=tuple(token for output in group for token in output.tokens),
             logprobs=tuple(entry for output in group for entry in output.logprobs),
             prompt_logprobs=tuple(entry for output in group for entry in output.prompt_logprobs),

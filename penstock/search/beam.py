@@ -208,7 +208,7 @@ async def _outputs(
             async for output in outputs:
                 reused = output.cached_tokens if reused is None else reused
                 if output.logprobs:
-                    return replace(output, cached_tokens=reused)
+                    return output._replace(cached_tokens=reused)
                 if output.finish_reason is not None:
                     raise EngineDeadError(output.error or "The engine stopped during a beam search.")
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter, thread_time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -389,10 +389,10 @@ class StructuredOutputManager:
             except BrokenMatcher:
                 changed[row.slot] = self._renew(state, row)
         if changed:
-            result = replace(result, results=tuple(changed.get(row.slot, row) for row in result.results))
+            result = result._replace(results=tuple(changed.get(row.slot, row) for row in result.results))
         if result.proposals:
             wanted = (one for one in result.proposals if one.slot not in step or step[one.slot].takes_drafts)
-            result = replace(result, proposals=tuple(wanted))
+            result = result._replace(proposals=tuple(wanted))
         return result, forced
 
     def _up_to_stop(self, state: GrammarState, tokens: tuple[int, ...]) -> tuple[int, ...]:
@@ -411,7 +411,7 @@ class StructuredOutputManager:
         assert self._compiler is not None and live.job is not None
         if state.owner not in self._renewals:
             self._renewals[state.owner] = state, self._compiler.renew(live.job, state.matched)
-        return replace(row, tokens=(), logprobs=(), again=True)
+        return row._replace(tokens=(), logprobs=(), again=True)
 
     def abort(self) -> None:
         """Forgets outstanding steps."""

@@ -77,8 +77,8 @@ def test_what_a_runner_accepts_must_have_been_drafted(monkeypatch: pytest.Monkey
 
     def wrong(step: int) -> StepResult:
         result = sample(step)
-        rows = tuple(replace(row, tokens=(0, *row.tokens)) if len(row.tokens) > 1 else row for row in result.results)
-        return replace(result, results=rows)
+        rows = tuple(row._replace(tokens=(0, *row.tokens)) if len(row.tokens) > 1 else row for row in result.results)
+        return result._replace(results=rows)
 
     monkeypatch.setattr(engine.runner, "sample", wrong)
     collector = run(engine, drafted("a", [1, 2], max_tokens=40))
@@ -96,7 +96,7 @@ def test_of_a_tree_of_drafts_its_first_chain_is_verified(monkeypatch: pytest.Mon
 
     def proposing(step: int) -> StepResult:
         result = sample(step)
-        return replace(result, proposals=(Proposal(0, (1, 0, 2), parents=(-1, 0, 0)),))
+        return result._replace(proposals=(Proposal(0, (1, 0, 2), parents=(-1, 0, 0)),))
 
     def submitted(plan: StepPlan, masks: object = None) -> None:
         plans.append(plan)
@@ -115,7 +115,7 @@ def test_a_result_without_a_token_is_an_error_with_drafts_too(monkeypatch: pytes
     monkeypatch.setattr(
         engine.runner,
         "sample",
-        lambda step: replace(sample(step), results=(SlotResult(0),)) if step > 2 else sample(step),
+        lambda step: sample(step)._replace(results=(SlotResult(0),)) if step > 2 else sample(step),
     )
     assert run(engine, drafted("a", [1, 2], max_tokens=40)).finished["a", 0] is FinishReason.ERROR
     engine.scheduler.check_integrity()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from penstock.config.errors import ConfigError, ContextLengthError, RequestError
@@ -314,7 +312,7 @@ def test_a_failed_row_leaves_nothing_for_others_to_reuse(monkeypatch: pytest.Mon
 
     def failing(step: int, masks: object = None) -> StepResult:
         result = original(step, masks)
-        return replace(result, results=tuple(replace(row, tokens=(), error="not finite") for row in result.results))
+        return result._replace(results=tuple(row._replace(tokens=(), error="not finite") for row in result.results))
 
     monkeypatch.setattr(engine.runner, "sample", failing)
     assert run(engine, request("a", PROMPT)).finished["a", 0] is FinishReason.ERROR

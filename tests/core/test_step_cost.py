@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -60,7 +59,7 @@ def test_an_engine_teaches_whoever_asks() -> None:
     engine = null_engine()
     engine.step_cost = cost = LearnedStepCost()
     sample = engine.runner.sample
-    engine.runner.sample = lambda step: replace(sample(step), timings=StepTimings(0.0, 0.003, 0.0))  # type: ignore[method-assign]
+    engine.runner.sample = lambda step: sample(step)._replace(timings=StepTimings(0.0, 0.003, 0.0))  # type: ignore[method-assign]
     run(engine, *(request(f"r{i}", range(5 + i), max_tokens=60) for i in range(8)))
     found = cost.estimate(StepShape(0, 8, 100, 8))
     assert found is not None and found.seconds == pytest.approx(0.003, rel=0.01)

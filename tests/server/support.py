@@ -72,7 +72,7 @@ class ScriptedRunner(Wrapped):
         result = super().sample(step)
         first = any(row.tokens and not self._drawn[row.slot] for row in result.results)
         time.sleep(self.delay + first * self.first_delay)
-        return replace(result, results=tuple(map(self._scripted, result.results)))
+        return result._replace(results=tuple(map(self._scripted, result.results)))
 
     def _scripted(self, row: SlotResult) -> SlotResult:
         sampling, drawn = self._rows[row.slot].sampling, self._drawn[row.slot]

@@ -266,9 +266,11 @@ class KVCache:
         while allocation.cursor.depth + self.block_size <= committed:
             self._drop_tail(allocation)
             self._fill(sequence, allocation)
-        if committed in allocation.state_marks:
-            self._keep_state(sequence, allocation.cursor)
-        allocation.state_marks = [mark for mark in allocation.state_marks if mark > committed]  # drafts may pass one
+        if allocation.state_marks:
+            if committed in allocation.state_marks:
+                self._keep_state(sequence, allocation.cursor)
+            marks = [mark for mark in allocation.state_marks if mark > committed]  # drafts may pass one
+            allocation.state_marks = marks
         if reached_prompt_end:
             if committed > allocation.cursor.depth:
                 self._fill_tail(sequence)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.core.policies.least_squares import ForgettingFit
 
 _MEMORY = 512  # steps after which a measure counts 1/e
-_LEAST_SECONDS, _LEAST_STEPS = 0.5, 16  # of work before anything is told of it
+_LEAST_SECONDS = 0.5  # of work before anything is told of it
 _EVERY = 16  # steps between two fits
 _MOST = 10.0  # times what was expected that a step counts for: it was not all work, if the machine was stopped in it
 
@@ -43,11 +43,24 @@ class PaceMeter:
         self._fit = ForgettingFit(3, _MEMORY)
         self._full = [0.0, 0.0]  # steps in which others waited, and the rows of those
         self._watched = 0.0
-        self._steps = 0
+        self._new: list[tuple[int, int, float, int | None]] = []
         self._pace: Pace | None = None
 
     def add(self, prompt: int, output: int, seconds: float, rows: int | None) -> None:
-        """A step: its tokens, its time, and how many rows it had if others waited for one."""
+        """A step: its tokens, its time, and how many rows it had if others waited for one.
+
+        Nothing is told of it before as many as lie between two fits are there: they are learned together, by code and
+        from numbers that the processor's caches hold after the first.
+        """
+        self._new.append((prompt, output, seconds, rows))
+        if len(self._new) == _EVERY:
+            new, self._new = self._new, []
+            for prompt, output, seconds, rows in new:
+                self._learn(prompt, output, seconds, rows)
+            if self._watched >= _LEAST_SECONDS:
+                self._pace = self._measured()
+
+    def _learn(self, prompt: int, output: int, seconds: float, rows: int | None) -> None:
         if (pace := self._pace) is not None:
             expected = pace.step + pace.prompt * prompt + pace.output * output
             seconds = min(seconds, _MOST * expected) if expected > 0 else seconds
@@ -57,9 +70,6 @@ class PaceMeter:
             keep = 1.0 - 1.0 / _MEMORY
             self._full = [keep * self._full[0] + 1.0, keep * self._full[1] + rows]
         self._watched += seconds
-        self._steps += 1
-        if self._steps % _EVERY == 0 and self._watched >= _LEAST_SECONDS and self._steps >= _LEAST_STEPS:
-            self._pace = self._measured()
 
     def pace(self) -> Pace | None:
         """What was measured; None as long as that is too little to judge by."""

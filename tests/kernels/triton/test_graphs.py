@@ -152,7 +152,7 @@ def test_rows_of_several_tokens(engines: tuple[Engine, Engine]) -> None:
         seen = ours._model.run(builder.build(spans, range(4)), ours._caches, ModelPart(taps=taps)).taps
         assert [graphs.tap(name).shape for name in taps] == [seen[name].shape for name in taps]
         assert all(torch.equal(graphs.tap(name), seen[name]) for name in taps)
-        assert graphs.run([spans[0], replace(spans[1], tokens=(5,))]) is None
+        assert graphs.run([spans[0], spans[1]._replace(tokens=(5,))]) is None
 
 
 def test_rows_that_want_some_of_their_logits_run_layer_by_layer(
