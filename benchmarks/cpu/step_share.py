@@ -2,7 +2,7 @@
 
 python -m benchmarks.cpu.step_share MODEL
 
-The two replays of a step and its call of the sampler are timed; the rest is Python's and the scheduler's.
+The run of a step's programs and its call of the sampler are timed; the rest is Python's and the scheduler's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
-from penstock.runtime.executor import RecordedExecutor
 
 PARTS = ("plan", "build", "forward", "sample", "commit")
 
@@ -29,11 +28,11 @@ class _Timed:
     """An object of which one method is timed."""
 
     def __init__(self, inner: Any, method: str, clock: NativeClock) -> None:
-        self._inner, self._method, self._clock = inner, method, clock
+        self._inner = inner
+        setattr(self, method, clock.timed(getattr(inner, method)))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return self._clock.timed(found) if name == self._method else found
+        return getattr(self._inner, name)
 
 
 class NativeClock:
@@ -41,13 +40,12 @@ class NativeClock:
 
     def __init__(self, engine: Engine) -> None:
         runner: Any = engine.runner
-        executor = runner._executor
-        if not isinstance(executor, RecordedExecutor):
-            raise SystemExit(f"only recorded steps can be divided; this model runs {executor.describe}")
+        if runner._decoding is None:
+            raise SystemExit(f"only recorded steps can be divided; this model runs {runner._executor.describe}")
         self._seconds = 0.0
-        for recording in (executor._body, executor._head):
-            recording.program = _Timed(recording.program, "run", self)
-        runner._sampler._kernel = _Timed(runner._sampler._kernel, "sample", self)
+        program = runner._decoding._program
+        program._rows = _Timed(program._rows, "run", self)
+        runner._sampler._kernel = _Timed(runner._sampler._kernel, "drawn", self)
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def call_timed(*args: Any) -> Any:

@@ -84,13 +84,14 @@ void check_rows(const std::vector<SamplerRow*>& rows, std::int64_t vocab) {
     require(std::ranges::adjacent_find(sorted) == sorted.end(), "a row appears more than once in one call.");
 }
 
-void sample(Matrix<const float> logits, const std::vector<SamplerRow*>& rows, Vector<const std::int64_t> positions,
-            Vector<std::int64_t> tokens, Vector<std::uint8_t> errors,
-            std::optional<Matrix<const std::uint32_t>> masks) {
+// Tokens and error codes, one each a row. Lists of numbers: arrays of a few rows would take longer to make and to read.
+std::pair<std::vector<std::int64_t>, std::vector<int>> sample(Matrix<const float> logits,
+                                                              const std::vector<SamplerRow*>& rows,
+                                                              const std::vector<std::int64_t>& positions,
+                                                              std::optional<Matrix<const std::uint32_t>> masks) {
     const std::int64_t count = length(logits.shape(0)), vocab = length(logits.shape(1));
-    require(length(rows.size()) == count && length(positions.shape(0)) == count && length(tokens.shape(0)) == count &&
-                length(errors.shape(0)) == count,
-            "logits, rows, positions, tokens and errors differ in length.");
+    require(length(rows.size()) == count && length(positions.size()) == count,
+            "logits, rows and positions differ in length.");
     const std::int64_t words = (vocab + 31) / 32;
     if (masks)
         require(length(masks->shape(0)) == count && length(masks->shape(1)) == words,
@@ -98,25 +99,29 @@ void sample(Matrix<const float> logits, const std::vector<SamplerRow*>& rows, Ve
     check_rows(rows, vocab);
     std::vector<RowView> views;
     for (std::int64_t i = 0; i < count; ++i) {
-        require(positions.data()[i] >= 0, "positions holds a negative number.");
-        views.push_back(rows[static_cast<std::size_t>(i)]->view(logits.data() + i * vocab,
-                                                                masks ? masks->data() + i * words : nullptr,
-                                                                static_cast<std::uint64_t>(positions.data()[i])));
+        require(positions[static_cast<std::size_t>(i)] >= 0, "positions holds a negative number.");
+        views.push_back(rows[static_cast<std::size_t>(i)]->view(
+            logits.data() + i * vocab, masks ? masks->data() + i * words : nullptr,
+            static_cast<std::uint64_t>(positions[static_cast<std::size_t>(i)])));
     }
+    std::vector<std::int64_t> tokens(rows.size());
+    std::vector<int> errors(rows.size());
     {
         nb::gil_scoped_release release;
         const OpTable& table = ops();
         parallel_for(count, rows_in_chunk(std::max<std::int64_t>(vocab, 1)), [&](std::int64_t begin, std::int64_t end) {
             const Scratch scratch = thread_scratch(vocab);
             for (std::int64_t i = begin; i < end; ++i) {
-                const SampledRow out = table.sample_row(views[static_cast<std::size_t>(i)], vocab, scratch);
-                tokens.data()[i] = out.token;
-                errors.data()[i] = static_cast<std::uint8_t>(out.error);
+                const auto row = static_cast<std::size_t>(i);
+                const SampledRow out = table.sample_row(views[row], vocab, scratch);
+                tokens[row] = out.token;
+                errors[row] = static_cast<int>(out.error);
             }
         });
     }
-    for (std::int64_t i = 0; i < count; ++i)
-        if (tokens.data()[i] >= 0) rows[static_cast<std::size_t>(i)]->extend(tokens.data()[i]);
+    for (std::size_t i = 0; i < rows.size(); ++i)
+        if (tokens[i] >= 0) rows[i]->extend(tokens[i]);
+    return {std::move(tokens), std::move(errors)};
 }
 
 // The places starts[i] … starts[i + 1] - 1 of row i are drawn one after the other while the token is the expected one.
@@ -254,6 +259,7 @@ NB_MODULE(_native, m) {
     using namespace nb::literals;
     bind_packed(m);
     bind_program(m);
+    bind_decode(m);
     nb::class_<SamplerRow>(m, "SamplerRow", "What the sampler keeps of one sequence.")
         .def(nb::new_(&make_row), "vocab_size"_a, "seed"_a = 0, "sequence"_a = 0, "temperature"_a = 1.0, "top_k"_a = 0,
              "top_p"_a = 1.0, "min_p"_a = 0.0, "typical_p"_a = 1.0, "repetition_penalty"_a = 1.0,
@@ -262,9 +268,8 @@ NB_MODULE(_native, m) {
              "stop_ids"_a = nb::make_tuple(), "prompt_ids"_a = nb::make_tuple(), "generated_ids"_a = nb::make_tuple())
         .def("extend", &SamplerRow::extend, "token"_a, "Takes a token that was generated or forced.")
         .def_prop_ro("num_generated", &SamplerRow::num_generated);
-    m.def("sample", &sample, "logits"_a.noconvert(), "rows"_a, "positions"_a.noconvert(), "tokens"_a.noconvert(),
-          "errors"_a.noconvert(), "masks"_a.noconvert() = nb::none(),
-          "Draws one token a row into `tokens` and gives it to the row; `errors` gets a code, 0 for none.");
+    m.def("sample", &sample, "logits"_a.noconvert(), "rows"_a, "positions"_a, "masks"_a.noconvert() = nb::none(),
+          "Draws one token a row and gives it to the row: tokens, and a code each, 0 for no error.");
     m.def("verify", &verify, "logits"_a.noconvert(), "rows"_a, "starts"_a.noconvert(), "expected"_a.noconvert(),
           "positions"_a.noconvert(), "tokens"_a.noconvert(), "errors"_a.noconvert(), "masks"_a.noconvert() = nb::none(),
           "As sample, for several places a row, in order, while the token drawn is the expected one.");

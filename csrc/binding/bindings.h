@@ -9,6 +9,7 @@ class Program;
 
 void bind_packed(nanobind::module_& m);   // PackedMatrix
 void bind_program(nanobind::module_& m);  // Program, StepInputs, KvLayout, KvBuffers
+void bind_decode(nanobind::module_& m);   // DecodeRows
 void bind_adapters(nanobind::module_& m, nanobind::class_<Program>& program);  // Part, AdapterTable, ops that take them
 
 }  // namespace penstock

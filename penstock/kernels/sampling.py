@@ -116,7 +116,8 @@ class SamplingKernel(Protocol):
         on_device: it takes logits as tensors where they lie, of any float type, instead of arrays. It then also has
             `draw`, `draw_drafted` and `score`, which are `sample`, `verify` and `logprobs` without the wait: what they
             return has `take`, which waits, and draws have the `tokens` on the device, each row's `last`, and `follow`,
-            by which another row takes the tokens of some places as generated.
+            by which another row takes the tokens of some places as generated. One on the host has `drawn`, which is
+            `sample` with lists of numbers for arrays, since those of a few rows take longer to make than to read.
     """
 
     on_device: bool

@@ -86,6 +86,7 @@ class BatchBuilder:
 
     Attributes:
         tables: per group [max_rows, max_blocks] int32, block ids by row and logical block.
+        used: per group [max_rows] int64, how many entries of a row's table there are.
         block_size: tokens in a block.
         device: of the batches; None for arrays.
         place: where that is.
@@ -110,12 +111,18 @@ class BatchBuilder:
         self.place = place_of(device)
         self._tensor = self.place.put
         self.tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in range(num_groups)]
-        self._used = [[0] * max_rows for _ in range(num_groups)]
+        self.used = [np.zeros(max_rows, np.int64) for _ in range(num_groups)]
         self._seen = [[0] * max_rows for _ in range(num_groups)]  # leading entries that `changes` has returned
         self._adapters = np.zeros(max_rows, np.int64)
         self._last = [0] * max_rows
         self._samples: torch.Tensor | None = None  # as `_last`, where samples stay on the device; then a 0
         self._counts: npt.NDArray[np.int32] = np.arange(max_rows + 1, dtype=np.int32)
+
+    @property
+    def plain(self) -> bool:
+        """Whether tokens, positions and blocks are all that a batch without adapters and media tells."""
+        told = self._second is None and self._places is None and not self._encoded
+        return told and self._mask is MaskKind.CAUSAL
 
     def add_row(self, new: NewSequence, places: Numbers | None = None) -> None:
         """Starts a slot's tables with the blocks it was admitted with.
@@ -131,7 +138,7 @@ class BatchBuilder:
             self._second[new.slot] = new.pooling.second if new.pooling else 0
         for g, blocks in enumerate(new.blocks):
             self.tables[g][new.slot, : len(blocks)] = blocks
-            self._used[g][new.slot], self._seen[g][new.slot] = len(blocks), 0
+            self.used[g][new.slot], self._seen[g][new.slot] = len(blocks), 0
 
     def note_sample(self, row: int, token: int) -> None:
         """Remembers what `last_sample(slot)` stands for in later plans."""
@@ -169,7 +176,7 @@ class BatchBuilder:
     def changes(self, group: int, rows: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         """What entered a group's table for these slots since the last call: places in the flat table, and blocks."""
         seen = self._seen[group]
-        used = self._used[group]
+        used = self.used[group].tolist()
         table = self.tables[group]
         parts = [np.arange(seen[row], used[row]) + row * table.shape[1] for row in rows if seen[row] < used[row]]
         for row in rows:
@@ -277,6 +284,6 @@ class BatchBuilder:
         return self._tensor(((second > 0) & (positions >= second)).astype(np.int64))
 
     def _append_blocks(self, group: int, slot: int, blocks: tuple[int, ...]) -> None:
-        used = self._used[group][slot]
+        used = int(self.used[group][slot])
         self.tables[group][slot, used : used + len(blocks)] = blocks
-        self._used[group][slot] = used + len(blocks)
+        self.used[group][slot] = used + len(blocks)

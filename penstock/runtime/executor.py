@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,11 @@ from penstock.kernels.cpu import native, recording
 from penstock.layers.batch import Batch, GroupTables, Injection, LayerCache
 from penstock.layers.part import WHOLE, LayerStates, ModelPart, PartOutput
 from penstock.models.registry import Model
-from penstock.runtime.replay import Rows, run_batch
+from penstock.runtime.replay import Rows, decode_program, run_batch
+
+if TYPE_CHECKING:
+    from penstock.kernels.cpu.step_program import DecodeProgram
+    from penstock.runtime.batch_builder import BatchBuilder
 
 
 class Executor(Protocol):
@@ -30,6 +34,9 @@ class Executor(Protocol):
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
         """Runs a step and writes its keys and values; `given` is what the part before gave, if there is one."""
+
+    def decoding(self, builder: BatchBuilder) -> DecodeProgram | None:
+        """What runs the steps of such a builder in which every row computes one token; None where `forward` does."""
 
     def states(self) -> LayerStates:
         """Of a part that ends before the last layer: what the next one takes; valid until the next step."""
@@ -61,6 +68,9 @@ class EagerExecutor:
 
     def forward(self, batch: Batch, given: LayerStates | None = None) -> None:
         self._output = self._model.run(batch, self._caches, self._part, given)
+
+    def decoding(self, builder: BatchBuilder) -> DecodeProgram | None:
+        return None
 
     def states(self) -> LayerStates:
         assert self._output is not None
@@ -128,6 +138,11 @@ class RecordedExecutor:
             for memory, states in zip(self._inputs.tensors(), given.tensors(), strict=True):
                 memory[: self._tokens] = states
         run_batch(self._body, batch)
+
+    def decoding(self, builder: BatchBuilder) -> DecodeProgram | None:
+        if self._inputs is not None or self._part.end is not None or not self._head.num_ops:
+            return None
+        return decode_program(self._body, self._head, self._head.result_place, self._max_logit_rows, builder)
 
     @property
     def recordings(self) -> tuple[recording.Recording, recording.Recording]:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.kernels.cpu.step_program import StepProgram, mask_kinds
+from penstock.kernels.cpu.step_program import DecodeProgram, StepProgram, mask_kinds
 
 if TYPE_CHECKING:
     from penstock.layers.batch import Batch
+    from penstock.runtime.batch_builder import BatchBuilder
 
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -35,6 +36,19 @@ def run_batch(program: StepProgram, batch: Batch) -> None:
         token_types=batch.token_types,
         injected=None if batch.injected is None else (batch.injected.rows, batch.injected.values),
     )
+
+
+def decode_program(
+    body: StepProgram, head: StepProgram, logits: tuple[int, int], most: int, builder: BatchBuilder
+) -> DecodeProgram | None:
+    """What runs the builder's decode steps on these programs; None where its batches tell more than such steps have.
+
+    `logits`: (value, width) in `head`, at most `most` rows.
+    """
+    if not builder.plain:
+        return None
+    found = head.floats(logits[0], most, logits[1])
+    return DecodeProgram(body, head, found, builder.tables, builder.used, builder.block_size)
 
 
 class ReplayExecutor:
@@ -67,6 +81,10 @@ class ReplayExecutor:
         """Runs a step and writes its keys and values."""
         self._rows = len(batch.logit_rows)
         run_batch(self._body, batch)
+
+    def decoding(self, builder: BatchBuilder) -> DecodeProgram | None:
+        """As `Executor.decoding`."""
+        return decode_program(self._body, self._head, self._logits, self._most, builder)
 
     def hidden(self) -> Floats:
         """The step's final hidden states of its `logit_rows`, [L, hidden_size]; valid until the next step."""

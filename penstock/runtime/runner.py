@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.protocol import NewSequence, ScheduledTokens, SlotResult, StepPlan, StepResult, StepTimings
 from penstock.runtime.batch_builder import BatchBuilder
+from penstock.runtime.decode_steps import DecodeSteps
 from penstock.runtime.drafter import Drafter, Drafting
 from penstock.runtime.kv_memory import KVMemory
 from penstock.runtime.late_pooling import LatePooler
@@ -57,8 +58,7 @@ class _Wanted:
     pooled: list[tuple[ScheduledTokens, slice]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlightStep:
+class _InFlightStep(NamedTuple):
     """A step that was launched: what its result will be made of.
 
     Attributes:
@@ -134,6 +134,8 @@ class ModelRunner:
         self._in_flight: deque[_InFlightStep] = deque()
         self._new: dict[int, NewSequence] = {}
         self._known: dict[int, int] = {}  # tokens of each row that the sampler has counted, those in flight included
+        program = executor.decoding(builder)
+        self._decoding = None if program is None else DecodeSteps(program, sampler, builder, self._known)
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
         if self._sampler.on_device:
@@ -143,11 +145,11 @@ class ModelRunner:
             self._queue.append((plan, masks))
 
     def sample(self, step: int) -> StepResult:
+        if (decoded := self._decode()) is not None:
+            return _of_step(decoded, step)
         with self._place.guard():
             launched = self._in_flight.popleft() if self._in_flight else self._launch_oldest()
-            if launched.step != step:
-                raise ValueError(f"step {step} was asked for while step {launched.step} is the oldest outstanding")
-            result = self._collect(launched)
+            result = self._collect(_of_step(launched, step))
             if self._graphs is not None:
                 self._graphs.capture_missed()
         return result
@@ -168,6 +170,16 @@ class ModelRunner:
     def _launch_oldest(self) -> _InFlightStep:
         plan, masks = self._queue.popleft()
         return self._launch(plan, masks)
+
+    def _decode(self) -> StepResult | None:
+        """Runs the oldest plan if it is a step of recorded programs in which rows decode and nothing else happens."""
+        if self._decoding is None or (self.media is not None and self.media.broken):
+            return None
+        plan, masks = self._queue[0]
+        result = self._decoding.run(plan, masks)
+        if result is not None:
+            self._queue.popleft()
+        return result
 
     def _launch(self, plan: StepPlan, masks: Any) -> _InFlightStep:
         started = perf_counter()
@@ -274,11 +286,15 @@ class ModelRunner:
             self._builder.add_row(new, None if self.media is None else _places(self.media, new, refused))
             self._pooler.add_row(new)
             self._drafting.add_row(new)
+            if self._decoding is not None:
+                self._decoding.add_row(new)
         return refused
 
     def _release(self, slot: int) -> None:
         if self.media is not None:
             self.media.release_row(slot)
+        if self._decoding is not None:
+            self._decoding.release_row(slot)
         if self._new.pop(slot, None) is not None:
             self._sampler.release_row(slot)
             self._drafting.release_row(slot)
@@ -370,6 +386,16 @@ class ModelRunner:
             start = entry.first + begin
             logits = self._executor.logits(np.arange(start, start + len(targets), dtype=np.int64))
             yield self._sampler.begin_prompt_logprobs(logits, targets, entry.top)
+
+
+Outstanding = TypeVar("Outstanding", _InFlightStep, StepResult)
+
+
+def _of_step(oldest: Outstanding, step: int) -> Outstanding:
+    """The oldest outstanding step, if it is the one that was asked for."""
+    if oldest.step != step:
+        raise ValueError(f"step {step} was asked for while step {oldest.step} is the oldest outstanding")
+    return oldest
 
 
 def _places(media: MediaStore, new: NewSequence, refused: dict[int, str]) -> npt.NDArray[np.int64] | None:

@@ -6,7 +6,7 @@ mates, preemption and restarts do not change it, nor do drafts, each of which is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,8 +50,7 @@ class Candidate(NamedTuple):
     total: float
 
 
-@dataclass(frozen=True, slots=True)
-class RowSample:
+class RowSample(NamedTuple):
     """What one draw gave.
 
     Attributes:
@@ -71,7 +70,7 @@ class _Row:
     logprobs: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingHandle:
     """Samples that are being drawn: a kernel on the device may still be at it.
 
@@ -100,12 +99,7 @@ class SamplingHandle:
                 if sampled[i] >= 0
             }
         if len(self._starts) > len(sampled):  # one place a draw
-            return [
-                RowSample((token,), (scores[i],) if i in scores else ())
-                if token >= 0
-                else RowSample(error=ROW_ERRORS[error])
-                for i, (token, error) in enumerate(zip(sampled, errors, strict=True))
-            ]
+            return _single(sampled, errors, scores)
         samples: list[RowSample] = []
         for begin, end in pairwise(self._starts):
             drawn = tuple(token for token in sampled[begin:end] if token >= 0)
@@ -252,6 +246,30 @@ class Sampler:
         table = self._score(values, found[0], scored, rows) if scored else _no_table
         return SamplingHandle(None, rows, starts, lambda: found, scored, table)
 
+    def draw(
+        self,
+        logits: npt.NDArray[np.float32],
+        slots: Sequence[int],
+        positions: Sequence[int],
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> list[RowSample]:
+        """As `begin` for slots without drafts, and waits; on the host alone.
+
+        Args:
+            logits: [R, V], one row a slot.
+            slots: all different.
+            positions: [R], absolute positions the new tokens will have.
+            masks: as in `begin`.
+        """
+        rows = [self._row(slot) for slot in slots]
+        tokens, errors = self._kernel.drawn(logits, [row.kernel_row for row in rows], positions, masks)
+        scored = [i for i, row in enumerate(rows) if row.logprobs is not None and tokens[i] >= 0]
+        scores: dict[int, TokenLogprobs] = {}
+        if scored:
+            table = self._score(logits, np.array(tokens, np.int64), scored, rows)()
+            scores = {i: _entry(table, at, tokens[i], rows[i].logprobs or 0) for at, i in enumerate(scored)}
+        return _single(tokens, errors, scores)
+
     def sample(
         self, logits: Any, draws: Sequence[Draw], masks: npt.NDArray[np.uint32] | None = None
     ) -> list[RowSample]:
@@ -335,6 +353,16 @@ def _there(array: npt.NDArray[Any], beside: Tensor) -> Tensor:
     from penstock.kernels.copies import upload
 
     return upload(array, beside.device)
+
+
+def _single(tokens: list[int], errors: list[int], scores: Mapping[int, TokenLogprobs]) -> list[RowSample]:
+    """The samples of draws of one token each; `scores` by number of the draw."""
+    return [
+        RowSample((token,), (scores[i],) if i in scores else ())
+        if token >= 0
+        else RowSample(error=ROW_ERRORS[errors[i]])
+        for i, token in enumerate(tokens)
+    ]
 
 
 def _no_table() -> LogprobTable:

@@ -10,6 +10,7 @@
 #include "ops/noise.h"
 #include "ops/sampler_row.h"
 #include "packing/encode.h"
+#include "program/decode_rows.h"
 #include "program/team.h"
 #include "vec/dispatch.h"
 
@@ -165,6 +166,44 @@ void share_work() {
     }
 }
 
+// Decode steps of two cache groups: rows whose slots follow each other read the tables in place, others a copy.
+void fill_decode_steps() {
+    constexpr std::int64_t slots = 4, width = 3, block = 2;
+    std::vector<std::int32_t> blocks[2] = {std::vector<std::int32_t>(slots * width), {}};
+    for (std::size_t i = 0; i < blocks[0].size(); ++i) blocks[0][i] = static_cast<std::int32_t>(10 + i);
+    blocks[1] = blocks[0];
+    std::vector<std::int64_t> used[2] = {{1, 2, 3, 2}, {1, 2, 3, 2}};
+    DecodeRows rows({{blocks[0].data(), used[0].data()}, {blocks[1].data(), used[1].data()}}, slots, width, block);
+    for (const std::vector<std::int64_t>& order : {std::vector<std::int64_t>{1, 2, 3}, {2, 0}, {3}}) {
+        rows.begin(static_cast<std::int64_t>(order.size()));
+        for (const std::int64_t slot : order) rows.add({slot, 1, 7 * slot, slot % 2 == 0});
+        rows.finish(true);
+        const StepInputs& step = rows.inputs();
+        for (std::size_t r = 0; r < order.size(); ++r) {
+            const StepInputs::Group& group = step.groups[1];
+            const std::int32_t first = blocks[1][static_cast<std::size_t>(order[r] * width)];
+            require(step.token_ids[r] == 7 * order[r] && step.context_len[r] == 2 && step.positions[r] == 1, "a row");
+            require(group.slot[r] == first * block + 1, "where a row writes");
+            require(group.block_table[static_cast<std::int64_t>(r) * group.table_width] == first, "a row's table");
+        }
+        require(step.kinds->prompt == (order.size() == 1 ? 0 : order.size() == 3 ? 1 : 2), "rows of kind prompt");
+    }
+    rows.append(1, 3, 99);
+    require(used[1][3] == 3 && blocks[1][11] == 99, "a block behind the last");
+    rows.begin(1);
+    const auto refused = [](const auto& call) {
+        try {
+            call();
+        } catch (const std::exception&) {
+            return true;
+        }
+        return false;
+    };
+    require(refused([&] { rows.append(1, 3, 98); }) && refused([&] { rows.append(0, slots, 98); }), "a full table");
+    require(refused([&] { rows.add({0, 2, 1, false}); }), "a position without a block");
+    require(refused([&] { rows.finish(false); }) && refused([&] { rows.begin(slots + 1); }), "rows that are not there");
+}
+
 }  // namespace
 
 int main() {
@@ -178,6 +217,7 @@ int main() {
     }
     share_work();
     noise_within_its_range();
+    fill_decode_steps();
     bool thrown = false;
     try {
         RowSettings s;

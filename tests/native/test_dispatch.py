@@ -143,28 +143,27 @@ def test_sample_refuses_what_does_not_fit() -> None:
     library = native.library()
     logits = np.zeros((2, 50), np.float32)
     rows = [library.SamplerRow(50), library.SamplerRow(50)]
-    positions, tokens, errors = np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2, np.uint8)
-    library.sample(logits, rows, positions, tokens, errors)
+    positions = [0, 0]
+    tokens, errors = library.sample(logits, rows, positions)
+    assert len(tokens) == 2 and errors == [0, 0]
     for arguments in (
-        (logits, rows[:1], positions, tokens, errors),
-        (logits, rows, positions[:1], tokens, errors),
-        (logits, rows, positions, tokens[:1], errors),
-        (logits, rows, positions, tokens, errors[:1]),
-        (logits[:1], rows, positions, tokens, errors),
-        (logits, [rows[0], rows[0]], positions, tokens, errors),
-        (np.zeros((2, 51), np.float32), rows, positions, tokens, errors),
-        (np.zeros((2, 0), np.float32), rows, positions, tokens, errors),
-        (logits, rows, positions - 1, tokens, errors),
-        (logits, rows, positions, tokens, errors, np.zeros((2, 1), np.uint32)),
-        (logits, rows, positions, tokens, errors, np.zeros((1, 2), np.uint32)),
+        (logits, rows[:1], positions),
+        (logits, rows, positions[:1]),
+        (logits[:1], rows, positions),
+        (logits, [rows[0], rows[0]], positions),
+        (np.zeros((2, 51), np.float32), rows, positions),
+        (np.zeros((2, 0), np.float32), rows, positions),
+        (logits, rows, [0, -1]),
+        (logits, rows, positions, np.zeros((2, 1), np.uint32)),
+        (logits, rows, positions, np.zeros((1, 2), np.uint32)),
     ):
         with pytest.raises(ValueError, match=r"\w"):
             library.sample(*arguments)
     for wrong in (
-        (logits.astype(np.float64), rows, positions, tokens, errors),
-        (logits[:, ::2], rows, positions, tokens, errors),
-        (logits, [1, 2], positions, tokens, errors),
-        (logits, rows, positions.astype(np.int32), tokens, errors),
+        (logits.astype(np.float64), rows, positions),
+        (logits[:, ::2], rows, positions),
+        (logits, [1, 2], positions),
+        (logits, rows, ["0", "0"]),
     ):
         with pytest.raises(TypeError):
             library.sample(*wrong)

@@ -156,10 +156,19 @@ class NativeSampling:
         masks: npt.NDArray[np.uint32] | None = None,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         """As in SamplingKernel."""
-        tokens = np.empty(len(rows), np.int64)
-        errors = np.empty(len(rows), np.uint8)
-        library().sample(logits, list(rows), positions, tokens, errors, masks)
-        return tokens, errors
+        tokens, errors = library().sample(logits, rows, positions.tolist(), masks)
+        return np.array(tokens, np.int64), np.array(errors, np.uint8)
+
+    def drawn(
+        self,
+        logits: npt.NDArray[np.float32],
+        rows: Sequence[Any],
+        positions: Sequence[int],
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """As `sample`, of numbers."""
+        found: tuple[list[int], list[int]] = library().sample(logits, rows, positions, masks)
+        return found
 
     def verify(
         self,

@@ -29,6 +29,45 @@ def mask_kinds(masks: Sequence[str]) -> npt.NDArray[np.int32] | None:
     return np.array([MASKS.index(mask) for mask in masks], np.int32) if masks else None
 
 
+class DecodeProgram:
+    """Two programs over steps in which every row computes one token and wants its logits: one call fills, one runs.
+
+    What other steps are given by arrays made for each is kept here between steps, at the same addresses.
+    """
+
+    def __init__(
+        self,
+        body: StepProgram,
+        head: StepProgram,
+        logits: npt.NDArray[np.float32],
+        tables: Sequence[npt.NDArray[np.int32]],
+        used: Sequence[npt.NDArray[np.int64]],
+        block_size: int,
+    ) -> None:
+        """`logits` [most rows, vocab] is where `head` leaves them; tables as in a BatchBuilder, which appends too."""
+        self._keeps = (body, head, tables, used)
+        self._body, self._head = body.program, head.program
+        self._fast = body.fast
+        self._logits = logits
+        self._most = len(logits)
+        slots, width = tables[0].shape if tables else (self._most, 1)
+        places = [(address(table), address(count)) for table, count in zip(tables, used, strict=True)]
+        self._rows = native.library().DecodeRows(places, slots, width, block_size)
+        self._filled = 0
+
+    def fill(self, spans: tuple[tuple[Any, ...], ...]) -> bool:
+        """Enters a step's scheduled tokens and their new blocks; False, and nothing is changed, for other steps."""
+        if len(spans) > self._most:
+            return False
+        self._filled = self._rows.fill(spans, self._fast)
+        return self._filled > 0
+
+    def run(self) -> npt.NDArray[np.float32]:
+        """Runs what was filled in; logits [rows, vocab], valid until the next run."""
+        self._rows.run(self._body, self._head)
+        return self._logits[: self._filled]
+
+
 class StepProgram:
     """A program, and the inputs of its next run.
 

@@ -235,6 +235,17 @@ class ReferenceSampling:
                 row.extend(int(tokens[i]))
         return tokens, errors
 
+    def drawn(
+        self,
+        logits: Floats,
+        rows: Sequence[ReferenceRow],
+        positions: Sequence[int],
+        masks: npt.NDArray[np.uint32] | None = None,
+    ) -> tuple[list[int], list[int]]:
+        """As `sample`, of numbers."""
+        tokens, errors = self.sample(logits, rows, np.array(positions, np.int64), masks)
+        return tokens.tolist(), errors.tolist()
+
     def verify(
         self,
         logits: Floats,
