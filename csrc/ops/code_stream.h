@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ops/tiles.h"
 
@@ -23,6 +24,7 @@ template <class Codes, int unit, int R>
 void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const float* scales, const SpanShape& shape,
                   const ActivationSpan* const* rows, const SumPlace& sums) {
     constexpr int parts = 32 / unit, wide = vec::column_parts, lanes = 16 / wide;
+    const std::int32_t zero = vec::code_base<Codes::most> - shape.zero;
     const Codes source(header, codes, shape.units);
     vec::ColumnFloats kept[R][wide];
 #pragma GCC unroll 4
@@ -47,21 +49,29 @@ void stream_codes(const PackedHeader& header, const std::uint8_t* codes, const f
 #pragma GCC unroll 2
         for (int i = 0; i < parts; ++i) {
             const float* const scale = scales + (((u * parts + i) >> shape.group_shift) * group_columns);
+            // What does not change from row to row is asked once, not in the loops over rows and columns.
+            const auto add_products = [&](auto centred) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r) {
+                    const std::int32_t sum = unit == 32 ? rows[r]->sum32[u] : rows[r]->sum16[2 * u + i];
+                    const vec::ColumnFloats by = vec::splat_columns(rows[r]->scale[u]);
+#pragma GCC unroll 2
+                    for (int c = 0; c < wide; ++c) {
+                        const auto& one = acc[r][c][i];
+                        const vec::ColumnFloats products = centred.value ? one.total() : one.total(zero * sum);
+                        kept[r][c] = vec::fma(products, vec::load_columns(scale + lanes * c) * by, kept[r][c]);
+                    }
+                }
+            };
+            zero == 0 ? add_products(std::true_type()) : add_products(std::false_type());
+            if (!shape.has_min) continue;
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
-                const std::int32_t sum = unit == 32 ? rows[r]->sum32[u] : rows[r]->sum16[2 * u + i];
-                const std::int32_t zero = vec::code_base<Codes::most> - shape.zero;
                 const float total = unit == 32 ? rows[r]->total32[u] : rows[r]->total16[2 * u + i];
-                const vec::ColumnFloats by = vec::splat_columns(rows[r]->scale[u]);
 #pragma GCC unroll 2
-                for (int c = 0; c < wide; ++c) {
-                    const auto& one = acc[r][c][i];
-                    const vec::ColumnFloats products = zero == 0 ? one.total() : one.total(zero * sum);
-                    kept[r][c] = vec::fma(products, vec::load_columns(scale + lanes * c) * by, kept[r][c]);
-                    if (shape.has_min)
-                        kept[r][c] = vec::fma(vec::load_columns(scale + minimum_offset + lanes * c),
-                                              vec::splat_columns(total), kept[r][c]);
-                }
+                for (int c = 0; c < wide; ++c)
+                    kept[r][c] = vec::fma(vec::load_columns(scale + minimum_offset + lanes * c),
+                                          vec::splat_columns(total), kept[r][c]);
             }
         }
     }
