@@ -260,11 +260,6 @@ def settle_torch() -> None:
         os.environ.setdefault(name, value)
 
 
-def bound_torch(threads: int) -> None:
-    """The threads torch begins with, should it be loaded later on. A value the user set stays."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-
-
 def interpret_triton() -> None:
     """Has Triton run its kernels on the CPU, in its interpreter; Triton reads this when it is first imported."""
     os.environ["TRITON_INTERPRET"] = "1"

@@ -79,8 +79,10 @@ class Frontend:
         self.text.pooling.check_generates()
         prompt_ids = await self.tokenize(request)
         asked = request.sampling
-        size = len(prompt_ids) + len(asked.allowed_token_ids or ()) + sum(map(len, asked.bad_words))
-        sampling = await _beside(self._resolve, request, prompt_ids, inline=size <= _INLINE_IDS)
+        size = len(prompt_ids) + len(asked.allowed_token_ids or ())
+        words = sum(map(len, asked.bad_words))
+        little = not words or (words <= _INLINE_CHARS and self.text.tokenizer.prepared)
+        sampling = await _beside(self._resolve, request, prompt_ids, inline=size <= _INLINE_IDS and little)
         reading = self.reading(request, prompt_ids)
         grammar = await self._held(request, reading)
         eos_ids = () if sampling.ignore_eos and grammar is None else self.text.eos_ids  # a grammar's end is the end

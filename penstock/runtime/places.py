@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
+from penstock.kernels.cpu import native
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,14 +34,20 @@ class Place(Protocol):
 class Host:
     """Native programs on arrays."""
 
+    def __init__(self) -> None:
+        self._bounded = False  # whether torch has been given the engine's threads
+
     def put(self, array: npt.NDArray[Any]) -> Any:
         """As Place."""
         return array
 
     def tensor(self, values: Any) -> torch.Tensor:
-        """As Place. The first call loads torch."""
+        """As Place. The first call loads torch, which gets as many threads as native programs have."""
         import torch
 
+        if not self._bounded:
+            torch.set_num_threads(native.library().num_threads())
+            self._bounded = True
         return torch.as_tensor(values)
 
     def guard(self) -> AbstractContextManager[None]:

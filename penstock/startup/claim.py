@@ -10,7 +10,6 @@ import gc
 import threading
 from dataclasses import replace
 
-from penstock.config.environment import bound_torch
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 from penstock.kernels.cpu import native
@@ -65,7 +64,7 @@ class Claim:
     def settle(self, resolved: EngineOptions, *, with_torch: bool = True) -> None:
         """Gives torch and the native library threads and types of sums, as this claim's options were resolved.
 
-        Without torch it gets the threads when it is loaded, if ever.
+        Without torch it gets the threads when it is loaded, if ever (`runtime.places.Host`).
 
         Raises:
             ConfigError: other engines have taken other threads meanwhile.
@@ -80,8 +79,6 @@ class Claim:
             process.threads = threads
             if with_torch:
                 _settle_torch(threads, on_gpu=resolved.on_gpu)
-            else:
-                bound_torch(threads)
 
     def release(self) -> None:
         """Leaves the settings to others; safe to call twice."""

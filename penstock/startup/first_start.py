@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,9 +15,7 @@ from penstock.startup.keep_start import keep_start
 from penstock.startup.kept_start import weights_identity
 from penstock.startup.levels import guarantee, level_notes, products_note
 from penstock.startup.scheduling import scheduler_options
-from penstock.startup.started import Started, Told
-
-log = logging.getLogger(__name__)
+from penstock.startup.started import Started, Told, log_notes, log_plan
 
 
 class FirstStart:
@@ -40,8 +37,7 @@ class FirstStart:
         self.options, self.vocab_size = self._spec.options, self._spec.model.vocab_size
         # Files may change while they are read: what is kept is of those that were there before.
         self._identity = weights_identity(self.options, self._spec.checkpoint.path)
-        for row in self._spec.plan.table():
-            log.info("%-12s %12s  %s", *row)
+        log_plan(self._spec.plan)
 
     def load(self, progress: Callable[[int, int], None] | None = None) -> Started:
         """Loads, and keeps what the next start can go on from; `progress` as of build_engine.
@@ -57,8 +53,7 @@ class FirstStart:
         mode, _, detail = executor.describe.partition(": ")
         step = Decision("step", mode, detail)
         levels = level_notes(options.arithmetic, executor.fast)
-        for note in (*notes, step, *levels):
-            log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
+        log_notes((*notes, step, *levels))
         numbers = f"weights {options.quantize or 'as stored'}, KV cache {' '.join(kv_types)}"
         told = Told(
             architecture=str((spec.checkpoint.config.get("architectures") or ["?"])[0]),

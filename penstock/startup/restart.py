@@ -22,7 +22,7 @@ from penstock.runtime.runner import PROMPT_LOGIT_ROWS, ModelRunner
 from penstock.runtime.sampler import Sampler
 from penstock.startup.kept_start import Again
 from penstock.startup.scheduling import scheduler_options, spare_states
-from penstock.startup.started import Started, Told
+from penstock.startup.started import Started, Told, log_notes, log_plan
 from penstock.weights.pack_cache import PackCache
 
 
@@ -79,25 +79,26 @@ def restarted(again: Again) -> Started:
     groups = group_layers(kept.specs)
     builder = BatchBuilder(len(groups), rows, -(-plan.max_model_len // size), size, None)
     runner = ModelRunner(executor, memory, Sampler(kept.vocab_size, rows, NativeSampling()), builder)
+    log_plan(plan)
     return Started(again.options, plan, again.options.model, groups, False, runner, _told(again, executor.describe))
 
 
 def _told(again: Again, describe: str) -> Told:
     kept = again.kept
     mode, _, detail = describe.partition(": ")
-    settings = (
-        *again.settings,
+    notes = (
         Decision("packed weights", "kept", f"mapped from {again.weights.path}"),
         *kept.settings,
         Decision("step", mode, f"{detail}, as an earlier start recorded them"),
     )
+    log_notes(notes)
     facts = kept.facts
     return Told(
         kept.architecture,
         kept.vocab_size,
         kept.determinism,
         kept.numbers,
-        settings,
+        (*again.settings, *notes),
         kept.kernels,
         parameters=facts.parameters,
         stored=kept.under["quantize"] or facts.stored,

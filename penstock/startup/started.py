@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.config.options import EngineOptions
@@ -9,6 +11,20 @@ from penstock.config.resolve import Decision
 from penstock.core.kv.cache_spec import CacheGroup
 from penstock.core.protocol import Runner
 from penstock.startup.memory_plan import MemoryPlan
+
+log = logging.getLogger(__name__)
+
+
+def log_plan(plan: MemoryPlan) -> None:
+    """Tells the log where the memory goes."""
+    for row in plan.table():
+        log.info("%-12s %12s  %s", *row)
+
+
+def log_notes(notes: Iterable[Decision]) -> None:
+    """Tells the log what was decided while the model was loaded."""
+    for note in notes:
+        log.info("%-14s %s%s", note.name, note.value, f" ({note.reason})" if note.reason else "")
 
 
 @dataclass(frozen=True, slots=True)

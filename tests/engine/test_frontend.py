@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from penstock.engine.api import Delta, EngineInfo, EngineState
 from penstock.engine.frontend import Frontend, stream_key
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.engine.thread_client import ThreadClient
+from penstock.text.tokenizer import Tokenizer
 from tests.engine.support import null_engine
 
 HELLO = [{"role": "user", "content": "Hello, I need a table."}]
@@ -208,6 +210,31 @@ async def test_request_reaches_the_engine_resolved(text: TextPipeline) -> None:
     assert banned == {"hotel", " hotel"}
     await frontend.generate(ask(ignore_eos=True, stop_token_ids=(9,)))
     assert client.requests[1].stop_ids == (9,)
+
+
+async def test_a_first_text_is_never_encoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What encodes text is built by the first; a client that sends token ids may bring it with its bad words."""
+    text, threads, ready = TextPipeline.load("penstock-concierge"), [], [False]
+    encode = Tokenizer.encode
+
+    def encoded(self: Tokenizer, *args: Any, **kwargs: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tokenizer, "encode", encoded)
+    monkeypatch.setattr(Tokenizer, "prepared", property(lambda self: ready[0]))
+    frontend = Frontend(client := Script([out()]), text, served_name="m")
+    asked = ask(None, prompt_ids=(5, 6), bad_words=("hotel",))
+    await frontend.generate(asked)
+    assert threads and threading.main_thread() not in threads
+    assert client.requests[0].sampling.bad_words_ids
+    threads.clear()
+    ready[0] = True
+    await frontend.generate(asked)  # then a few words take no time
+    assert set(threads) == {threading.main_thread()}
+    threads.clear()
+    await frontend.generate(replace(asked, sampling=replace(asked.sampling, bad_words=("hotel " * 20,) * 10)))
+    assert threading.main_thread() not in threads
 
 
 async def test_seeds(text: TextPipeline) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,54 @@ def test_a_second_start_does_not_load_torch(tmp_path: Path) -> None:
     assert [loaded for _, loaded, _ in runs] == [True, False]
     assert runs[1][0] == runs[0][0]
     assert "as an earlier start recorded them" in runs[1][2][0]
+
+
+LATE = """
+import json, os, sys
+from penstock.config.options import EngineOptions
+from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.core.request import EngineRequest
+from penstock.core.sampling import SamplingParams
+from penstock.engine.build import build_engine
+engine, _ = build_engine(EngineOptions(**json.loads(sys.argv[1])))
+without = "torch" not in sys.modules
+sampling = SamplingParams(max_tokens=1)
+engine.add(EngineRequest("a", (5, 6, 7), sampling, pooling=PoolingParams(PoolingKind.MEAN)))
+while engine.has_work:
+    engine.step()
+import torch
+print(json.dumps([without, torch.get_num_threads(), sorted(name for name in os.environ if name.startswith("OMP_NUM"))]))
+engine.close()
+"""
+
+
+def test_torch_that_is_loaded_late_gets_the_engines_threads_and_nobody_else_does(folder: Path, tmp_path: Path) -> None:
+    given = {"model": str(folder), "threads": 1, "pack_cache": str(tmp_path / "cache"), "kv_blocks": 64}
+    root = Path(__file__).resolve().parents[2]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_NUM")}
+    command = [sys.executable, "-c", LATE, json.dumps(given)]
+    runs = [
+        json.loads(subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True).stdout)
+        for _ in range(2)
+    ]
+    assert runs == [[False, 1, []], [True, 1, []]]
+
+
+def test_a_second_start_tells_the_log_what_a_first_one_does(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "penstock")
+    logged = []
+    for _ in range(2):
+        start(options(folder, tmp_path / "cache"), list(requests())[:1])
+        logged.append([record.getMessage() for record in caplog.records if "kept of this start" not in record.message])
+        caplog.clear()
+    first, second = ([line.split()[0] for line in lines] for lines in logged)
+    assert {"weights", "step"} < set(first)
+    assert set(first) == set(second)
+    assert [line for line in logged[0] if "MiB" in line and "step" not in line and "packed" not in line] == [
+        line for line in logged[1] if "MiB" in line and "step" not in line and "packed" not in line
+    ]
 
 
 def test_what_needs_torch_is_served_all_the_same(folder: Path, tmp_path: Path) -> None:
