@@ -1,7 +1,8 @@
-"""Python time of one decode step at a fixed batch size: Scheduler.plan, BatchBuilder.build, Scheduler.commit.
+"""Python time of one decode step at a fixed batch size: Scheduler.plan, filling the batch, Scheduler.commit.
 
-Every row holds `context` tokens when measuring starts and decodes one token a step. The batch is built from the real
-spans into real tensors; the null runner gives the tokens, and its own time is not counted.
+Every row holds `context` tokens when measuring starts and decodes one token a step. The batch is filled from the real
+spans, by one native call as where steps are recorded, or, with --tensors, built as real tensors; the null runner gives
+the tokens, and its own time is not counted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from benchmarks.report import arguments, report
 from penstock.cli.measure import percentile
 from penstock.core.protocol import StepPlan, StepResult
 from penstock.engine.loop import Engine
+from penstock.kernels.cpu import native
+from penstock.kernels.cpu.step_program import address
 from penstock.runtime.batch_builder import BatchBuilder
 
 PARTS = ("plan", "build", "commit")
@@ -25,9 +28,15 @@ PARTS = ("plan", "build", "commit")
 class Stopwatch:
     """Steps an engine by hand and times its three parts."""
 
-    def __init__(self, engine: Engine, builder: BatchBuilder) -> None:
+    def __init__(self, engine: Engine, builder: BatchBuilder, tensors: bool) -> None:
+        """Decode steps are filled natively, or built as `tensors`, as all others are."""
         self._engine = engine
         self._builder = builder
+        self._rows = None
+        if not tensors:
+            slots, width = builder.tables[0].shape
+            places = [(address(table), address(used)) for table, used in zip(builder.tables, builder.used, strict=True)]
+            self._rows = native.library().DecodeRows(places, slots, width, builder.block_size)
 
     def step(self) -> dict[str, float]:
         """One step; seconds of each part."""
@@ -47,6 +56,8 @@ class Stopwatch:
     def _build(self, plan: StepPlan) -> None:
         for new in plan.new_sequences:
             self._builder.add_row(new)
+        if self._rows is not None and self._rows.fill(plan.scheduled, False):
+            return
         ends, total = [], 0
         for span in plan.scheduled:
             total += len(span.tokens)
@@ -63,12 +74,12 @@ class Stopwatch:
         return result
 
 
-def measure(context: int, batch: int, steps: int, block_size: int = 16) -> dict[str, Any]:
+def measure(context: int, batch: int, steps: int, *, tensors: bool = False, block_size: int = 16) -> dict[str, Any]:
     """Milliseconds a step at that context: medians of the parts, median and p99 of their sum."""
     length = context + steps + 16
     width = -(-length // block_size)
     engine = null_engine(rows=batch, budget=8192, max_model_len=length, num_blocks=1 + batch * (width + 1))
-    watch = Stopwatch(engine, BatchBuilder(1, batch, width, block_size, torch.device("cpu")))
+    watch = Stopwatch(engine, BatchBuilder(1, batch, width, block_size, torch.device("cpu")), tensors)
     for row in range(batch):
         engine.add(request_of(str(row), [row, *range(context - 1)], steps + 15))
     while any(sequence.remaining > 1 for sequence in engine.scheduler.running) or engine.scheduler.waiting:
@@ -88,9 +99,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048, 8192])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tensors", action="store_true", help="build batches as for torch")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    rounds = [[measure(c, given.batch, given.steps) for c in given.contexts] for _ in range(given.rounds)]
+    rounds = [
+        [measure(c, given.batch, given.steps, tensors=given.tensors) for c in given.contexts]
+        for _ in range(given.rounds)
+    ]
     found = [
         {key: statistics.median(round_[i][key] for round_ in rounds) for key in rounds[0][i]}
         for i in range(len(given.contexts))

@@ -130,6 +130,7 @@ class ModelRunner:
         self._pooler = others.pooler or LatePooler()
         self._place = builder.place
         self._drafting = Drafting(others.drafter)
+        self._on_device = sampler.on_device
         self._queue: deque[tuple[StepPlan, Any]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
         self._new: dict[int, NewSequence] = {}
@@ -138,7 +139,7 @@ class ModelRunner:
         self._decoding = None if program is None else DecodeSteps(program, sampler, builder, self._known)
 
     def submit(self, plan: StepPlan, masks: Any = None) -> None:
-        if self._sampler.on_device:
+        if self._on_device:
             with self._place.guard():
                 self._in_flight.append(self._launch(plan, masks))
         else:
