@@ -2,13 +2,17 @@
 
 python -m benchmarks.cpu.step_share MODEL
 
-The run of a step's programs and its call of the sampler are timed; the rest is Python's and the scheduler's.
+The run of a step's programs and its call of the sampler are timed; the rest is Python's and the scheduler's. Of a GGUF
+file, which a step reads once (a model without tied embeddings less), it is told how fast that was, beside what plain
+reading reached before and after the same steps.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +24,9 @@ from penstock.core.request import EngineRequest
 from penstock.core.sampling import SamplingParams
 from penstock.engine.build import build_engine
 from penstock.engine.loop import Engine
+from penstock.kernels.cpu import native
 
+READ_BYTES = 1 << 30
 PARTS = ("plan", "build", "forward", "sample", "commit")
 
 
@@ -89,6 +95,21 @@ def measure(engine: Engine, clock: NativeClock, batch: int, context: int, steps:
     return {"batch": batch, "step_ms": 1e3 * median, "outside_ms": 1e3 * python, "share": python / median, **parts}
 
 
+def memory_rate() -> float:
+    """GB/s that plain reading reaches now, with the engine's threads."""
+    return float(native.library().measure_limit("read", READ_BYTES)) / 1e9
+
+
+def with_memory(engine: Engine, clock: NativeClock, batch: int, given: argparse.Namespace) -> dict[str, float]:
+    """As `measure`, with GB/s at which the file was read in a step, those of plain reading, and their ratio."""
+    before = memory_rate()
+    found = measure(engine, clock, batch, given.context, given.steps)
+    limit = (before + memory_rate()) / 2
+    path = Path(given.model)
+    rate = path.stat().st_size / found["step_ms"] / 1e6 if path.is_file() else 0.0
+    return {**found, "read": rate, "plain_read": limit, "of_plain": rate / limit}
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("model", help="folder or GGUF file")
@@ -98,9 +119,10 @@ def main() -> None:
     given = parser.parse_args()
     engine, info = build_engine(EngineOptions(model=given.model, max_model_len=1024, enable_prefix_caching=False))
     clock = NativeClock(engine)
-    found = [measure(engine, clock, batch, given.context, given.steps) for batch in given.batches]
+    found = [with_memory(engine, clock, batch, given) for batch in given.batches]
     engine.close()
-    columns = ("sequences", "step, ms", "outside native code, ms", "share", *(f"{part}, ms" for part in PARTS))
+    told = ("sequences", "step, ms", "outside native code, ms", "share", *(f"{part}, ms" for part in PARTS))
+    columns = (*told, "read, GB/s", "plain reading, GB/s", "of it")
     figures = {"model": info.model, "context": given.context, "found": found}
     report("cpu_step_share", given.results, figures, columns, [tuple(entry.values()) for entry in found])
 
