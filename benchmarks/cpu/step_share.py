@@ -67,12 +67,12 @@ class NativeClock:
         return seconds
 
 
-def measure(engine: Engine, clock: NativeClock, batch: int, context: int, steps: int) -> dict[str, float]:
+def measure(engine: Engine, clock: NativeClock, vocab: int, batch: int, context: int, steps: int) -> dict[str, float]:
     """Medians over steps of one batch, milliseconds."""
     rng = np.random.default_rng(batch)
     sampling = SamplingParams(max_tokens=steps + batch + 12, temperature=0.0, ignore_eos=True)
     for i in range(batch):
-        engine.add(EngineRequest(f"{batch}-{i}", tuple(rng.integers(10, 30_000, context).tolist()), sampling))
+        engine.add(EngineRequest(f"{batch}-{i}", tuple(rng.integers(10, vocab, context).tolist()), sampling))
     full = 0
     while full < 4:  # steps in which every sequence has generated
         before = engine.stats().generated_tokens
@@ -100,10 +100,12 @@ def memory_rate() -> float:
     return float(native.library().measure_limit("read", READ_BYTES)) / 1e9
 
 
-def with_memory(engine: Engine, clock: NativeClock, batch: int, given: argparse.Namespace) -> dict[str, float]:
+def with_memory(
+    engine: Engine, clock: NativeClock, vocab: int, batch: int, given: argparse.Namespace
+) -> dict[str, float]:
     """As `measure`, with GB/s at which the file was read in a step, those of plain reading, and their ratio."""
     before = memory_rate()
-    found = measure(engine, clock, batch, given.context, given.steps)
+    found = measure(engine, clock, vocab, batch, given.context, given.steps)
     limit = (before + memory_rate()) / 2
     path = Path(given.model)
     rate = path.stat().st_size / found["step_ms"] / 1e6 if path.is_file() else 0.0
@@ -119,7 +121,7 @@ def main() -> None:
     given = parser.parse_args()
     engine, info = build_engine(EngineOptions(model=given.model, max_model_len=1024, enable_prefix_caching=False))
     clock = NativeClock(engine)
-    found = [with_memory(engine, clock, batch, given) for batch in given.batches]
+    found = [with_memory(engine, clock, info.vocab_size, batch, given) for batch in given.batches]
     engine.close()
     told = ("sequences", "step, ms", "outside native code, ms", "share", *(f"{part}, ms" for part in PARTS))
     columns = (*told, "read, GB/s", "plain reading, GB/s", "of it")
