@@ -7,6 +7,8 @@ from __future__ import annotations
 
 # HTTP
 MAX_BODY_BYTES = 32 * 2**20
+MAX_UPLOAD_BYTES = 2**40  # of one file of a model, which goes to disk as it comes
+MAX_FILES_OF_A_MODEL = 2000
 MAX_BODIES_BYTES = 256 * 2**20  # of all requests in flight, without the first SMALL_BODY_BYTES of each
 SMALL_BODY_BYTES = 64 * 2**10
 MAX_HEADER_BYTES = 64 * 2**10

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from penstock.config.errors import ConfigError, ModelNotFoundError, PenstockError, quoted
 from penstock.library.create import create
+from penstock.library.digests import Digest, sha256
 from penstock.library.make import copy_model
 from penstock.library.modelfile import Modelfile
 from penstock.library.names import NoSuchModelError, PathName, parse_name, registry_name
@@ -17,6 +19,8 @@ from penstock.library.outlook import Outlook
 from penstock.library.pull import pull
 from penstock.library.push import push
 from penstock.library.store import Store, open_store
+from penstock.library.uploads import Upload as Upload
+from penstock.library.uploads import laid_out, there
 from penstock.library.wish import Wish
 from penstock.startup.forecast import refusal
 
@@ -35,6 +39,22 @@ def _named() -> Iterator[None]:
         yield
     except NoSuchModelError as error:
         raise ModelNotFoundError(str(error), code="model_not_found") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a model is made of.
+
+    Attributes:
+        base: another model of the library; None for `files`.
+        files, adapters: digests of files that were sent, by their names.
+        quantize: a format of .gguf files that weights get on the way; None keeps them.
+    """
+
+    base: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    quantize: str | None = None
 
 
 class Shelf:
@@ -66,24 +86,49 @@ class Shelf:
         with _named():
             push(self._store, name, Wish(_stopped_by(stop, told), insecure=insecure))
 
-    def create(self, name: str, base: str, texts: Mapping[str, Any], told: Told) -> str:
-        """Makes a model of another one of the library; its name.
+    def create(self, name: str, parts: Parts, texts: Mapping[str, Any], told: Told) -> str:
+        """Makes a model of another one of the library, or of files that a client sent; its name.
 
         Args:
             name: of the new model.
-            base: of the other.
+            parts: what it is made of.
             texts: template, system, params, licenses and messages, as `Modelfile` has them.
             told: progress.
 
         Raises:
-            PenstockError: as `library.create.create`.
+            PenstockError: as `library.create.create` and `library.uploads.laid_out`.
         """
         target = registry_name(name, self._store.places.registry)
-        with _named():
-            if self._store.find(base) is None:
-                raise self._store.unknown(base)
-        create(self._store, target, Modelfile(base, **texts), Path("/nonexistent"), told=told)
+        files, adapters = _digests(parts.files), _digests(parts.adapters)
+        with self._store.loading(), ExitStack() as folders:
+            if parts.base is not None:
+                base = parts.base
+                with _named():
+                    if self._store.find(base) is None:
+                        raise self._store.unknown(base)
+            else:
+                base = str(folders.enter_context(laid_out(self._store, files)))
+            changes = [str(folders.enter_context(laid_out(self._store, adapters)))] if adapters else []
+
+            def smaller(model: Path, output: Path) -> None:
+                from penstock.weights.writers.quantize import quantize_model
+
+                quantize_model(str(model), parts.quantize or "", output, progress=told)
+
+            made = Modelfile(base, adapters=changes, **texts)
+            quantize = smaller if parts.quantize else None
+            create(self._store, target, made, Path("/nonexistent"), quantize=quantize, told=told)
+        for digest in (*files.values(), *adapters.values()):
+            (self._store.uploads / digest.file_name).unlink(missing_ok=True)
         return str(target)
+
+    def has_file(self, digest: str) -> bool:
+        """Whether a file of that digest is here: a client need not send it. Raises CheckpointError for no digest."""
+        return there(self._store, sha256(digest)) is not None
+
+    def upload(self, digest: str, size: int | None) -> Upload:
+        """Begins a file that a client sends. Raises as `library.uploads.Upload`; CheckpointError for no digest."""
+        return Upload(self._store, sha256(digest), size)
 
     def copy(self, source: str, target: str) -> None:
         """Gives a model a second name. Raises PenstockError as `library.make.copy_model`."""
@@ -99,6 +144,10 @@ class Shelf:
         """The name under which the library lists a model; None if it has none of that name."""
         entry = self._store.find(name)
         return None if entry is None else entry.name
+
+
+def _digests(files: Mapping[str, str]) -> dict[str, Digest]:
+    return {name: sha256(text) for name, text in files.items()}
 
 
 def open_shelf() -> Shelf:

@@ -49,7 +49,7 @@ def create(
         TemplateError: the template is none, or cannot be translated.
         CheckpointError: a part is damaged.
     """
-    with store.loading(), TemporaryDirectory(dir=_place(store)) as temporary:
+    with store.loading(), TemporaryDirectory(dir=store.temporary()) as temporary:
         base = _base(store, made, folder, Path(temporary), quantize, told)
         before = read_texts(base, store.blobs(base))
         _check_template(store, made, base, Path(temporary))
@@ -58,15 +58,6 @@ def create(
         manifest = make_manifest(base.config, layers)
         store.put(name, manifest)
     return manifest
-
-
-def _place(store: Store) -> Path:
-    place = store.root / "partial"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{place} cannot be made: {error.strerror or error}.") from None
-    return place
 
 
 def _base(

@@ -173,3 +173,12 @@ def remove_file(path: Path) -> int:
     except FileNotFoundError:
         return 0
     return size
+
+
+def remove_all(path: Path) -> int:
+    """Removes a file, or a folder with all in it; the bytes that became free."""
+    if path.is_symlink() or not path.is_dir():
+        return remove_file(path)
+    freed = sum(map(remove_all, path.iterdir()))
+    path.rmdir()
+    return freed

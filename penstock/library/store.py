@@ -3,6 +3,7 @@
     manifests/HOST/SPACE/NAME/TAG   what a model is made of
     blobs/sha256-…                  its parts, each under the digest that its bytes were held against
     partial/                        parts that are on their way
+    uploads/blobs/sha256-…          files that clients sent, until a model is made of them
     views/                          what engines open (`library.views`)
 
 Ollama lays its store out in the same way, so it is read in place; nothing is ever written there.
@@ -23,7 +24,7 @@ from penstock.config.environment import ModelPlaces, model_places
 from penstock.config.errors import CheckpointError, ConfigError, PenstockError
 from penstock.config.names import BUNDLED_MODEL
 from penstock.library.digests import Digest, digest_of
-from penstock.library.files import link, locked, remove_file, shared_lock, write_whole
+from penstock.library.files import link, locked, remove_all, remove_file, shared_lock, write_whole
 from penstock.library.hub_cache import CachedModel, cached_models, models_of, remove_model, repo_folder, selected
 from penstock.library.manifest import Layer, Manifest, Texts, parse_manifest, read_config, read_params, read_texts
 from penstock.library.names import HubName, NoSuchModelError, RegistryName, parse_name
@@ -152,6 +153,24 @@ class Store:
         found = self.manifest(name)
         return Texts() if found is None else read_texts(found[0], self.blobs(found[0]))
 
+    @property
+    def uploads(self) -> Path:
+        """Where files lie that clients sent (`library.uploads`)."""
+        return self.root / "uploads" / "blobs"
+
+    def temporary(self) -> Path:
+        """Where folders are made that go again.
+
+        Raises:
+            ConfigError: there can be none.
+        """
+        place = self.root / "partial"
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{place} cannot be made: {error.strerror or error}.") from None
+        return place
+
     def _made(self) -> Iterator[Entry]:
         for root in (self.root, *self.places.ollama):
             base = root / "manifests"
@@ -269,7 +288,7 @@ class Store:
                 blobs = [path for path in (self.root / "blobs").glob("sha256-*") if _BLOB.fullmatch(path.name)]
                 freed = sum(remove_file(path) for path in blobs if path.name not in used)
                 if partials:
-                    freed += sum(map(remove_file, (self.root / "partial").glob("*")))
+                    freed += sum(remove_all(path) for path in (*self.root.glob("partial/*"), self.root / "uploads"))
                 sweep_views(self.root / "views", {manifest.digest.hex for manifest in manifests})
                 return freed
         except BlockingIOError:

@@ -19,6 +19,8 @@ from penstock.server.patience import patience
 from penstock.server.refusals import refusal
 from penstock.server.strict_json import parse_json
 
+UPLOADS = "/api/blobs/"
+"""Where files of models are sent, which are written to disk as they come."""
 TURN = "penstock.turn"
 """Key, in a request's ASGI scope, of the lock of work on large bodies."""
 _INLINE_BYTES = 16 * 2**10  # larger bodies are read and translated in a thread, so that running streams go on
@@ -55,8 +57,14 @@ class BodyMemory:
             self._held -= own
 
 
+def most_bytes(scope: Mapping[str, Any]) -> int:
+    """How long the body of a request may be: files of models are longer than what is kept in memory."""
+    is_file = scope["method"] == "POST" and scope["path"].startswith(UPLOADS)
+    return limits.MAX_UPLOAD_BYTES if is_file else limits.MAX_BODY_BYTES
+
+
 def limited(
-    receive: Receive, declared: int | None, announced: Mapping[str, int], grow: Callable[[int], None]
+    receive: Receive, declared: int | None, announced: Mapping[str, int], grow: Callable[[int], None], most: int
 ) -> Receive:
     """An ASGI `receive` that refuses a body which is too large (413, or 429 for all together) or too slow (408).
 
@@ -65,20 +73,20 @@ def limited(
         declared: the Content-Length, or None for a chunked body.
         announced: under "bytes", how long a chunked body will be at least, which is known as it comes in.
         grow: as `BodyMemory.request` gives it.
+        most: bytes, as of `most_bytes`; a body that is no longer than others is kept in memory.
     """
     received = 0
     complete = False
     waited = 0.0
 
     def refuse() -> NoReturn:
-        limit = limits.MAX_BODY_BYTES
-        raise HttpError(413, f"The request body is larger than {limit} bytes; send less.", code="body_too_large")
+        raise HttpError(413, f"The request body is larger than {most} bytes; send less.", code="body_too_large")
 
     async def bounded() -> Message:
         nonlocal received, complete, waited
         if complete:
             return await receive()
-        if declared is not None and declared > limits.MAX_BODY_BYTES:
+        if declared is not None and declared > most:
             refuse()
         try:
             allowed = limits.BODY_TIMEOUT_S + received / limits.SLOWEST_BODY_BYTES_PER_S
@@ -89,9 +97,10 @@ def limited(
             raise HttpError(408, "The request body came in too slowly; send it in one go.", code="timeout") from None
         received += len(message.get("body", b""))
         complete = not message.get("more_body", False)
-        if max(received, announced.get("bytes", 0)) > limits.MAX_BODY_BYTES:
+        if max(received, announced.get("bytes", 0)) > most:
             refuse()
-        grow(received)
+        if most == limits.MAX_BODY_BYTES:
+            grow(received)
         return message
 
     return bounded

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from penstock.config import limits
+from penstock.server.body import most_bytes
 from penstock.server.encoding import encode_json
 from penstock.server.errors import error_object
 from penstock.server.framing import (
@@ -112,7 +113,7 @@ class LimitedProtocol(WatchingProtocol):
         if self._chunks is not None:
             end = self._chunks.take(data, start)
             self.scope["extensions"][ANNOUNCED]["bytes"] = self._chunks.announced
-            if self._chunks.announced > limits.MAX_BODY_BYTES:  # is refused by whoever reads the body
+            if self._chunks.announced > most_bytes(self.scope):  # is refused by whoever reads the body
                 self._deaf = True
                 self.cycle.message_event.set()
                 return None

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.config import limits
 from penstock.config.errors import PenstockError
 from penstock.server.auth import OWNER, ApiKeys, HostRule
-from penstock.server.body import TURN, BodyMemory, limited
+from penstock.server.body import TURN, BodyMemory, limited, most_bytes
 from penstock.server.connection import ANNOUNCED
 from penstock.server.deadline import timeout_of, until
 from penstock.server.early import EARLY, EarlyStream
@@ -93,7 +93,7 @@ class RequestMiddleware:
                 self._check_room(owner)  # before anything is done with it: under overload this is what most calls get
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
             with self._bodies.request() as grow:
-                body = limited(receive, _declared_length(headers), announced, grow)
+                body = limited(receive, _declared_length(headers), announced, grow, most_bytes(scope))
                 await self._app(scope, until(body, timeout_of(headers)), early.send)
         except (ClientGone, ClientDisconnect):  # the second: while the body came in
             status = _CLIENT_CLOSED_REQUEST

@@ -19,7 +19,7 @@ Alternatives = Annotated[int, Field(ge=0, le=limits.MAX_TOP_LOGPROBS)]
 Label = Annotated[str, Field(max_length=limits.MAX_USER_CHARS)]
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS)]
 _LEAST_TOP_P = 1e-9
-_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+_FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "stop")
 
 
 class SamplingBody(RequestBody):

@@ -115,8 +115,8 @@ def test_large_bodies_in_flight_are_bounded_together(server: Running, monkeypatc
     counted = [0]
 
     def counting(*args: Any) -> Receive:
-        *others, grow = args
-        return limited(*others, lambda received: (grow(received), counted.append(received)))
+        *others, grow, most = args
+        return limited(*others, lambda received: (grow(received), counted.append(received)), most)
 
     monkeypatch.setattr(middleware, "limited", counting)
     large = post(b" " * 150_000 + BODY)

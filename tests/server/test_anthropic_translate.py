@@ -126,6 +126,14 @@ def test_sampling() -> None:
     assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.stop) == (0.6, 5, 50, ("\n\n",))
 
 
+def test_a_models_own_stop_strings_hold_unless_the_client_says_others() -> None:
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+    own = {"stop": ("END",)}
+    assert messages_call(validate(MessagesBody, body), own).request.sampling.stop == ("END",)
+    others = {**body, "stop_sequences": ["x"]}
+    assert messages_call(validate(MessagesBody, others), own).request.sampling.stop == ("x",)
+
+
 def test_very_many_blocks_take_no_longer_each() -> None:
     """Joined anew for each block, eight times as many would take 64 times as long."""
 

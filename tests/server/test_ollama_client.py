@@ -197,7 +197,7 @@ def test_signs_of_life(server: Running) -> None:
 def test_the_library_is_not_there_yet(server: Running, method: str, name: str) -> None:
     answer = httpx.request(method, f"{server.url}/api/{name}", json={"model": "x"} if method == "POST" else None)
     assert answer.status_code == 501
-    assert "is not available yet" in answer.json()["error"]
+    assert "is not available: this server keeps the one model" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_what_is_not_there_is_told_with_its_status(server: Hosting, store: Store
             with pytest.raises(ollama.ResponseError, match="no model"):
                 api.create("a", from_=path, system="x")
     answer = httpx.post(f"{server.url}/api/create", json={"model": "a"})
-    assert answer.status_code == 400 and "from is required" in answer.text
+    assert answer.status_code == 400 and "neither from nor files" in answer.text
     assert httpx.post(f"{server.url}/api/pull", json={}).status_code == 400
 
 

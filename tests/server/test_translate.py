@@ -10,6 +10,9 @@ from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.constraint import ToolChoice, ToolMode
 from penstock.server.body import validate
+from penstock.server.dialects.ollama.schema import GenerateBody, OllamaChatBody
+from penstock.server.dialects.ollama.translate import chat_call as ollama_chat_call
+from penstock.server.dialects.ollama.translate import generate_call
 from penstock.server.dialects.openai.schema import ChatBody, CompletionBody
 from penstock.server.dialects.openai.translate import OpenAICall, chat_call, completion_call
 
@@ -66,6 +69,19 @@ def test_the_likeliest_token_alone() -> None:
 def test_calls_of_functions_without_parameters_need_not_say_so() -> None:
     message = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f"}}]}
     assert chat(messages=[*HELLO, message]).requests[0].messages[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+def test_a_models_own_stop_strings_hold_unless_the_client_says_others() -> None:
+    own = {"stop": ("END",)}
+    assert chat(own).requests[0].sampling.stop == ("END",)
+    assert chat(own, stop="x").requests[0].sampling.stop == ("x",)
+    for asked, stops in (({}, ("END",)), ({"stop": "x"}, ("x",)), ({"stop": []}, ())):
+        body = {"model": "m", "messages": HELLO, "options": asked}
+        for made in (
+            ollama_chat_call(validate(OllamaChatBody, body), own),
+            generate_call(validate(GenerateBody, {"model": "m", "prompt": "Hi", "options": asked}), own, True),
+        ):
+            assert made.request is not None and made.request.sampling.stop == stops
 
 
 def test_defaults_come_from_the_model_unless_the_client_says_otherwise() -> None:

@@ -62,12 +62,10 @@ def messages_call(body: MessagesBody, defaults: Mapping[str, Any]) -> AnthropicC
         RequestError: a value or a combination that is not served.
     """
     top_p = None if body.top_p is None else least(body.top_p)
-    given = {"temperature": body.temperature, "top_p": top_p, "top_k": body.top_k}
-    sampling = SamplingParams(
-        **{**defaults, **{name: value for name, value in given.items() if value is not None}},
-        max_tokens=max(body.max_tokens, 1),
-        stop=tuple(body.stop_sequences or ()),
-    )
+    stop = None if body.stop_sequences is None else tuple(body.stop_sequences)
+    given = {"temperature": body.temperature, "top_p": top_p, "top_k": body.top_k, "stop": stop}
+    chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    sampling = SamplingParams(**chosen | {"max_tokens": max(body.max_tokens, 1)})
     hidden = body.thinking is not None and body.thinking.display == "omitted"
     return AnthropicCall(prompt_request(body, sampling), body.model, bool(body.stream), body.max_tokens, hidden)
 

@@ -149,13 +149,12 @@ def _sampling(body: AnswerBody, defaults: Mapping[str, Any]) -> SamplingParams:
     chosen = {**_DEFAULTS, **defaults, **{name: value for name, value in given.items() if value is not None}}
     if options.seed is not None and options.seed < 0:  # as in Ollama: any
         del chosen["seed"]
+    if options.stop is not None:  # else the model's own
+        chosen["stop"] = (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
     predicted = options.num_predict or 0
-    return SamplingParams(
-        **chosen | {"top_p": least(chosen["top_p"])},
-        max_tokens=predicted if predicted > 0 else None,
-        stop=tuple([options.stop] if isinstance(options.stop, str) else options.stop or ()),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
+    chosen["max_tokens"] = predicted if predicted > 0 else None
+    chosen["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    return SamplingParams(**chosen | {"top_p": least(chosen["top_p"])})
 
 
 def _message(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:

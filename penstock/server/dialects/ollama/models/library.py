@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,20 +15,25 @@ from starlette.responses import Response
 
 from penstock.config import limits
 from penstock.config.errors import CheckpointError, ConfigError, PenstockError, RequestError, TemplateError
+from penstock.config.quantisation import GGUF_FILE_TYPES
 from penstock.host.host import Host
-from penstock.host.shelf import Shelf, Told
+from penstock.host.shelf import Parts, Shelf, Told
 from penstock.server.active_call import EventStream
 from penstock.server.auth import AdminKeys
 from penstock.server.body import read_body
 from penstock.server.connected import while_connected
 from penstock.server.context import ServerContext
+from penstock.server.dialects.ollama.models.blobs import add_blobs
 from penstock.server.dialects.ollama.models.library_threads import LibraryThreads
 from penstock.server.dialects.ollama.schema import Loose
 from penstock.server.document import takes
 from penstock.server.encoding import json_response
-from penstock.server.errors import HttpError
+from penstock.server.errors import HttpError, bad_value
 
 _Name = Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_CHARS)]
+_OneOfTwo = Annotated[str, Field(max_length=limits.MAX_NAME_CHARS)]  # clients send the other one empty
+_Digest = Annotated[str, Field(max_length=100)]
+_Files = Annotated[dict[_Name, _Digest], Field(max_length=limits.MAX_FILES_OF_A_MODEL)]
 _LINES = "application/x-ndjson"
 _PROGRESS_S = 0.2  # between two lines of one work
 
@@ -35,18 +41,22 @@ _PROGRESS_S = 0.2  # between two lines of one work
 class PullBody(Loose):
     """`/api/pull` and `/api/push`."""
 
-    model: _Name | None = None
-    name: _Name | None = None
+    model: _OneOfTwo | None = None
+    name: _OneOfTwo | None = None
     insecure: bool = False
     stream: bool = True
 
 
 class CreateBody(Loose):
-    """`/api/create`: another model with texts of its own."""
+    """`/api/create`: another model, or files that were sent, with texts of its own."""
 
-    model: _Name | None = None
-    name: _Name | None = None
-    from_: Annotated[_Name | None, Field(alias="from")] = None
+    model: _OneOfTwo | None = None
+    name: _OneOfTwo | None = None
+    from_: Annotated[_OneOfTwo | None, Field(alias="from")] = None
+    files: _Files | None = None
+    adapters: _Files | None = None
+    quantize: _OneOfTwo | None = None
+    quantization: _OneOfTwo | None = None
     template: str | None = None
     system: str | None = None
     license: str | list[str] | None = None
@@ -65,8 +75,8 @@ class CopyBody(Loose):
 class DeleteBody(Loose):
     """`/api/delete`."""
 
-    model: _Name | None = None
-    name: _Name | None = None
+    model: _OneOfTwo | None = None
+    name: _OneOfTwo | None = None
 
 
 LIBRARY_BODIES = (PullBody, CreateBody, CopyBody, DeleteBody)
@@ -81,29 +91,26 @@ def library_router(context: ServerContext, host: Host, shelf: Shelf, keys: Admin
     def route(path: str, summary: str, body: type[Loose], method: str = "POST") -> Callable[..., Any]:
         return router.api_route(path, methods=[method], summary=summary, openapi_extra=takes(body))
 
-    @route("/api/pull", "Pull a model", PullBody)
-    async def pull(request: Request) -> Response:
-        body = await _read(request, PullBody, keys)
-        name = _named(body.model, body.name)
-        work = lambda told, stop: shelf.pull(name, body.insecure, told, stop)  # noqa: E731
-        return await works.answer(request, work, f"pulling {name}", stream=body.stream)
+    def add_exchange(name: str, doing: str, exchange: Callable[[str, bool, Told, threading.Event], object]) -> None:
+        @route(f"/api/{name}", f"{name.capitalize()} a model", PullBody)
+        async def handler(request: Request) -> Response:
+            body = await _read(request, PullBody, keys)
+            model = _named(body.model, body.name)
+            work = lambda told, stop: exchange(model, body.insecure, told, stop)  # noqa: E731
+            return await works.answer(request, work, f"{doing} {model}", stream=body.stream)
 
-    @route("/api/push", "Push a model", PullBody)
-    async def push(request: Request) -> Response:
-        body = await _read(request, PullBody, keys)
-        name = _named(body.model, body.name)
-        work = lambda told, stop: shelf.push(name, body.insecure, told, stop)  # noqa: E731
-        return await works.answer(request, work, f"pushing {name}", stream=body.stream)
+    add_exchange("pull", "pulling", shelf.pull)
+    add_exchange("push", "pushing", shelf.push)
 
     @route("/api/create", "Create a model", CreateBody)
     async def create(request: Request) -> Response:
         body = await _read(request, CreateBody, keys)
         name = _named(body.model, body.name)
-        if body.from_ is None:
-            raise RequestError("from is required: the model to start from.", param="from")
-        texts, base = _texts(body), body.from_
-        work = lambda told, stop: shelf.create(name, base, texts, told)  # noqa: E731
+        texts, parts = _texts(body), _parts(body)
+        work = lambda told, stop: shelf.create(name, parts, texts, told)  # noqa: E731
         return await works.answer(request, work, f"creating {name}", stream=body.stream)
+
+    add_blobs(router, shelf, keys)
 
     @route("/api/copy", "Copy a model", CopyBody)
     async def copy(request: Request) -> Response:
@@ -137,6 +144,17 @@ def _named(*names: str | None) -> str:
         if name:
             return name
     raise RequestError("model is required.", param="model", code="missing_required_parameter")
+
+
+def _parts(body: CreateBody) -> Parts:
+    """What the model is made of; `from` comes before `files`, as in Ollama."""
+    if not body.from_ and not body.files:
+        raise RequestError("neither from nor files says what the model is made of.", param="from")
+    quantize = (body.quantize or body.quantization or "").lower() or None
+    if quantize is not None and quantize not in GGUF_FILE_TYPES:
+        raise bad_value("quantize", quantize, ", ".join(GGUF_FILE_TYPES))
+    files = {} if body.from_ else body.files or {}
+    return Parts(body.from_ or None, files, body.adapters or {}, quantize)
 
 
 def _texts(body: CreateBody) -> dict[str, Any]:
@@ -229,13 +247,14 @@ class _Progress:
 
 async def _lines(host: Host, progress: _Progress, task: asyncio.Future[Any], status: str) -> AsyncIterator[bytes]:
     yield _line({"status": status})
+    digest = f"sha256:{hashlib.sha256(status.encode()).hexdigest()}"  # clients draw a bar for each, and cut it
     try:
         while not task.done():
             await progress.news.wait()
             progress.news.clear()
             done, total = progress.last
             if total and not task.done():
-                yield _line({"status": status, "digest": status, "completed": done, "total": total})
+                yield _line({"status": status, "digest": digest, "completed": done, "total": total})
                 await asyncio.sleep(_PROGRESS_S)
         await task
     except PenstockError as error:

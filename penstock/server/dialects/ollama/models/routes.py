@@ -76,11 +76,12 @@ def add_models(router: APIRouter, context: ServerContext, *, page: bool) -> None
 
     async def library(request: Request) -> Response:
         path, why = format_value(request.url.path), "this server keeps the one model it was started with"
-        raise HttpError(501, f"{path} is not available yet: {why}.", code="not_implemented")
+        how = "bring a model with `penstock pull`, then start `penstock serve` without a model's name"
+        raise HttpError(501, f"{path} is not available: {why}; {how}.", code="not_implemented")
 
     async def blob(request: Request, digest: str) -> Response:
         return await library(request)
 
-    for method, path, summary in _LIBRARY if context.models.host is None else _LIBRARY[-2:]:
+    for method, path, summary in _LIBRARY if context.models.host is None else ():
         refuse = blob if "{digest}" in path else library
-        router.add_api_route(path, refuse, methods=[method], summary=f"{summary} (not yet)", status_code=501)
+        router.add_api_route(path, refuse, methods=[method], summary=f"{summary} (not with one model)", status_code=501)
