@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import typer
 
-from penstock.cli.answer_view import AnswerView, Clock
+from penstock.cli.answer_view import AnswerView, Call, Clock
 from penstock.cli.command import near
 from penstock.cli.conversation import Conversation
 from penstock.cli.line_editor import LineEditor
@@ -156,7 +156,8 @@ class Chat:
     def _settings(self) -> list[tuple[str, str]]:
         own = [("system", self.conversation.system or "(none)"), ("verbose", "on" if self.verbose else "off")]
         own.append(("think", "on" if self.reasoning else "off"))
-        return own + [(name, str(value)) for name, value in self.sampling.items() if value not in (None, False)]
+        given = self.sampling.items()  # of which 0 is a value, and None and False are none
+        return own + [(name, str(value)) for name, value in given if value is not None and value is not False]
 
     def show(self, rest: str) -> None:
         """`/show`: facts of the model, the system message, or what was said."""
@@ -167,7 +168,8 @@ class Chat:
             self.told(self.conversation.system or "There is no system message.")
         elif rest == "messages":
             for message in self.conversation.all():
-                self.told(f"{message['role']}: {message.get('content') or message.get('tool_calls')}")
+                said = [str(message.get("content") or ""), *map(_call_of, message.get("tool_calls") or ())]
+                self.told(f"{message['role']}: " + "\n".join(filter(None, said)))
         else:
             raise RequestError(f"/show knows no {rest!r}; known: info, system, messages.")
 
@@ -211,6 +213,12 @@ class Chat:
             return
         await self.talker.change(rest)
         self.told(f"{self.talker.model} answers now.")
+
+
+def _call_of(told: Mapping[str, Any]) -> str:
+    """A call of a message, as answers show it."""
+    function = told.get("function") or {}
+    return f"→ {Call('', str(function.get('name')), str(function.get('arguments') or '')).shown()}"
 
 
 def _needed(command: str, rest: str) -> str:

@@ -40,7 +40,7 @@ def convert(
     format = (to or usual).lower()
     name = (found.name or served_name(str(found.path))).replace("/", "-").replace(":", "-")
     place = output or Path(name if checkpoint.metadata else f"{name}-{format.upper()}.gguf")
-    with loading_bar(title="Converting") as told:
+    with loading_bar(title="Converting", waiting="Reading the model") as told:
         if place.suffix == ".gguf":
             size = quantize_model(str(found.path), format, place, progress=told).nbytes
         else:

@@ -44,7 +44,7 @@ def create(
     if not (file.parent / made.base).exists():
         find_model(made.base)  # pulls it, if the person wants that
 
-    with loading_bar(title="Creating") as told:
+    with loading_bar(title="Creating", waiting="Reading the model") as told:
 
         def smaller(model: Path, output: Path) -> None:
             quantize_model(str(model), (quantize or "").lower(), output, progress=told)

@@ -75,7 +75,7 @@ async def _here(engine: EngineOptions, texts: Sequence[str], asked: dict[str, An
     llm = await start(engine)
     rows, tokens = list[list[float]](), 0
     try:
-        with loading_bar(title="Embedding", unit="") as told:
+        with loading_bar(title="Embedding", unit="", waiting="Embedding") as told:
             for some in _parts(texts):
                 for result in await llm.embed(some, **asked):
                     rows.append(list(result.values))

@@ -29,18 +29,20 @@ def imatrix(
     force: Annotated[bool, typer.Option("--force", help="Replace what lies at the output.")] = False,
 ) -> None:
     """Measure which inputs of a model matter while it reads a text; `quantize --imatrix` spends precision there."""
-    from penstock.cli.terminal import configure_logging, loading_bar
+    from penstock.cli.terminal import STARTING, configure_logging, loading_bar
     from penstock.cli.textfile import text_windows
-    from penstock.evaluate.importance import collect_importance
     from penstock.weights.imatrix import write_imatrix
 
     configure_logging(quiet=True)
     if output.exists() and not force:
         raise ConfigError(f"{output} exists already; choose another --output, or replace it with --force.")
-    windows, _ = text_windows(engine, text, context, None, chunks)
+    with loading_bar(waiting="Reading the text"):
+        windows, _ = text_windows(engine, text, context, None, chunks)
     chosen = replace(engine, dtype="float32" if engine.dtype == "auto" else engine.dtype, quantize=None)
-    with loading_bar(title="Reading the text", unit="") as told:
-        matrix = collect_importance(chosen, windows, output, str(text), progress=told)
+    with loading_bar(waiting=STARTING) as loaded, loading_bar(title="Running over the text", unit="") as told:
+        from penstock.evaluate.importance import collect_importance  # and torch with it
+
+        matrix = collect_importance(chosen, windows, output, str(text), loading=loaded, progress=told)
     size = write_imatrix(matrix)
     typer.echo(
         f"{output}: {size / 2**20:.1f} MiB; {len(matrix.entries)} weights over {len(windows)} stretches of "

@@ -25,6 +25,6 @@ def import_model(
 
     store = open_store()
     target = registry_name(name, store.places.registry)
-    with loading_bar(title="Importing") as told:
+    with loading_bar(title="Importing", waiting="Reading the model") as told:
         add_path(store, path.expanduser(), target, told)
     typer.echo(f"imported {target}")

@@ -42,25 +42,27 @@ def perplexity(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how well a model predicts a text, or how far its predictions lie from another's."""
-    from penstock.cli.terminal import configure_logging, loading_bar
+    from penstock.cli.terminal import STARTING, configure_logging, loading_bar
     from penstock.cli.textfile import text_windows
-    from penstock.evaluate import scoring
 
     configure_logging(quiet=True)
-    windows, size = text_windows(engine, text, context, stride, chunks)
+    with loading_bar(waiting="Reading the text"):
+        windows, size = text_windows(engine, text, context, stride, chunks)
     figures: dict[str, Any] = {"model": engine.model, "text": str(text), "context": size, "stride": stride}
-    with loading_bar() as told:
+    with loading_bar(waiting=STARTING) as told:
+        from penstock.evaluate import scoring  # and torch with it
+
         scorer = scoring.Scorer(engine, size, progress=told)
     with closing(scorer):
         figures |= {"dtype": scorer.spec.options.dtype, "windows": len(windows)}
         if against is None:
-            with loading_bar(title="Scoring", unit="") as told:
+            with loading_bar(title="Scoring", unit="", waiting="Scoring") as told:
                 figures |= _perplexity(scoring.perplexity(scorer, windows, told))
         else:
-            with loading_bar() as told:
+            with loading_bar(waiting=STARTING) as told:
                 original = replace(engine, model=against, quantize=None, kv_cache_dtype="float32")
                 reference = scoring.Scorer(original, size, progress=told)
-            with closing(reference), loading_bar(title="Scoring", unit="") as told:
+            with closing(reference), loading_bar(title="Scoring", unit="", waiting="Scoring") as told:
                 own, theirs, divergence = scoring.compare(scorer, reference, windows, told)
             figures |= _perplexity(own) | {
                 "against": {"model": against, **_perplexity(theirs)},

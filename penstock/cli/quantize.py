@@ -57,7 +57,7 @@ def quantize(
     if native.available() and (threads or environment.threads):
         native.set_num_threads(threads or environment.threads or 1)
     began = time.perf_counter()
-    with loading_bar(title="Quantising") as told:
+    with loading_bar(title="Quantising", waiting="Reading the model") as told:
         written = quantize_model(
             str(find_model(model or environment.model or EngineOptions().model).path),
             to.lower(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.async_llm import AsyncLLM
 from penstock.cli.options import option_fields
-from penstock.cli.terminal import loading_bar, tell
+from penstock.cli.terminal import STARTING, loading_bar, tell
 from penstock.config.options import EngineOptions
 
 
@@ -21,7 +21,7 @@ async def start(engine: EngineOptions, sampling: Mapping[str, Any] | None = None
     Raises:
         PenstockError: a parameter is refused, or the engine cannot start.
     """
-    with loading_bar(at_once=True) as told:
+    with loading_bar(waiting=STARTING) as told:
         llm = AsyncLLM(**option_fields(engine), progress=told)
         try:
             llm.sampling(**sampling or {})

@@ -6,10 +6,13 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from penstock.config.environment import read_environment
 from penstock.config.errors import ConfigError
 from penstock.config.logs import log_handler
+
+STARTING: Final = "Starting the engine"
 
 
 def configure_logging(*, quiet: bool) -> None:
@@ -66,11 +69,12 @@ def tell(line: str) -> None:
 
 @contextmanager
 def loading_bar(
-    *, at_once: bool = False, title: str = "Loading weights", unit: str = "bytes"
+    *, title: str = "Loading weights", unit: str = "bytes", waiting: str | None = None
 ) -> Iterator[Callable[[int, int], None]]:
     """Gives a function to tell (bytes loaded, bytes in all); draws a bar on standard error if that is a terminal.
 
-    The bar shows `at_once`, or when bytes come, and nothing of it stays. With another unit, things are counted.
+    The bar shows when bytes come, and nothing of it stays. With another unit, things are counted. `waiting` shows until
+    then, with the seconds since: nothing can be counted while libraries are imported and headers read.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -96,13 +100,13 @@ def loading_bar(
         columns += [MofNCompleteColumn(), TimeRemainingColumn()]
     progress = Progress(*columns, console=console, transient=True)
     task = progress.add_task(title, start=True, total=None, visible=False)
-    waiting = Progress(TextColumn("Starting the engine"), TimeElapsedColumn(), console=console, transient=True)
-    if at_once:  # nothing can be counted while libraries are imported and headers read
-        waiting.add_task("")
-        waiting.start()
+    before = Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True)
+    if waiting is not None:
+        before.add_task(waiting)
+        before.start()
 
     def told(done: int, total: int) -> None:
-        waiting.stop()
+        before.stop()
         if not progress.live.is_started and done < total:
             progress.start()
         progress.update(task, completed=done, total=total, visible=True)
@@ -112,5 +116,5 @@ def loading_bar(
     try:
         yield told
     finally:
-        waiting.stop()
+        before.stop()
         progress.stop()

@@ -63,16 +63,24 @@ def manifest_of(store: Store, path: Path, told: Told = lambda done, total: None)
     total = sum(file.stat().st_size for _, file in files)
     done = 0
     layers: list[Layer] = []
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        told(done, total)
+
     for title, file in files:
         size = file.stat().st_size
-        digest = _known_digest(file) or digest_of_file(file)
+        digest = _known_digest(file)
+        if digest is None:
+            digest = digest_of_file(file, read)
+        else:
+            read(size)
         if not store.blob(digest).is_file() and file.stat().st_dev != _device(store.root):
             check_room(store.root, size, title)
         store.take(file, digest)
         single = opened.is_file() and len(files) == 1
         layers.append(layer("model", digest, size) if single else layer("file", digest, size, **{TITLE: title}))
-        done += size
-        told(done, total)
     family = str(checkpoint.config.get("model_type") or "")
     config: dict[str, Any] = {"model_format": "gguf" if opened.is_file() else "safetensors", "model_family": family}
     return make_manifest(store.add(json.dumps(config | {"model_families": [family]}).encode(), CONFIG), layers)

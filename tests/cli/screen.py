@@ -98,8 +98,22 @@ class Terminal:
         if not select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
             raise TimeoutError(f"{wanted!r} did not come; shown:\n{self.shown()}")
         piece = os.read(self._fd, 65536)
+        if not piece:
+            raise EOFError
         self.raw += piece
         self._stream.feed(piece)
+
+    def ended(self, seconds: float = 60) -> int:
+        """Reads what still comes until the command has ended; its exit status."""
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                self._read(deadline, "the end")
+        except TimeoutError:
+            raise
+        except (OSError, EOFError):  # nobody has the terminal any more
+            pass
+        return self.process.wait(10)
 
     def interrupt(self, text: str) -> None:
         """Presses Ctrl-C until `text` comes: one that falls between an answer and the prompt is either's."""
