@@ -26,6 +26,7 @@ from penstock.library.web import Answer, Web, WebError, origin
 
 _CHALLENGE = re.compile(r'\b(\w+)="([^"]*)"')
 _CHUNK: Final = 1 << 20
+_PUSHING: Final = "pull,push"
 _MOST_TOKEN: Final = 256 << 10  # of the answer with it
 _MOST_READ: Final = 4 << 10  # of an answer that only its headers matter of
 
@@ -94,11 +95,11 @@ class Registry:
             return self.headers()
 
     def authorised(self, once: Callable[[], Answer], actions: str = "pull") -> Answer:
-        """What `once` gives; where the registry asks for a token first, one is fetched."""
+        """What `once` gives; where the registry asks for a token, or for another one, that is fetched."""
         try:
             return once()
         except WebError as error:
-            if error.status != 401 or self.token:
+            if error.status != 401:
                 raise
             self._authorise(error.challenge, actions)
             return once()
@@ -156,12 +157,12 @@ def push(store: Store, registry: Registry, manifest: Manifest, manner: Manner) -
     for part in manifest.blobs:
         if part.digest not in blobs:
             raise CheckpointError(f"{registry.name} lacks the blob {part.digest}; pull or make it again.")
-        if registry.authorised(partial(_has, registry, part), "pull,push"):
+        if registry.authorised(partial(_has, registry, part), _PUSHING):
             manner.told(part.size)
         else:
-            registry.authorised(partial(_send, registry, part, blobs[part.digest], manner), "pull,push")
-    headers = {**registry.headers(), "Content-Type": manifest.media_type}
-    _answer(registry.web, "PUT", registry.url(f"manifests/{registry.name.tag}"), headers, manifest.data)
+            _send(registry, part, blobs[part.digest], manner)
+    place = registry.url(f"manifests/{registry.name.tag}")
+    registry.authorised(partial(_put, registry, place, {"Content-Type": manifest.media_type}, manifest.data), _PUSHING)
 
 
 def _has(registry: Registry, part: Layer) -> bool:
@@ -176,22 +177,33 @@ def _has(registry: Registry, part: Layer) -> bool:
 
 def _send(registry: Registry, part: Layer, path: Path, manner: Manner) -> None:
     """One blob in one request; the registry holds it against its digest."""
-    begun = _answer(registry.web, "POST", registry.url("blobs/uploads/"), registry.headers(), b"")
+    begin = registry.url("blobs/uploads/")
+    begun = registry.authorised(lambda: _answer(registry.web, "POST", begin, registry.headers(), b""), _PUSHING)
     place = _upload_place(registry, begun.get("location", ""))
     place += f"{'&' if '?' in place else '?'}digest={quote(str(part.digest))}"
 
+    sent = 0
+
     def pieces() -> Iterator[bytes]:
+        nonlocal sent
         with path.open("rb") as file:
             while piece := file.read(_CHUNK):
+                sent += len(piece)
                 manner.told(len(piece))
                 yield piece
 
-    headers = {
-        **registry.headers(),
-        "Content-Type": "application/octet-stream",
-        "Content-Length": str(part.size),
-    }
-    _answer(registry.web, "PUT", place, headers, pieces())
+    def put() -> None:
+        nonlocal sent
+        manner.told(-sent)  # of an attempt whose token had expired
+        sent = 0
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(part.size)}
+        _put(registry, place, headers, pieces())
+
+    registry.authorised(put, _PUSHING)
+
+
+def _put(registry: Registry, place: str, headers: Mapping[str, str], content: bytes | Iterator[bytes]) -> None:
+    _answer(registry.web, "PUT", place, {**registry.headers(), **headers}, content)
 
 
 def _upload_place(registry: Registry, location: str) -> str:

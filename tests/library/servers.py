@@ -71,6 +71,7 @@ class Files(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Files
+    body = b""
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -80,6 +81,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._serve(body=True)
+
+    def do_POST(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._serve(body=True)
+
+    def do_PUT(self) -> None:
+        self.do_POST()
 
     def send_json(self, value: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
         data = json.dumps(value).encode()

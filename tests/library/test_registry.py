@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -72,14 +73,18 @@ class WrongRegistry(Files):
     manifest = b""
     stated = ""
     token = ""
+    takes_none = False
 
     def answer(self, handler: Handler, path: str) -> bool:
         if path == "/token":
             handler.send_json({"token": self.token})
             return True
-        if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
+        if self.takes_none or (self.token and handler.headers.get("Authorization") != f"Bearer {self.token}"):
             challenge = f'Bearer realm="{self.url}/token",service="s",scope="repository:x:pull"'
             handler.send_json({}, 401, {"WWW-Authenticate": challenge})
+            return True
+        if handler.command in ("POST", "PUT"):
+            self.write(handler, path, handler.body)
             return True
         if "/manifests/" in path:
             handler.send_response(200)
@@ -90,6 +95,10 @@ class WrongRegistry(Files):
             handler.wfile.write(self.manifest)
             return True
         return False
+
+    def write(self, handler: Handler, path: str, data: bytes) -> None:
+        """Takes nothing."""
+        handler.send_json({}, 405)
 
 
 def manifest_of(data: bytes, digest: str | None = None) -> bytes:
@@ -120,32 +129,77 @@ def test_wrong_registries_write_nothing(store: Store, tmp_path: Path) -> None:
         assert not list(store.root.glob("blobs/*")) and not list(tmp_path.rglob("*evil*"))
 
 
-def test_a_token_is_fetched_where_one_is_asked_for(store: Store, quantised: Path) -> None:
+@pytest.fixture
+def asking(quantised: Path) -> Iterator[WrongRegistry]:
+    """A registry that asks for a token, and has a model."""
     with running(WrongRegistry()) as server:
         server.token = "t0"
-        host = server.url.removeprefix("http://")
         data = quantised.read_bytes()
         server.files[f"/v2/library/m/blobs/sha256:{hashlib.sha256(data).hexdigest()}"] = data
         server.manifest = manifest_of(data)
-        pull(store, f"{host}/m", Wish())
-        assert store.find(f"{host}/m") is not None
+        yield server
 
 
-def test_a_token_that_expires_is_renewed(store: Store, quantised: Path) -> None:
-    with running(WrongRegistry()) as server:
-        server.token = "t0"
-        host = server.url.removeprefix("http://")
+def model_at(server: WrongRegistry) -> str:
+    return f"{server.url.removeprefix('http://')}/m"
+
+
+def test_a_token_is_fetched_where_one_is_asked_for(store: Store, asking: WrongRegistry) -> None:
+    pull(store, model_at(asking), Wish())
+    assert store.find(model_at(asking)) is not None
+
+
+def test_a_token_that_expires_is_renewed(store: Store, asking: WrongRegistry) -> None:
+    def expire() -> None:
+        asking.token = "t1"
+
+    asking.on_piece = expire
+    pull(store, model_at(asking), Wish(manner=Manner(streams=2, part=256 << 10)))
+    assert store.find(model_at(asking)) is not None
+    assert asking.asked.count(("GET", "/token")) == 2
+
+
+class ForgetfulRegistry(WrongRegistry):
+    """One that takes what is pushed, and forgets every token with the write that it allowed."""
+
+    writes = 0
+
+    def write(self, handler: Handler, path: str, data: bytes) -> None:
+        self.writes += 1
+        self.token = f"t{self.writes}"
+        if handler.command == "POST":
+            place = f"/v2/me/c/blobs/uploads/{self.writes}?state=x"
+            handler.send_json({}, 202, {"Location": place})
+            return
+        if "/manifests/" in path:
+            self.manifest = data
+        else:
+            self.files[f"/v2/me/c/blobs/sha256:{hashlib.sha256(data).hexdigest()}"] = data
+        handler.send_json({}, 201)
+
+
+def test_a_token_that_expires_between_the_parts_of_a_push_is_renewed(store: Store, quantised: Path) -> None:
+    with running(ForgetfulRegistry()) as server:
+        server.token = "t"
+        name = RegistryName("c", "latest", "me", server.url.removeprefix("http://"))
+        add_path(store, quantised, name)
+        said: list[tuple[int, int]] = []
+        push(store, str(name), Wish(progress=lambda done, total: said.append((done, total))))
+        found = store.manifest(name)
+        assert found is not None and server.manifest == found[0].data
         data = quantised.read_bytes()
-        server.files[f"/v2/library/m/blobs/sha256:{hashlib.sha256(data).hexdigest()}"] = data
-        server.manifest = manifest_of(data)
+        assert server.files[f"/v2/me/c/blobs/sha256:{hashlib.sha256(data).hexdigest()}"] == data
+        assert said[-1][0] == said[-1][1] == found[0].size  # what was sent twice is counted once
+        tokens = server.asked.count(("GET", "/token"))
+        assert tokens == server.writes == 2 * len(list(found[0].blobs)) + 1
 
-        def expire() -> None:
-            server.token = "t1"
 
-        server.on_piece = expire
-        pull(store, f"{host}/m", Wish(manner=Manner(streams=2, part=256 << 10)))
-        assert store.find(f"{host}/m") is not None
-        assert server.asked.count(("GET", "/token")) == 2
+def test_a_registry_that_takes_no_token_is_asked_twice_and_no_more(store: Store, asking: WrongRegistry) -> None:
+    asking.takes_none = True
+    with pytest.raises(ConfigError, match="has no model"):
+        pull(store, model_at(asking), Wish())
+    assert asking.asked.count(("GET", "/token")) == 1
+    assert len(asking.asked) == 3
 
 
 def test_an_address_becomes_a_model(store: Store, files: Files, quantised: Path) -> None:
