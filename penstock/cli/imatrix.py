@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.command import Command
 from penstock.cli.options import takes_engine_options
+from penstock.cli.textfile import Chunks, Context
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
 
@@ -22,10 +23,8 @@ def imatrix(
     engine: EngineOptions,
     text: Annotated[Path, typer.Option("--text", help="A UTF-8 text file, like what the model will read and write.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("imatrix.gguf"),
-    context: Annotated[
-        int | None, typer.Option("--context", "-c", help="Tokens of a stretch. Default: 512, or what the model has.")
-    ] = None,
-    chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="Only the first so many stretches.")] = None,
+    context: Context = None,
+    chunks: Chunks = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what lies at the output.")] = False,
 ) -> None:
     """Measure which inputs of a model matter while it reads a text; `quantize --imatrix` spends precision there."""

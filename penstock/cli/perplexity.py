@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.command import Command
 from penstock.cli.options import takes_engine_options
+from penstock.cli.textfile import Chunks, Context
 from penstock.config.options import EngineOptions
 
 app = typer.Typer(add_completion=False)
@@ -22,9 +23,7 @@ app = typer.Typer(add_completion=False)
 def perplexity(
     engine: EngineOptions,
     text: Annotated[Path, typer.Option("--text", help="A UTF-8 text file.")],
-    context: Annotated[
-        int | None, typer.Option("--context", "-c", help="Tokens of a stretch. Default: 512, or what the model has.")
-    ] = None,
+    context: Context = None,
     stride: Annotated[
         int | None,
         typer.Option(
@@ -34,7 +33,7 @@ def perplexity(
             "Default: stretches side by side, second halves scored, as llama-perplexity does.",
         ),
     ] = None,
-    chunks: Annotated[int | None, typer.Option("--chunks", min=1, help="Only the first so many stretches.")] = None,
+    chunks: Chunks = None,
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="MODEL", help="The original: also report how far MODEL lies from it."),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from penstock.config.errors import ConfigError
 from penstock.config.options import EngineOptions
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
     from penstock.evaluate.scoring import Window
 
 DEFAULT_CONTEXT = 512
+Context = Annotated[
+    int | None, typer.Option("--context", "-c", help="Tokens of a stretch. Default: 512, or what the model has.")
+]
+Chunks = Annotated[int | None, typer.Option("--chunks", min=1, help="Only the first so many stretches.")]
 
 
 def read_text(path: Path) -> str:

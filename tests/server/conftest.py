@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine.text_pipeline import TextPipeline
+from tests.host.support import Engines
 from tests.server.support import Running, running, until
 
 
@@ -15,6 +16,14 @@ from tests.server.support import Running, running, until
 def text(shared_data: Path) -> TextPipeline:
     """The text side of a small chat model."""
     return TextPipeline.load(str(shared_data / "models" / "penstock-concierge"))
+
+
+@pytest.fixture
+def engines(text: TextPipeline) -> Iterator[Engines]:
+    """Engines of a server of many models, which have all ended when the test has."""
+    made = Engines(text)
+    yield made
+    until(lambda: not made.live)
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,6 @@ from tests.server.support import until
 
 
 @pytest.fixture
-def engines(text: TextPipeline) -> Iterator[Engines]:
-    made = Engines(text)
-    yield made
-    until(lambda: not made.live)
-
-
-@pytest.fixture
 def many(engines: Engines) -> Iterator[Hosting]:
     away = ModelSource("away", remote=RemoteModel("http://127.0.0.1:9/v1", "x"))
     with hosting(engines, source("small"), source("large"), away) as server:

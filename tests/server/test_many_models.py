@@ -15,19 +15,11 @@ import pytest
 from penstock.config.errors import CheckpointError, EngineDeadError
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineInfo
-from penstock.engine.text_pipeline import TextPipeline
 from tests.host.support import Engines, SupervisedThread, source
 from tests.server.hosted import Hosting, hosting
 from tests.server.support import engine_threads, until
 
 HELLO = [{"role": "user", "content": "Hello!"}]
-
-
-@pytest.fixture
-def engines(text: TextPipeline) -> Iterator[Engines]:
-    made = Engines(text)
-    yield made
-    until(lambda: not made.live)
 
 
 @pytest.fixture

@@ -36,11 +36,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture
-def server(store: Store, text: TextPipeline) -> Iterator[Hosting]:
-    engines = Engines(text)
+def server(store: Store, engines: Engines) -> Iterator[Hosting]:
     with hosting(engines, source("small")) as made:
         yield made
-    until(lambda: not engines.live)
 
 
 def send(server: Hosting, data: Any = DATA, digest: str = DIGEST, **headers: str) -> httpx.Response:

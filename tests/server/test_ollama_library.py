@@ -43,11 +43,9 @@ def store(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture
-def server(store: Store, text: TextPipeline) -> Iterator[Hosting]:
-    engines = Engines(text)
+def server(store: Store, engines: Engines) -> Iterator[Hosting]:
     with hosting(engines, source("small")) as made:
         yield made
-    until(lambda: not engines.live)
 
 
 def names(store: Store) -> list[str]:
