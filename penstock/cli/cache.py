@@ -84,7 +84,10 @@ def remove_kept(
         except OSError as error:
             raise ConfigError(f"{model.name} cannot be removed: {error.strerror or error}.") from None
     if used:
-        raise ConfigError(f"in use by a running engine or start: {', '.join(used)}; end that first (penstock stop).")
+        raise ConfigError(
+            f"in use by a running engine or start, or on a disk without locks: {', '.join(used)}; end that first "
+            "(penstock stop), or delete the files."
+        )
 
 
 def _folder(setting: str | None) -> Path:

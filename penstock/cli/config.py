@@ -34,7 +34,7 @@ def show(
     from penstock.cli.main import COMMANDS, load_command
     from penstock.cli.terminal import print_table
 
-    names = [name for name, _ in COMMANDS if name not in ("bench", "config")]
+    names = [name for name, _ in COMMANDS if name not in ("bench", "cache", "config")]
     if command not in names:
         raise typer.BadParameter(f"there is no command {command!r}; known: {', '.join(names)}.{near(command, names)}")
     given = load_command(command).make_context(command, [*ctx.args])

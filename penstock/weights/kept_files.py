@@ -84,15 +84,15 @@ def remove(kept: KeptModel) -> bool:
 
 
 def _locked(files: tuple[Path, ...], locks: ExitStack) -> bool:
-    """Takes the locks of all files; False if somebody has one."""
+    """Takes the locks of all files; False if somebody has one, or if that cannot be known."""
     for file in files:
         try:
-            handle = locks.enter_context(file.open("rb"))
+            handle = locks.enter_context(file.open("r+b"))  # network file systems lock what is open for writing
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # it has gone, or its file system has no locks: removing what is mapped is safe in any case
+        except FileNotFoundError:
             continue
+        except OSError:
+            return False
     return True
 
 
