@@ -23,6 +23,9 @@ public:
 
     DecodeRows(std::vector<Table> tables, std::int64_t slots, std::int64_t width, std::int64_t block_size);
 
+    DecodeRows(const DecodeRows&) = delete;  // its programs' inputs point into it
+    DecodeRows& operator=(const DecodeRows&) = delete;
+
     std::int64_t most() const { return slots_; }
 
     // Begins a step of that many rows.

@@ -39,6 +39,11 @@ class Call:
         return f"{self.name}({', '.join(parts)})"
 
 
+def harmless(text: str) -> str:
+    """A text of a model or server as a terminal may get it: without characters that command it."""
+    return _CONTROL.sub("�", text)
+
+
 @dataclass(slots=True)
 class AnswerView:
     """Writes an answer as it comes.
@@ -127,7 +132,7 @@ class AnswerView:
             self._write(text)
 
     def _write(self, text: str) -> None:
-        self.write(_CONTROL.sub("�", text) if self.person else text)
+        self.write(harmless(text) if self.person else text)
         sys.stdout.flush()
         self._open = not text.endswith("\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.answer_view import harmless
 from penstock.cli.elsewhere import AskingCommand, Elsewhere, takes_continuing_model
 from penstock.cli.options import takes_sampling
 from penstock.config.errors import ConfigError, EngineDeadError, PenstockError
@@ -94,7 +96,10 @@ def _each(runner: asyncio.Runner, proceed: Continue, prompt: str | None, as_json
 
 
 async def _one(proceed: Continue, prompt: str, as_json: bool) -> dict[str, Any]:
-    return await proceed(prompt, (lambda text: None) if as_json else (lambda text: typer.echo(text, nl=False)))
+    def write(text: str) -> None:
+        typer.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
+
+    return await proceed(prompt, (lambda text: None) if as_json else write)
 
 
 async def _here(llm: AsyncLLM, sampling: dict[str, Any], load_s: float, prompt: str, write: Write) -> dict[str, Any]:

@@ -94,6 +94,8 @@ def _elsewhere(server: Elsewhere, texts: Sequence[str], asked: dict[str, Any]) -
         told = client.request("POST", "/v1/embeddings", {"model": model, "input": list(some), **asked})
         try:
             found = sorted(told["data"], key=lambda entry: int(entry["index"]))
+            if [int(entry["index"]) for entry in found] != list(range(len(some))):
+                raise ValueError("not a vector for each text")
             rows += (entry["embedding"] for entry in found)
             tokens += int((told.get("usage") or {}).get("prompt_tokens") or 0)
         except (AttributeError, LookupError, TypeError, ValueError):

@@ -127,8 +127,16 @@ def told_variables(variables: Mapping[str, str] | None = None) -> dict[str, str]
     for name, value in sorted(given.items()):
         if value and name.upper().startswith(_TELLING):
             hidden = any(word in name.upper() for word in _SECRET)
-            found[name] = "(set)" if hidden else re.sub(r"://[^/@]*@", "://…@", value[:_LONGEST_TOLD])
+            found[name] = "(set)" if hidden else _without_secrets(value)[:_LONGEST_TOLD]
     return found
+
+
+def _without_secrets(value: str) -> str:
+    """A value without what may be a name and password before a host, or a token behind a question mark."""
+    address, mark, _ = value.partition("?")
+    before, at, host = address.rpartition("@")
+    scheme = before.partition("://")[0] + "://" if "://" in before else ""
+    return (f"{scheme}…@{host}" if at else address) + ("?…" if mark else "")
 
 
 def key_of(name: str) -> str | None:

@@ -19,25 +19,27 @@ class WorkRecord:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.note(())
 
     def note(self, request_ids: Iterable[str]) -> None:
         """These are worked on from now on."""
         body = msgspec.msgpack.encode(list(request_ids))
-        with contextlib.suppress(OSError):  # without room on disk the record is damaged, which its reader sees
+        try:
             os.pwrite(self._file, _HEAD.pack(len(body), zlib.crc32(body)) + body, 0)
+        except OSError:  # no room on disk: what stands there is not true any more
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, 0)
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def read_record(path: Path) -> frozenset[str] | None:
-    """What was noted last; nothing before that, and None where the record is damaged."""
+    """What was noted last; None where the record is damaged, or could not be written."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    if not data:
-        return frozenset()
     try:
         length, checksum = _HEAD.unpack_from(data)
         body = data[_HEAD.size : _HEAD.size + length]

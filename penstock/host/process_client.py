@@ -197,6 +197,20 @@ class ProcessClient:
         self._answer_stats()
 
     async def _supervise(self) -> None:
+        try:
+            await self._start_again_and_again()
+        except Exception:  # nobody may wait for an engine that nobody starts
+            _log.exception("the engine is not watched any more")
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._state = EngineState.STOPPED  # the reason may name paths: it is for the log, not for clients
+        self._why_stopped = "The engine stopped and could not be started again; its log says why."
+        self._streams.fail_all(self._why_stopped)
+        self._gave_up.set()
+
+    async def _start_again_and_again(self) -> None:
+        """Returns when that is given up."""
         delay, failures = FIRST_RESTART_DELAY_S, 0
         while True:
             if self._child is not None:
@@ -220,11 +234,7 @@ class ProcessClient:
                 failures += 1
                 _log.error("start %d of %d failed: %s", failures, MAX_START_FAILURES, error)
                 if failures == MAX_START_FAILURES:
-                    self._state = EngineState.STOPPED  # the reason may name paths: it is for the log, not for clients
-                    self._why_stopped = "The engine stopped and could not be started again; its log says why."
-                    self._streams.fail_all(self._why_stopped)
-                    self._gave_up.set()
-                    return
+                    return self._give_up()
 
     def _on_event(self, event: messages.Event) -> None:
         match event:

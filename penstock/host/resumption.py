@@ -12,6 +12,7 @@ from penstock.engine.streams import OutputStream, StreamTable
 
 TRIAL_TOKENS: Final = 3  # of each sequence: an engine may have been some steps ahead of what it told
 MOST_DEATHS: Final = 6
+MOST_UNSEEN: Final = 3  # deaths of engines that had been sent a request, and had not begun it as far as is known
 ENDED_ENGINES: Final = (
     "The engine stopped unexpectedly, more than once, while it computed this request, which is not tried again. Change "
     "the request, or look into the server's log."
@@ -33,6 +34,7 @@ class Resumption:
         self._streams = streams
         self._send = send
         self._deaths: Counter[str] = Counter()  # of engines that worked on them, by live requests
+        self._unseen: Counter[str] = Counter()  # the same of engines that had only been sent them
         self._held: dict[str, OutputStream] = {}  # in the order in which they are sent
         self._tried: OutputStream | None = None
         self._passes_at = 0  # so many tokens of the one on trial
@@ -63,16 +65,25 @@ class Resumption:
                 self._streams.end(stream, FinishReason.CANCELLED)
             elif stream.request.media or stream.request.encoder is not None:  # its arrays have gone with the engine
                 self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
-            elif name in self._held or not (worked_on is None or name in worked_on):
+            elif name in self._held or self._only_waited(name, worked_on):
                 others.append(stream)
-            elif stream is tried or self._deaths[name] + 1 >= MOST_DEATHS:
+            elif (stream is tried and worked_on is not None) or self._deaths[name] + 1 >= MOST_DEATHS:
                 _log.error("request %s is ended: engines died while they computed it", name)
                 self._streams.end(stream, FinishReason.ERROR, ENDED_ENGINES)
             else:
                 self._deaths[name] += 1
                 suspects.append(stream)
-        self._deaths = Counter({name: self._deaths[name] for name in map(_name, self._streams.live())})
+        live = set(map(_name, self._streams.live()))
+        self._deaths = Counter({name: self._deaths[name] for name in live & self._deaths.keys()})
+        self._unseen = Counter({name: self._unseen[name] for name in live & self._unseen.keys()})
         self._held = {_name(stream): stream for stream in (*suspects, *others)}
+
+    def _only_waited(self, name: str, worked_on: Set[str] | None) -> bool:
+        """Whether an engine that was sent a request died without having begun it, which nobody believes for ever."""
+        if worked_on is None or name in worked_on:
+            return False
+        self._unseen[name] += 1
+        return self._unseen[name] < MOST_UNSEEN
 
     def go_on(self) -> None:
         """Sends what may be sent now: there is an engine, and it may have got further."""
@@ -89,6 +100,8 @@ class Resumption:
                 self._tried = stream
                 self._passes_at = stream.tokens + TRIAL_TOKENS * len(stream.open)
             self._send(stream)
+            if not self._streams.is_live(stream):  # it could not be sent
+                self._tried = None
 
 
 def _name(stream: OutputStream) -> str:

@@ -250,11 +250,12 @@ def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
     if options.pack_cache == "auto" and size < WORTH_KEEPING:
         return None, f"packing {format_bytes(size)} takes less than a moment"
     most = most_bytes(path.parent, options.pack_cache_size)
-    if options.pack_cache_size is not None and size > most:
-        return None, f"{format_bytes(size)} are more than --pack-cache-size, {format_bytes(most)}"
+    if size > most:  # nothing that others could be removed for
+        what = "half of what the disk has room for" if options.pack_cache_size is None else "--pack-cache-size"
+        return None, f"{format_bytes(size)} are more than {what}, {format_bytes(most)}"
     if not os.path.exists(path):
         trim(path.parent, most - size)
-        if (room := free_bytes(path.parent)) < size or size > most:
+        if (room := free_bytes(path.parent)) < size:
             return None, f"only {format_bytes(room)} are free in {path.parent}"
     return PackedFile(path, weights_identity(options, checkpoint.path), str(checkpoint.path.resolve())), ""
 

@@ -110,6 +110,8 @@ def trim(folder: Path, most: int) -> list[KeptModel]:
         What was removed.
     """
     for file in folder.glob("*.partial"):  # of writers that died: the living hold a lock
+        if _OURS.search(file.name) is None:
+            continue
         with ExitStack() as locks, suppress(OSError):
             if _locked((file,), locks):
                 file.unlink()

@@ -226,6 +226,21 @@ def test_conversations_stay_and_can_be_searched_and_deleted(page: Page, server: 
     page.wait_for_function("() => document.querySelectorAll('.history li').length === 1")
 
 
+def test_a_conversation_deleted_while_it_is_answered_stays_away(page: Page, server: Running) -> None:
+    server.runner.delay = 0.1
+    server.runner.script = server.runner.script[:-1]
+    opened(page, server)
+    send(page, "secret")
+    page.get_by_text("Hello!").first.wait_for()
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete secret").click()
+    server.until_idle(10)
+    page.reload()
+    page.get_by_label("Message", exact=True).wait_for()
+    page.wait_for_timeout(500)
+    assert page.locator(".history li").count() == 0
+
+
 def test_a_page_left_while_an_answer_comes_keeps_what_came(page: Page, server: Running) -> None:
     server.runner.delay = 0.1
     server.runner.script = server.runner.script[:-1]

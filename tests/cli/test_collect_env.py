@@ -63,6 +63,21 @@ def test_what_fails_is_part_of_the_report(monkeypatch: pytest.MonkeyPatch) -> No
     assert told["versions"]["penstock"] == __version__
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("http://me:s3cret@proxy:3128", "http://…@proxy:3128"),
+        ("http://me:s3@cret@proxy:3128", "http://…@proxy:3128"),
+        ("me:s3cret@proxy:3128", "…@proxy:3128"),
+        (f"http://{'s3cret' * 50}@proxy", "http://…@proxy"),
+        ("https://mirror.example/?token=s3cret", "https://mirror.example/?…"),
+        ("https://mirror.example/simple", "https://mirror.example/simple"),
+    ],
+)
+def test_no_part_of_a_password_is_told(value: str, told: str) -> None:
+    assert told_variables({"HTTPS_PROXY": value}) == {"HTTPS_PROXY": told}
+
+
 def test_a_long_value_is_cut_and_a_proxy_with_many_signs_takes_linear_time() -> None:
     found = told_variables({"LD_PRELOAD": "x" * 5000, "ALL_PROXY": "://" * 50_000})
     assert len(found["LD_PRELOAD"]) == len(found["ALL_PROXY"]) == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -148,8 +149,23 @@ def test_the_record_is_what_was_noted_last(tmp_path: Path) -> None:
     record.close()
 
 
+def test_a_record_without_room_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = WorkRecord(tmp_path / "work")
+    record.note(["a"])
+
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("penstock.engine.work_record.os.pwrite", full)
+    record.note(["b"])
+    assert read_record(tmp_path / "work") is None
+    record.close()
+
+
 def test_a_damaged_record_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "work"
+    path.touch()
+    assert read_record(path) is None
     record = WorkRecord(path)
     record.note(["a", "b"])
     record.close()

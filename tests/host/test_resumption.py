@@ -18,7 +18,7 @@ from penstock.engine.streams import OutputStream, StreamTable
 from penstock.host import process_client as client_module
 from penstock.host import resumption
 from penstock.host.process_client import ProcessClient
-from penstock.host.resumption import CANNOT_GO_ON, ENDED_ENGINES, TRIAL_TOKENS, Resumption
+from penstock.host.resumption import CANNOT_GO_ON, ENDED_ENGINES, MOST_UNSEEN, TRIAL_TOKENS, Resumption
 from tests.engine.support import POISON, null_process, read, request, tokens_of
 
 
@@ -185,6 +185,21 @@ async def test_no_engine_any_more_ends_all(
     assert client.state is EngineState.STOPPED
 
 
+async def test_nobody_waits_for_an_engine_that_nobody_watches(
+    client: ProcessClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(worked_on: object) -> None:
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(client._resumption, "died", broken)
+    stream = client.submit(asked(1, max_tokens=1900))
+    await until(lambda: stream.tokens > 5)
+    kill(client)
+    assert "could not be started again" in str(await client.given_up())
+    assert [output.error is not None for output in await read(stream)][-1]
+    assert client.state is EngineState.STOPPED
+
+
 async def test_closing_meanwhile_ends_all(client: ProcessClient, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = client.submit(asked(1, max_tokens=1900))
     await until(lambda: stream.tokens > 5)
@@ -275,6 +290,38 @@ async def test_a_damaged_record_accuses_all_and_ends_none() -> None:
     table.resumption.go_on()
     assert table.sent == ["a", "b", "c", "a"]
     assert len(table.streams) == 3
+    table.resumption.died(None)
+    assert len(table.streams) == 3
+
+
+async def test_one_that_engines_die_of_before_they_begin_it_is_ended() -> None:
+    table = Table()
+    innocent, deadly = table.open("a"), table.open("b")
+    for _ in range(MOST_UNSEEN):
+        assert "a" in table.die("a")
+        table.tell("a", TRIAL_TOKENS)
+    assert table.sent[-1] == "b"  # by itself, for that is what it is tried for now
+    table.die("a")
+    assert [output.error for output in await read(deadly)][-1] == ENDED_ENGINES
+    assert table.streams.is_live(innocent)
+
+
+async def test_one_that_cannot_be_sent_does_not_keep_the_others() -> None:
+    table = Table()
+    table.open("a")
+    table.open("b")
+    send = table.resumption._send
+
+    def refusing(stream: OutputStream) -> None:
+        if stream.request.request_id == "a":
+            table.streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
+        else:
+            send(stream)
+
+    table.resumption._send = refusing
+    assert table.die("a") == ["b"]
+    table.open("new")
+    assert table.sent[-1] == "new"
 
 
 async def test_what_has_arrays_beside_it_cannot_go_on() -> None:

@@ -124,8 +124,12 @@ def test_where_nothing_can_be_locked_nothing_goes(tmp_path: Path, monkeypatch: p
 def test_what_dead_writers_left_goes(tmp_path: Path) -> None:
     left = tmp_path / f"{file_name(tmp_path / 'm', 'm')}.abcdefgh.partial"
     left.write_bytes(bytes(SIZE))
+    others = [tmp_path / "thesis.iso.partial", tmp_path / ".model.gguf.123.partial"]
+    for other in others:
+        other.write_bytes(b"not ours")
     assert trim(tmp_path, 10 * SIZE) == []
     assert not left.exists()
+    assert all(other.exists() for other in others)
 
 
 def test_without_a_size_it_is_half_of_the_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +139,17 @@ def test_without_a_size_it_is_half_of_the_room(tmp_path: Path, monkeypatch: pyte
     assert most_bytes(tmp_path, None) == (10 * SIZE + kept.bytes) // 2
     assert most_bytes(tmp_path, 7) == 7
     assert most_bytes(tmp_path / "none", None) == 5 * SIZE
+
+
+@native_only
+def test_a_model_that_is_too_large_anyway_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = EngineOptions(pack_cache=str(tmp_path / "kept"), threads=1, max_num_seqs=2, kv_blocks=50)
+    for name in ("one", "two"):
+        tiny.save("qwen3", tmp_path / name)
+    build_engine(replace(base, model=str(tmp_path / "one")))[0].close()
+    monkeypatch.setattr("penstock.weights.kept_files.free_bytes", lambda folder: 0)
+    build_engine(replace(base, model=str(tmp_path / "two")))[0].close()
+    assert names(tmp_path / "kept") == ["one"]
 
 
 @native_only

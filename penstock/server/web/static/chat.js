@@ -67,7 +67,8 @@ export function Chat({ conversation, models, onChange, announce }) {
       let last = message;
       while (last.chosen && conversation.messages[last.chosen].role === "tool") last = conversation.messages[last.chosen];
       const added = addMessage(conversation, last.id, { role: "tool", call: call.id, content });
-      const given = new Set(shownPath(conversation).filter((one) => one.role === "tool").map((one) => one.call));
+      const behind = shownPath(conversation);
+      const given = new Set(behind.slice(behind.indexOf(message)).filter((one) => one.role === "tool").map((one) => one.call));
       if (message.calls.every(({ id }) => given.has(id))) ask(added.id, [message.model]);
       else update(() => {});
     },

@@ -2,6 +2,7 @@
 // sibling, and `chosen` of every message says which child is shown.
 
 const DATABASE = "penstock";
+const removed = new Set();
 let opening;
 
 function database() {
@@ -25,8 +26,12 @@ async function inStore(mode, work) {
 
 export const allConversations = async () =>
   (await inStore("readonly", (store) => store.getAll())).sort((a, b) => b.updated - a.updated);
-export const saveConversation = (conversation) => inStore("readwrite", (store) => store.put(conversation));
-export const removeConversation = (id) => inStore("readwrite", (store) => store.delete(id));
+export const saveConversation = (conversation) =>
+  removed.has(conversation.id) ? Promise.resolve() : inStore("readwrite", (store) => store.put(conversation));
+export const removeConversation = (id) => {
+  removed.add(id); // an answer that was coming in saves what it has when it ends
+  return inStore("readwrite", (store) => store.delete(id));
+};
 
 export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(9)), (b) => b.toString(36)).join("");
 
