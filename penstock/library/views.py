@@ -51,7 +51,10 @@ def view(folder: Path, name: RegistryName, manifest: Manifest, blobs: Mapping[Di
     if missing is not None:
         raise CheckpointError(f"{name} lacks the blob {missing}; pull it again: penstock pull {name}")
     if manifest.of("adapter"):
-        raise CheckpointError(f"{name} has an adapter (ADAPTER), which is not read from a model of the library.")
+        raise CheckpointError(
+            f"{name} has a GGUF adapter (ADAPTER), which is not read; merge it into the weights with llama-export-lora "
+            "and make a model FROM the .gguf file that comes out."
+        )
     files, models = manifest.of("file"), manifest.of("model")
     if not files and not models:
         kinds = ", ".join(sorted({part.kind for part in manifest.layers})) or "none"

@@ -22,8 +22,8 @@ BUNDLED = "penstock-concierge"
 def served() -> Iterator[Served]:
     flags = ["--port", "0", "--threads", "1", "--max-model-len", "512", "--api-key", "open sesame".replace(" ", "-")]
     found = listening("-m", "penstock", "serve", *flags)
-    found.wait_ready()
     try:
+        found.wait_ready()
         yield found
     finally:
         found.process.kill()

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config.errors import ConfigError, TemplateError
+from penstock.config.errors import CheckpointError, ConfigError, TemplateError
 from penstock.engine.text_pipeline import TextPipeline
 from penstock.library.create import create
 from penstock.library.describe import describe, modelfile_of
 from penstock.library.make import add_path
+from penstock.library.manifest import CONFIG, make_manifest
 from penstock.library.modelfile import parse_modelfile
 from penstock.library.names import RegistryName
 from penstock.library.store import Store
+from penstock.library.views import view
 from penstock.quant.formats import decode_to_float32
 from penstock.quant.tensor import StoredTensor
 from penstock.weights.open import bundled_model_path, open_checkpoint
@@ -167,6 +169,20 @@ def test_an_adapter_is_merged(shared_data: Path, store: Store, tmp_path: Path, n
 
 def _double(stored: StoredTensor) -> np.ndarray:
     return decode_to_float32(stored.info.format, stored.data).reshape(stored.info.shape).astype(np.float64)
+
+
+@pytest.mark.parametrize("base", ["penstock-concierge", "quantised"])
+def test_a_gguf_adapter_is_refused_by_name_with_what_to_give_instead(
+    store: Store, tmp_path: Path, quantised: Path, base: str
+) -> None:
+    (tmp_path / "lora.gguf").write_bytes(b"GGUF" + bytes(100))
+    made = parse_modelfile(f"FROM {quantised if base == 'quantised' else base}\nADAPTER ./lora.gguf")
+    with pytest.raises(ConfigError, match=r"lora\.gguf is no adapter in PEFT's layout.*with llama-export-lora"):
+        create(store, RegistryName("made"), made, tmp_path)
+    adapter = store.add(b"x", "application/vnd.ollama.image.adapter")
+    pulled = make_manifest(store.add(b"{}", CONFIG), [adapter])
+    with pytest.raises(CheckpointError, match=r"has a GGUF adapter.*with llama-export-lora"):
+        view(tmp_path / "views", RegistryName("m"), pulled, store.blobs(pulled))
 
 
 def test_an_adapter_of_another_model_is_refused(shared_data: Path, tmp_path: Path, quantised: Path) -> None:

@@ -34,7 +34,7 @@ class Served:
     lines: list[str]
 
     def wait_ready(self) -> None:
-        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200, 40)
+        until(lambda: httpx.get(f"{self.url}/readyz").status_code == 200, 90)
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -65,7 +65,7 @@ def listening(*arguments: str) -> Served:
         lines.extend(line.rstrip() for line in process.stdout)
 
     threading.Thread(target=read, daemon=True).start()
-    until(lambda: any("Listening" in line for line in lines) or process.poll() is not None, 60)
+    until(lambda: any("Listening" in line for line in lines) or process.poll() is not None, 90)
     found = re.search(r"http://127\.0\.0\.1:\d+", "\n".join(lines))
     assert found, lines
     return Served(process, found[0], lines)

@@ -61,15 +61,15 @@ def merge_adapter(model: Path, adapter: Path, output: Path) -> None:
         ConfigError: the model is no such folder, or the adapter is of another model or kind.
         CheckpointError: one of them cannot be read.
     """
-    checkpoint = open_checkpoint(model)
-    if checkpoint.metadata or checkpoint.config.get("quantization_config"):
-        raise ConfigError(f"an adapter is merged into float weights in safetensors; {model} holds others.")
     if adapter.is_file():
         raise ConfigError(
             f"{adapter.name} is no adapter in PEFT's layout; GGUF adapters are not read. Give the folder that it was "
             "made from, with adapter_config.json and adapter_model.safetensors, or merge it with llama-export-lora "
             "and start FROM the .gguf file that comes out."
         )
+    checkpoint = open_checkpoint(model)
+    if checkpoint.metadata or checkpoint.config.get("quantization_config"):
+        raise ConfigError(f"an adapter is merged into float weights in safetensors; {model} holds others.")
     if not (adapter / "adapter_config.json").is_file():
         raise ConfigError(f"{adapter} is no adapter in PEFT's layout: a folder with adapter_config.json is needed.")
     changes = _changes(read_object(adapter / "adapter_config.json"), adapter)
