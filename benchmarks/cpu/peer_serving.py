@@ -163,6 +163,7 @@ def open_server(run: Run, name: str, model: str, kind: str) -> Server | None:
         return HttpServer(run, [program, "-m", str(file), "-t", threads, *slots], "/health")
     if name in run.penstock:
         options: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory": 3 << 30}
+        options["max_queue_seconds"] = "inf"  # no engine here refuses what waits
         options |= penstock_options(run, name, kind)
         command = [sys.executable, "-m", "penstock.cli.main", "serve", str(penstock_model(run, model, kind))]
         return HttpServer(run, [*command, "--threads", threads, *flags(options)], "/readyz")
