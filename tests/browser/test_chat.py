@@ -330,7 +330,7 @@ def test_a_server_that_is_gone_is_told_of(page: Page, text: TextPipeline) -> Non
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_colours_can_be_read(page: Page, server: Running, scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.emulate_media(color_scheme=scheme)
     opened(page, server)
     ground, colour = page.evaluate(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
@@ -387,7 +387,7 @@ def test_what_a_screen_reader_meets(page: Page, server: Running) -> None:
     send(page, "Hello")
     answered(page)
     for role, name in (("navigation", "Views"), ("complementary", "Conversations"), ("log", "Conversation")):
-        assert page.get_by_role(role, name=name).count() == 1  # type: ignore[arg-type]
+        assert page.get_by_role(role, name=name).count() == 1
     assert page.get_by_role("article", name="You").count() == 1
     assert page.get_by_role("main").count() == 1
     unnamed = page.evaluate(
