@@ -13,6 +13,7 @@ _THINKS = "How much the model reasons before it answers, in the words its templa
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "add_generation_prompt": "Whether the prompt ends with the beginning of the model's turn. Default: it does.",
+        "adapters": "Files of adapters sent before, by the names they are to have: their digests.",
         "add_special_tokens": "Whether tokens such as a text's beginning are added. Default: as the model expects.",
         "allowed_token_ids": "The only tokens that may be chosen.",
         "audio": _NOT_HERE,
@@ -45,6 +46,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "embedding_types": "The forms in which every embedding is given.",
         "encoding_format": "Numbers, or base64 of little-endian float32.",
         "error": "What went wrong.",
+        "files": "Files sent before, by the names they are to have: their digests.",
         "format": "The form of the answer: a JSON schema, or any JSON.",
         "frequency_penalty": "Taken off a token's logit for each time it is in the answer already.",
         "from": "The model that the new one is made from.",
@@ -112,6 +114,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "prompt_cache_retention": _NO_EFFECT,
         "prompt_logprobs": "Tell the log-probabilities of the prompt's tokens, with so many alternatives of each.",
         "prompt_name": "One of the model's own prompts, put in front of every text.",
+        "quantization": "The older name of quantize.",
+        "quantize": "The format in which the new model's weights are kept, such as q4_K_M.",
         "query": "What the documents are compared with.",
         "raw": "Send the prompt as it is, without a template.",
         "reasoning": "How much the model reasons, and whether that is told.",

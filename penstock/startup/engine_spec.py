@@ -251,7 +251,8 @@ def packed_file(spec: EngineSpec) -> tuple[PackedFile | None, str]:
         return None, f"packing {format_bytes(size)} takes less than a moment"
     most = most_bytes(path.parent, options.pack_cache_size)
     if size > most:  # nothing that others could be removed for
-        what = "half of what the disk has room for" if options.pack_cache_size is None else "--pack-cache-size"
+        half = f"half of what the disk of {path.parent} has room for"
+        what = half if options.pack_cache_size is None else "--pack-cache-size"
         return None, f"{format_bytes(size)} are more than {what}, {format_bytes(most)}"
     if not os.path.exists(path):
         trim(path.parent, most - size)

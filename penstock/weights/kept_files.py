@@ -109,10 +109,9 @@ def trim(folder: Path, most: int) -> list[KeptModel]:
     Returns:
         What was removed.
     """
-    for file in folder.glob("*.partial"):  # of writers that died: the living hold a lock
-        if _OURS.search(file.name) is None:
-            continue
-        with ExitStack() as locks, suppress(OSError):
+    there = _readable(folder)
+    for file in (file for kept in there for file in kept.files if file.suffix == ".partial"):
+        with ExitStack() as locks, suppress(OSError):  # of writers that died: the living hold a lock
             if _locked((file,), locks):
                 file.unlink()
     there = _readable(folder)

@@ -39,7 +39,10 @@ def reasons(
 def test_everything_becomes_concrete_and_nothing_given_is_touched() -> None:
     resolved = resolve(EngineOptions(), SMALL, MACHINE)
     open_names = {f.name for f in fields(resolved.options) if getattr(resolved.options, f.name) in (None, "auto")}
-    own = {"memory", "kv_blocks", "max_users", "max_chunk_tokens", "pack_cache", "load_format", "quantize"}
+    own = {
+        *("memory", "kv_blocks", "max_users", "max_chunk_tokens", "pack_cache", "pack_cache_size", "load_format"),
+        "quantize",
+    }
     own |= {"tool_call_parser", "reasoning_parser"}
     assert open_names <= own  # None is their own "no limit", or what the chat template tells
     for name, value, reason in resolved.reasons:
