@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,40 +28,48 @@ class KeptModel:
 
     Attributes:
         name: as it was served, and how it was quantised.
-        model: where it lies; "" if that was not written down.
         bytes: of all its files.
         used: when a start last used them, seconds since 1970.
         files: theirs.
     """
 
     name: str
-    model: str
     bytes: int
     used: float
     files: tuple[Path, ...]
+
+    @property
+    def model(self) -> str:
+        """Where the model lies, which is read from its files; "" if that was not written down."""
+        whole = (file for file in self.files if file.suffix not in (".checked", ".partial"))
+        return next(filter(None, map(model_of, whole)), "")
 
 
 def kept_models(folder: Path) -> list[KeptModel]:
     """All of a folder, the least recently used first. Raises OSError if it cannot be read."""
     stems = dict[str, list[Path]]()
-    for file in folder.iterdir() if folder.is_dir() else ():
-        if (match := _OURS.search(file.name)) is not None:
-            stems.setdefault(file.name[: match.end()], []).append(file)
+    for stem, file in _files(folder):
+        stems.setdefault(stem, []).append(file)
     found = (_kept(stem, sorted(files)) for stem, files in stems.items())
     return sorted(filter(None, found), key=lambda kept: (kept.used, kept.name))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """What is ours of a folder, each with what all files of its model begin with."""
+    for file in folder.iterdir() if folder.is_dir() else ():
+        if (match := _OURS.search(file.name)) is not None:
+            yield file.name[: match.end()], file
 
 
 def _kept(stem: str, files: list[Path]) -> KeptModel | None:
     """None where all has gone meanwhile."""
     size, used = 0, 0.0
-    model = ""
     for file in files:
         with suppress(OSError):
             stat = file.stat()
             size += stat.st_size
             used = max(used, stat.st_mtime)
-            model = model or ("" if file.suffix in (".checked", ".partial") else model_of(file))
-    return KeptModel(stem[:-17], model, size, used, tuple(files)) if used else None
+    return KeptModel(stem[:-17], size, used, tuple(files)) if used else None
 
 
 def in_use(kept: KeptModel) -> bool:
@@ -109,11 +118,11 @@ def trim(folder: Path, most: int) -> list[KeptModel]:
     Returns:
         What was removed.
     """
-    there = _readable(folder)
-    for file in (file for kept in there for file in kept.files if file.suffix == ".partial"):
-        with ExitStack() as locks, suppress(OSError):  # of writers that died: the living hold a lock
-            if _locked((file,), locks):
-                file.unlink()
+    with suppress(OSError):
+        for partial in [file for _, file in _files(folder) if file.suffix == ".partial"]:
+            with ExitStack() as locks, suppress(OSError):  # of writers that died: the living hold a lock
+                if _locked((partial,), locks):
+                    partial.unlink()
     there = _readable(folder)
     size = sum(kept.bytes for kept in there)
     removed = list[KeptModel]()

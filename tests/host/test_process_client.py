@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -29,22 +28,7 @@ from penstock.engine.api import EngineState
 from penstock.host import process_client as client_module
 from penstock.host.process_client import ProcessClient
 from tests.engine.checks import check_refusal, check_residue, until_empty
-from tests.engine.support import null_process, read, request, tokens_of
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stand-in interpreter lies; every process started in the test runs it."""
-    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
-    return tmp_path
-
-
-@pytest.fixture
-async def client(folder: Path) -> AsyncIterator[ProcessClient]:
-    client = ProcessClient(EngineOptions(model="null"))
-    await client.start()
-    yield client
-    await client.close()
+from tests.engine.support import read, request, tokens_of
 
 
 async def until(condition: object, seconds: float = 15) -> None:

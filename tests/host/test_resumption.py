@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,23 +19,13 @@ from penstock.host import process_client as client_module
 from penstock.host import resumption
 from penstock.host.process_client import ProcessClient
 from penstock.host.resumption import CANNOT_GO_ON, ENDED_ENGINES, MOST_UNSEEN, TRIAL_TOKENS, Resumption
-from tests.engine.support import POISON, null_process, read, request, tokens_of
+from tests.engine.support import POISON, read, request, tokens_of
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stand-in interpreter lies; every process started in the test runs it. Restarts do not wait."""
-    monkeypatch.setattr("penstock.host.child.sys.executable", str(null_process(tmp_path)))
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restarts do not wait."""
     monkeypatch.setattr(client_module, "FIRST_RESTART_DELAY_S", 0.01)
-    return tmp_path
-
-
-@pytest.fixture
-async def client(folder: Path) -> AsyncIterator[ProcessClient]:
-    client = ProcessClient(EngineOptions(model="null"))
-    await client.start()
-    yield client
-    await client.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -70,7 +60,7 @@ def asked(number: int, **sampling: object) -> EngineRequest:
 
 
 async def test_readers_see_a_pause_and_nothing_else(client: ProcessClient) -> None:
-    requests = [asked(number) for number in range(16)]
+    requests = [asked(number, max_tokens=400) for number in range(16)]
     truth = await asyncio.gather(*(read(client.submit(one)) for one in requests))
     streams = [client.submit(one) for one in requests]
     readers = [asyncio.create_task(read(stream)) for stream in streams]

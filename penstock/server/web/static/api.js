@@ -14,13 +14,18 @@ export class ApiError extends Error {
   }
 }
 
-export async function request(path, { method = "GET", body, signal } = {}) {
+// A request whose body is JSON already, with the key there is; whatever the answer.
+export function send(path, { method = "GET", body, signal } = {}) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (readKey()) headers.Authorization = `Bearer ${readKey()}`;
+  return fetch(url(path), { method, headers, body, signal });
+}
+
+export async function request(path, { method = "GET", body, signal } = {}) {
   let response;
   try {
-    response = await fetch(url(path), { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+    response = await send(path, { method, signal, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "The server does not answer. Is it running?");
@@ -51,7 +56,8 @@ async function* lines(response) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) break;
-      const parts = (rest + value).split("\n");
+      const parts = value.split("\n"); // alone: a long line in small pieces is not looked through again and again
+      parts[0] = rest + parts[0];
       rest = parts.pop();
       yield* parts;
     }

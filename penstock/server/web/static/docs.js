@@ -1,6 +1,6 @@
 // The API's own description as a page: routes by group, every field of their bodies, and a place to try each.
 
-import { ApiError, getJson, readKey, url, writeKey } from "./api.js";
+import { ApiError, getJson, readKey, send as ask, writeKey } from "./api.js";
 import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/preact.js";
 
 const OTHERS = "Others";
@@ -141,14 +141,15 @@ function Try({ about, route }) {
     event.preventDefault();
     control.current = new AbortController();
     setAnswer({ status: "…", text: "" });
-    const headers = { ...(route.body ? { "Content-Type": "application/json" } : {}), ...(readKey() ? { Authorization: `Bearer ${readKey()}` } : {}) };
     const began = performance.now();
     try {
-      const response = await fetch(url(path), { method: route.method.toUpperCase(), headers, body: route.body ? text : undefined, signal: control.current.signal });
+      const asked = { method: route.method.toUpperCase(), body: route.body ? text : undefined, signal: control.current.signal };
+      const response = await ask(path, asked);
       const reader = response.body?.pipeThrough(new TextDecoderStream()).getReader();
       let whole = "";
       for (;;) {
         const { done, value } = (await reader?.read()) ?? { done: true };
+        if (!done && whole.length === LONGEST_SHOWN) continue; // no more is shown
         whole = (whole + (value ?? "")).slice(0, LONGEST_SHOWN);
         setAnswer({ status: `${response.status}, ${((performance.now() - began) / 1000).toFixed(2)} s`, text: done ? pretty(whole) : whole });
         if (done) break;
