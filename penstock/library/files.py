@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -90,10 +91,9 @@ def _is_same(handle: int, path: Path) -> bool:
 
 @contextmanager
 def _appearing(path: Path) -> Iterator[Path]:
-    """Another name, to make a file under; it gets its own when it is whole, in place of an older one."""
+    """A name that nobody else has, to make a file under; it gets its own when it is whole, in place of an older one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
+    partial = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
         yield partial
         partial.replace(path)

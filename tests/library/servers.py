@@ -32,6 +32,7 @@ class Files(ThreadingHTTPServer):
         budget: bytes of bodies until every connection is closed; None for no end.
         refuse: how many requests of a path are answered with a status before others are served.
         on_piece: called before every piece is sent.
+        gates: files of which nothing is sent before their event is set.
     """
 
     daemon_threads = True
@@ -49,6 +50,7 @@ class Files(ThreadingHTTPServer):
         self.budget: int | None = None
         self.refuse: dict[str, list[int]] = {}
         self.on_piece: Callable[[], None] = lambda: None
+        self.gates: dict[str, threading.Event] = {}
         self.headers_of: Callable[[str], dict[str, str]] = lambda path: {}
         self.lock = threading.Lock()
 
@@ -135,6 +137,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, place: str, data: bytes) -> None:
         server, sent = self.server, 0
+        if place in server.gates:
+            server.gates[place].wait(60)
         for start in range(0, len(data), PIECE):
             server.on_piece()
             piece = data[start : start + PIECE]

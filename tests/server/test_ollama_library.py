@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import ollama
@@ -139,21 +140,9 @@ def test_a_client_that_leaves_ends_its_pull_and_what_came_is_kept(server: Hostin
 def test_pulls_that_trickle_take_no_thread_from_others_and_end_with_their_clients(
     server: Hosting, store: Store, hub: Hub
 ) -> None:
-    gate = threading.Event()
-
-    def trickle() -> None:
-        gate.wait(0.1)
-
-    hub.on_piece = trickle
+    gate = hub.gates["/me/concierge/model.safetensors"] = threading.Event()
     body = {"model": "me/concierge", "stream": False}
-
-    def pull() -> None:
-        with httpx.Client() as client, contextlib.suppress(httpx.ReadTimeout):
-            client.post(f"{server.url}/api/pull", json=body, timeout=2)
-
-    clients = [threading.Thread(target=pull) for _ in range(AT_ONCE)]
-    for client in clients:
-        client.start()
+    clients = [_left_open(server, json.dumps(body)) for _ in range(AT_ONCE)]
     until(lambda: _works() == AT_ONCE)  # one loads, the others wait for its lock
     for stream in (False, True):
         refused = httpx.post(f"{server.url}/api/pull", json={**body, "stream": stream}, timeout=20)
@@ -162,12 +151,22 @@ def test_pulls_that_trickle_take_no_thread_from_others_and_end_with_their_client
     for path in ("/metrics", "/api/tags"):
         assert httpx.get(f"{server.url}{path}", timeout=20).status_code == 200
     for client in clients:
-        client.join()
+        client.close()
     until(lambda: _works() <= 1)  # who waited for the lock waits no longer
     gate.set()
     until(lambda: not _works())
     assert names(store) == ["penstock-concierge"]
     assert httpx.post(f"{server.url}/api/pull", json=body, timeout=60).status_code == 200
+
+
+def _left_open(server: Hosting, body: str) -> socket.socket:
+    """A connection that asked for a pull and has not read the answer."""
+    address = urlsplit(server.url)
+    assert address.hostname and address.port
+    client = socket.create_connection((address.hostname, address.port))
+    head = f"POST /api/pull HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall((head + body).encode())
+    return client
 
 
 def _works() -> int:

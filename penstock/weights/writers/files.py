@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         ConfigError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
