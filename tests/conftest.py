@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis.internal.conjecture import providers
 
 from penstock.config.environment import interpret_triton
 from penstock.kernels.cpu import native
@@ -17,6 +18,11 @@ __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish"]
 torch.set_num_threads(1)  # several test processes share the cores: threads would wait for each other, not compute
 if not torch.cuda.is_available():
     interpret_triton()  # before anything imports triton
+
+# Else Hypothesis takes values from the modules that happen to be imported, which differ with the order of tests: what
+# one run draws another would not.
+assert hasattr(providers, "is_local_module_file")
+setattr(providers, "is_local_module_file", lambda path: False)  # noqa: B010 - it offers no setting
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

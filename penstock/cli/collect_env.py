@@ -128,6 +128,7 @@ def _settings() -> dict[str, Any]:
         "isa": environment.isa,
         "threads": environment.threads,
         "log level": environment.log_level,
+        "log format": environment.log_format,
         "model": environment.model,
         "packed weights": None if packed is None else str(packed),
         "models": str(places.store),

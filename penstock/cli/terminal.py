@@ -17,9 +17,9 @@ STARTING: Final = "Starting the engine"
 
 def configure_logging(*, quiet: bool) -> None:
     """Sends the log to standard error at PENSTOCK_LOG_LEVEL; a quiet command raises it to warnings, save for debug."""
-    chosen = read_environment().log_level
-    level = "warning" if quiet and chosen == "info" else chosen
-    logging.basicConfig(level=level.upper(), handlers=[log_handler()])
+    environment = read_environment()
+    level = "warning" if quiet and environment.log_level == "info" else environment.log_level
+    logging.basicConfig(level=level.upper(), handlers=[log_handler(form=environment.log_format)])
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 

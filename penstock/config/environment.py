@@ -12,9 +12,10 @@ from typing import Final
 
 from penstock.config.errors import ConfigError
 from penstock.config.limits import MAX_THREADS
+from penstock.config.logs import LOG_FORMATS
 from penstock.config.resolve import ISAS
 
-_NAMES: Final = ("ISA", "THREADS", "LOG_LEVEL", "MODEL", "PACK_CACHE")
+_NAMES: Final = ("ISA", "THREADS", "LOG_LEVEL", "LOG_FORMAT", "MODEL", "PACK_CACHE")
 HUB_ENDPOINT: Final = "https://huggingface.co"
 REGISTRY: Final = "registry.ollama.ai"
 HUB_HOSTS: Final = ("hf.co", "huggingface.co")  # what names of models of the hub may begin with
@@ -40,6 +41,7 @@ class Environment:
         isa: PENSTOCK_ISA: native instruction set to force.
         threads: PENSTOCK_THREADS: threads of native and torch kernels.
         log_level: PENSTOCK_LOG_LEVEL, lower case.
+        log_format: PENSTOCK_LOG_FORMAT: text, or json for an object a line.
         model: PENSTOCK_MODEL: the model where none is named.
         pack_cache: PENSTOCK_PACK_CACHE: folder of packed weights, or "off".
     """
@@ -48,6 +50,7 @@ class Environment:
     isa: str = "auto"
     threads: int | None = None
     log_level: str = "info"
+    log_format: str = "text"
     model: str | None = None
     pack_cache: str = "auto"
 
@@ -68,6 +71,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         isa=_one_of("PENSTOCK_ISA", text["ISA"], ISAS, "auto"),
         threads=_threads(text["THREADS"]),
         log_level=_one_of("PENSTOCK_LOG_LEVEL", text["LOG_LEVEL"], _LOG_LEVELS, "info"),
+        log_format=_one_of("PENSTOCK_LOG_FORMAT", text["LOG_FORMAT"], LOG_FORMATS, "text"),
         model=_model(text["MODEL"]),
         pack_cache=text["PACK_CACHE"] or "auto",
     )

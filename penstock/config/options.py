@@ -175,6 +175,9 @@ class ServerOptions:
         pre, post: "module:function" of a function that gets each request, or each whole answer, and gives what is asked
             or told instead; None for none.
         page: browsers get a page to talk to the models with.
+        log_requests: a line in the log for each request, with its tokens and times.
+        otlp_traces_endpoint: web address of an OpenTelemetry collector that gets a span for each request (OTLP over
+            HTTP); None for none.
     """
 
     host: str = "127.0.0.1"
@@ -189,3 +192,5 @@ class ServerOptions:
     pre: str | None = None
     post: str | None = None
     page: bool = True
+    log_requests: bool = False
+    otlp_traces_endpoint: str | None = None

@@ -259,7 +259,7 @@ def last_words(error: Exception) -> messages.Fatal:
 
 def main() -> int:
     """Reads the Launch and runs."""
-    logging.basicConfig(handlers=[log_handler()])
+    logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
     try:
         launch = messages.decode_launch(sys.stdin.buffer.read())
     except MessageError as error:

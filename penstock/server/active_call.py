@@ -25,6 +25,7 @@ from penstock.engine.api import Delta
 from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
+from penstock.server.account import RequestAccount, account_of
 from penstock.server.auth import owner_of
 from penstock.server.connected import cancel_all, disconnected, while_connected
 from penstock.server.connection import ABORT
@@ -78,6 +79,7 @@ class ActiveCall:
     generations: Sequence[TextGeneration | BestOf]
     metrics: ModelMetrics
     started: float
+    account: RequestAccount | None = None
     _timings: dict[tuple[int, int], _Timing] = field(default_factory=dict)
     _tasks: list[asyncio.Future[None]] = field(default_factory=list)
     _ended: int = 0
@@ -92,8 +94,11 @@ class ActiveCall:
         best: int | None = None,
         *,
         owner: str,
+        account: RequestAccount | None = None,
     ) -> ActiveCall:
         """Starts all, for one owner; if one is refused, none runs and the first refusal is raised.
+
+        What they cost is written into `account`, where one is kept.
 
         They are generated; or searched with `beams`, or so many sequences are and the `best` of them told.
         """
@@ -118,7 +123,9 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
-        return cls(requests, generations, context.metrics, started)
+        if account is not None:
+            account.model, account.sampling = context.model, requests[0].sampling
+        return cls(requests, generations, context.metrics, started, account)
 
     @property
     def prompt_tokens(self) -> int:
@@ -166,7 +173,7 @@ class ActiveCall:
         if delta.finish_reason is None:
             return
         self._ended += 1
-        metrics.finished(delta.finish_reason.value)
+        self._count_end(delta.finish_reason)
         if delta.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise GenerationError(delta.error)
         if timing.tokens > 1:
@@ -187,7 +194,7 @@ class ActiveCall:
         for generation in self.generations:
             await generation.aclose()
         for _ in range(sum(request.sampling.n for request in self.requests) - self._ended):
-            self.metrics.finished(FinishReason.CANCELLED.value)
+            self._count_end(FinishReason.CANCELLED)
         if self._timings:
             self.metrics.request.observe(time.monotonic() - self.started)
         for index, (request, generation) in enumerate(zip(self.requests, self.generations, strict=True)):
@@ -201,6 +208,25 @@ class ActiveCall:
             if generation.queue_seconds is not None and spoken:
                 first, last = min(timing.first for timing in spoken), max(timing.last for timing in spoken)
                 self.metrics.phases(generation.queue_seconds, first - self.started, last - self.started)
+        if self.account is not None:
+            self._write_down(self.account)
+
+    def _count_end(self, reason: FinishReason) -> None:
+        self.metrics.finished(reason.value)
+        if self.account is not None:
+            self.account.finished[reason.value] += 1
+
+    def _write_down(self, account: RequestAccount) -> None:
+        """What the call cost."""
+        account.prompt_tokens, account.cached_tokens = self.prompt_tokens, self.cached_tokens
+        account.output_tokens = sum(timing.tokens for timing in self._timings.values())
+        queued = [each.queue_seconds for each in self.generations if each.queue_seconds is not None]
+        spoken = [timing for timing in self._timings.values() if timing.tokens]
+        if queued:
+            account.queued = min(queued) + self.started - account.started
+        if spoken:
+            account.first_token = min(timing.first for timing in spoken) - account.started
+            account.last_token = max(timing.last for timing in spoken) - account.started
 
 
 async def _forward(
@@ -216,21 +242,24 @@ async def _forward(
 
 async def open_call_within_context(sent: Request, context: ModelContext, request: GenerationRequest) -> ActiveCall:
     """As `open_call`; who asks for more tokens than the context has room for gets as many as there is room."""
-    opening = _open_within_context(context, request, owner_of(sent))
+    opening = _open_within_context(context, request, account_of(sent))
     return await while_connected(opening, sent.receive, context.lifecycle)
 
 
-async def _open_within_context(context: ModelContext, request: GenerationRequest, owner: str) -> ActiveCall:
+async def _open_within_context(
+    context: ModelContext, request: GenerationRequest, account: RequestAccount
+) -> ActiveCall:
+    owner = account.owner
     unbounded = replace(request, sampling=replace(request.sampling, max_tokens=None))
     wanted, room = request.sampling.max_tokens, context.max_model_len()
     if wanted is not None and room is not None and wanted >= room:
-        return await ActiveCall.open(context, [unbounded], owner=owner)
+        return await ActiveCall.open(context, [unbounded], owner=owner, account=account)
     try:
-        return await ActiveCall.open(context, [request], owner=owner)
+        return await ActiveCall.open(context, [request], owner=owner, account=account)
     except ContextLengthError as error:
         if error.param != "max_tokens":
             raise
-    return await ActiveCall.open(context, [unbounded], owner=owner)
+    return await ActiveCall.open(context, [unbounded], owner=owner, account=account)
 
 
 async def open_call(
@@ -241,7 +270,7 @@ async def open_call(
     best: int | None = None,
 ) -> ActiveCall:
     """As `ActiveCall.open`, for the client who sent this and may leave meanwhile."""
-    opening = ActiveCall.open(context, requests, beams, best, owner=owner_of(request))
+    opening = ActiveCall.open(context, requests, beams, best, owner=owner_of(request), account=account_of(request))
     return await while_connected(opening, request.receive, context.lifecycle)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from penstock.engine.api import EngineState
 from penstock.host.host import Host
 from penstock.host.shelf import open_shelf
 from penstock.server import document
+from penstock.server.account import account_of
 from penstock.server.auth import LOCAL_ORIGINS, NO_ORIGIN, AdminKeys, ApiKeys, HostRule
 from penstock.server.context import ModelContext, ServedModels, ServerContext
 from penstock.server.dialects.anthropic.routes import anthropic_router
@@ -52,6 +54,8 @@ from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
 from penstock.server.one_model import OneModel
+from penstock.server.reports import RequestReports
+from penstock.server.traces import RequestTraces
 from penstock.server.web.routes import web_router
 
 if TYPE_CHECKING:
@@ -75,6 +79,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     """
     lifecycle = lifecycle or Lifecycle()
     metrics = Metrics()
+    reports = _reports(options)
     models = _models(served, options, lifecycle, metrics)
     context = ServerContext(models, lifecycle, metrics, options.trust_request_chat_template)
     responses = Responses(context, ResponseStore(options.responses_store))
@@ -88,6 +93,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
         log.cancel()
         await asyncio.gather(log, return_exceptions=True)
         await responses.aclose()
+        await asyncio.to_thread(reports.close)
 
     app = FastAPI(
         title="Penstock",
@@ -102,19 +108,35 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     )
     _include(app, context, _routers(context, responses, admins, options), admins, options)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    if options.pre is not None or options.post is not None:
-        before = None if options.pre is None else load_hook(options.pre, "--pre")
-        after = None if options.post is None else load_hook(options.post, "--post")
-        app.add_middleware(HookMiddleware, before=before, after=after)
+    app.include_router(_requests_router(reports, admins), tags=["Operation"])
+    _add_hooks(app, options)
     check_room = models.check_room
     app.add_middleware(
-        RequestMiddleware, keys=keys, hosts=hosts, lifecycle=lifecycle, metrics=metrics, check_room=check_room
+        RequestMiddleware,
+        keys=keys,
+        hosts=hosts,
+        lifecycle=lifecycle,
+        metrics=metrics,
+        reports=reports,
+        check_room=check_room,
     )
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
     bodies = (*_bodies(), *((*MANAGEMENT_BODIES, *LIBRARY_BODIES) if models.host is not None else ()))
     _describe(app, context, bodies, secured=bool(options.api_keys))
     return app
+
+
+def _reports(options: ServerOptions) -> RequestReports:
+    traces = None if options.otlp_traces_endpoint is None else RequestTraces(options.otlp_traces_endpoint)
+    return RequestReports(log=options.log_requests, traces=traces)
+
+
+def _add_hooks(app: FastAPI, options: ServerOptions) -> None:
+    if options.pre is not None or options.post is not None:
+        before = None if options.pre is None else load_hook(options.pre, "--pre")
+        after = None if options.post is None else load_hook(options.post, "--post")
+        app.add_middleware(HookMiddleware, before=before, after=after)
 
 
 def _describe(app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel], ...], *, secured: bool) -> None:
@@ -217,6 +239,19 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         message = f"The method {format_value(request.method)} is not available here; allowed: {allowed or 'see /docs'}."
         error = HttpError(405, message, code="method_not_allowed", headers={"Allow": allowed} if allowed else {})
     return error_response(error, request.scope)
+
+
+def _requests_router(reports: RequestReports, admins: AdminKeys) -> APIRouter:
+    router = APIRouter()
+
+    @router.get(
+        "/requests", summary="The last requests for models: tokens and times", openapi_extra=gives("application/json")
+    )
+    async def requests(request: Request) -> Response:
+        owner = None if admins.holds_one(request.headers) else account_of(request).owner
+        return json_response({"now": time.time(), "requests": reports.recent(owner)})
+
+    return router
 
 
 def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.server.account import account_of
 from penstock.server.active_call import event
 from penstock.server.body import read_body, translated
 from penstock.server.connected import cancel_all, disconnected, while_connected
@@ -55,6 +56,7 @@ async def handed_on(request: Request, context: ServerContext, path: str) -> Resp
         raise not_ready("The server is shutting down; send the request to another one.", "shutting_down")
     raw, began = await request.body(), time.monotonic()
     metrics = context.metrics.model(source.name)
+    account_of(request).model = source.name
     renamed = await translated(request, lambda: encode_json({**parse_json(raw), "model": remote.model}))
     headers = {"x-request-id": str(request.scope[REQUEST_ID])}
     sending = remote.send(path, renamed, headers)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.config import limits
 from penstock.config.errors import PenstockError
+from penstock.server.account import ACCOUNT, RequestAccount
 from penstock.server.auth import OWNER, ApiKeys, HostRule
 from penstock.server.body import TURN, BodyMemory, limited, most_bytes
 from penstock.server.connection import ANNOUNCED
@@ -25,6 +26,7 @@ from penstock.server.early import EARLY, EarlyStream
 from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
+from penstock.server.reports import RequestReports
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9._:\-]{{1,{limits.MAX_REQUEST_ID_CHARS}}}")
 COMPUTING: Final = frozenset(
@@ -48,6 +50,7 @@ class RequestMiddleware:
         hosts: HostRule,
         lifecycle: Lifecycle,
         metrics: Metrics,
+        reports: RequestReports,
         check_room: Callable[[str], None],
     ) -> None:
         """`check_room` raises OverloadedError while too much work waits, for the owner it is given."""
@@ -55,7 +58,7 @@ class RequestMiddleware:
         self._keys = keys
         self._hosts = hosts
         self._lifecycle = lifecycle
-        self._metrics = metrics
+        self._metrics, self._reports = metrics, reports
         self._check_room = check_room
         self._turn = asyncio.Lock()
         self._bodies = BodyMemory()
@@ -68,19 +71,19 @@ class RequestMiddleware:
                 await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started, status = time.monotonic(), 0
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope[ACCOUNT] = account = RequestAccount(request_id, scope["method"], scope["path"])
+        self._reports.begin(account)
         scope[REQUEST_ID], scope[TURN] = request_id, self._turn
         own = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
         if dialect_of_scope(scope) is Dialect.ANTHROPIC:
             own.append((b"request-id", request_id.encode()))
 
         async def tracked(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                account.status = message["status"]
                 message["headers"] = [*message["headers"], *own]
             await send(message)
 
@@ -88,7 +91,7 @@ class RequestMiddleware:
         try:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
-            scope[OWNER] = owner = self._keys.owner(headers)
+            scope[OWNER] = account.owner = owner = self._keys.owner(headers)
             if scope["method"] == "POST" and scope["path"] in COMPUTING:
                 self._check_room(owner)  # before anything is done with it: under overload this is what most calls get
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
@@ -96,19 +99,23 @@ class RequestMiddleware:
                 body = limited(receive, _declared_length(headers), announced, grow, most_bytes(scope))
                 await self._app(scope, until(body, timeout_of(headers)), early.send)
         except (ClientGone, ClientDisconnect):  # the second: while the body came in
-            status = _CLIENT_CLOSED_REQUEST
+            account.status = _CLIENT_CLOSED_REQUEST
         except Exception as error:
             if not isinstance(error, PenstockError):
                 logging.getLogger("penstock.server").exception("request %s failed", request_id)
-            if not status:
+            account.error = getattr(error, "code", None) or type(error).__name__
+            if not account.status:
                 await error_response(error, scope)(scope, receive, tracked)
             elif early.unanswered:
                 await early.fail(error)
         finally:
             early.close()
             route: Any = scope.get("route")
-            name = getattr(route, "path", scope["path"] if scope["path"] in COMPUTING else "unmatched")
-            self._metrics.http(name, scope["method"], status or 500, time.monotonic() - started)
+            account.route = getattr(route, "path", scope["path"] if scope["path"] in COMPUTING else "unmatched")
+            account.status = account.status or 500
+            account.seconds = time.monotonic() - account.started
+            self._metrics.http(account.route, scope["method"], account.status, account.seconds)
+            self._reports.end(account, headers)
 
 
 def _declared_length(headers: Headers) -> int | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from penstock.config import limits
+from penstock.config.environment import read_environment
 from penstock.config.errors import ConfigError
 from penstock.config.logs import log_handler
 from penstock.config.names import served_name
@@ -32,6 +33,7 @@ from penstock.host.process_client import ProcessClient
 from penstock.server.auth import ApiKeys, check_exposure, check_origins
 from penstock.server.crowd import Crowd, CrowdedProtocol, connection_limit, raise_file_limit
 from penstock.server.lifecycle import Lifecycle
+from penstock.server.traces import check_traces
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -137,6 +139,8 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
             from penstock.server.hooks import load_hook
 
             load_hook(named, flag)
+    if options.otlp_traces_endpoint is not None:
+        check_traces(options.otlp_traces_endpoint)
     check_exposure(options)
     ApiKeys((*options.api_keys, *options.admin_keys))
     raise_file_limit()
@@ -168,7 +172,7 @@ def _log_to_stderr() -> None:
     """Makes the server's own lines visible, unless whoever called has set up logging."""
     logger = logging.getLogger("penstock")
     if not logger.hasHandlers():
-        logger.addHandler(log_handler())
+        logger.addHandler(log_handler(form=read_environment().log_format))
         logger.setLevel(logging.INFO)
 
 

@@ -9,7 +9,12 @@ import tomllib
 from tests.architecture.source import ROOT, imports, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-IMPORTED_AS = {"pyzmq": "zmq", "pyyaml": "yaml"}
+IMPORTED_AS = {
+    "pyzmq": "zmq",
+    "pyyaml": "yaml",
+    **dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry"),
+}
+EXTRAS = ("bench", "fallback", "gpu", "otel")  # which people install; `dev` is for those who work on it
 BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 
@@ -18,10 +23,10 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def required() -> set[str]:
-    """What running needs, with the extras for load tests, GPUs and architectures without layers of their own."""
+    """What running needs, with the extras."""
     project = PROJECT["project"]
-    extras = project["optional-dependencies"]
-    return names(project["dependencies"]) | names(extras["bench"]) | names(extras["fallback"]) | names(extras["gpu"])
+    extras = (names(project["optional-dependencies"][extra]) for extra in EXTRAS)
+    return names(project["dependencies"]).union(*extras)
 
 
 def test_the_table_lists_what_is_required() -> None:

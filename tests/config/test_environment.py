@@ -20,10 +20,11 @@ def test_every_variable_is_read() -> None:
             "PENSTOCK_ISA": "AVX2",
             "PENSTOCK_THREADS": "8",
             "PENSTOCK_LOG_LEVEL": "Debug",
+            "PENSTOCK_LOG_FORMAT": "JSON",
             "PENSTOCK_MODEL": "some/folder",
         }
     )
-    assert found == Environment(("first-key-1", "second-key-2"), "avx2", 8, "debug", "some/folder")
+    assert found == Environment(("first-key-1", "second-key-2"), "avx2", 8, "debug", "json", "some/folder")
 
 
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +36,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
     ("name", "value"),
     [
         ("PENSTOCK_ISA", "sse9"),
+        ("PENSTOCK_LOG_FORMAT", "xml"),
         ("PENSTOCK_THREADS", "0"),
         ("PENSTOCK_THREADS", "-1"),
         ("PENSTOCK_THREADS", "1e3"),

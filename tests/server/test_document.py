@@ -45,7 +45,7 @@ OPERATIONS = [
     *(("HEAD", path, 2) for path in ("/", "/api/tags", "/api/version")),
     *(("POST", path, 8) for path in ("/v1/embeddings", "/pooling", "/classify", "/rerank", "/score")),
     *(("POST", path, 5) for path in ("/v1/classify", "/v1/rerank", "/v2/rerank", "/v2/embed", "/v1/score")),
-    *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/docs", "/openapi.json")),
+    *(("GET", path, 2) for path in ("/v1/models", "/version", "/metrics", "/requests", "/docs", "/openapi.json")),
     *(("GET", path, 2) for path in ("/livez", "/readyz", "/health", "/web/{name}")),
 ]
 
@@ -64,6 +64,7 @@ BEYOND = re.compile(
         *("among the tools", "without tools", "both say what form", "leave one of them out", "which is fetched later"),
         *(r"with stream: true", "is required with", "use_beam_search", "with beam search"),
         *("the server sets itself", "which is reserved"),
+        r"logit_bias .*allowed: token ids",  # which are names there, and a pattern of names has no greatest
         # what is too long for the context,
         *("context is", "tokens are taken", "n times the number of prompts"),
         # grammars, schemas and patterns that cannot be followed,

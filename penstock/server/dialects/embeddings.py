@@ -17,8 +17,10 @@ from starlette.responses import Response
 from penstock.config import limits
 from penstock.config.errors import OverloadedError, ParameterError
 from penstock.core.pooling import PoolingKind, PoolingParams
+from penstock.core.request import FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.pooling import Pooled, pool_all
+from penstock.server.account import account_of
 from penstock.server.auth import owner_of
 from penstock.server.body import read_body
 from penstock.server.connected import while_connected
@@ -67,6 +69,9 @@ async def answered(model: ModelContext, request: Request, work: Coroutine[Any, A
         work.close()
         raise
     results = await while_connected(work, request.receive, model.lifecycle)
+    account = account_of(request)
+    account.model, account.prompt_tokens = model.model, sum(result.prompt_tokens for result in results)
+    account.finished[FinishReason.STOP.value] += len(results)
     for result in results:
         model.metrics.pooled(result.prompt_tokens, time.monotonic() - started)
     return results

@@ -1,8 +1,7 @@
-// What the engines do now: rates and shares from the metrics, and the requests of this page on a line of time.
+// What the engines do now: rates and shares from the metrics, and the last requests on a line of time.
 
 import { readMetrics, request } from "./api.js";
 import { useLooks } from "./models.js";
-import { timeline } from "./runs.js";
 import { html, useRef, useState } from "./vendor/preact.js";
 
 const LOOK_MS = 1000;
@@ -41,12 +40,14 @@ function look(metrics, at) {
 export function Engine() {
   const looks = useRef([]);
   const [now, setNow] = useState(null);
+  const [asked, setAsked] = useState({ now: 0, requests: [] });
   const [problem, setProblem] = useState("");
   useLooks(async () => {
     try {
       const metrics = readMetrics(await (await request("metrics")).text());
       looks.current = [...looks.current, look(metrics, performance.now())].slice(-KEPT);
       setNow(looks.current.at(-1));
+      setAsked(await (await request("requests")).json());
       setProblem("");
     } catch (error) {
       setProblem(error.message);
@@ -57,7 +58,6 @@ export function Engine() {
   const before = looks.current.at(-2) ?? now;
   const steps = now.steps - before.steps;
   const spent = PARTS.map((part) => [part, steps ? (1000 * (now.seconds[part] - before.seconds[part])) / steps : 0]);
-  const asked = now.prompts;
   return html`
     <section class="view" aria-labelledby="engine-title">
       <h2 id="engine-title">Engine</h2>
@@ -73,11 +73,11 @@ export function Engine() {
       <h3>Parts of a step</h3>
       <table><tbody>${spent.map(([part, milliseconds]) => html`<tr><th scope="row">${part}</th><td>${milliseconds.toFixed(2)} ms</td></tr>`)}</tbody></table>
       <h3>Prefix cache</h3>
-      <p>${asked ? ((100 * now.cached) / asked).toFixed(1) : "0.0"} % of ${asked.toLocaleString()} prompt tokens came from the cache${now.preempted ? `; ${now.preempted} preemptions` : ""}.</p>
+      <p>${now.prompts ? ((100 * now.cached) / now.prompts).toFixed(1) : "0.0"} % of ${now.prompts.toLocaleString()} prompt tokens came from the cache${now.preempted ? `; ${now.preempted} preemptions` : ""}.</p>
       ${Object.keys(now.reasons).length ? html`<p>Prompts that were not all found in it, by reason:</p>` : null}
       ${Object.keys(now.reasons).length ? html`<table><tbody>${Object.entries(now.reasons).map(([reason, count]) => html`<tr><th scope="row">${reason.replaceAll("_", " ")}</th><td>${count}</td></tr>`)}</tbody></table>` : null}
-      <h3>Requests of this page</h3>
-      <${Timeline} />
+      <h3>The last requests</h3>
+      <${Timeline} ...${asked} />
     </section>`;
 }
 
@@ -100,29 +100,47 @@ function Figure({ name, value, points = [], most }) {
     </div>`;
 }
 
-function Timeline() {
-  const shown = timeline.slice(-20);
+const SHOWN = 20;
+const seconds = (value, digits = 2) => (value === undefined ? "–" : `${value.toFixed(digits)} s`);
+
+// Requests as the server tells them: times in seconds, `began` since the epoch; one that runs has no `seconds`.
+function Timeline({ now, requests }) {
+  const shown = requests.slice(-SHOWN);
   if (!shown.length) return html`<p>None yet: ask something.</p>`;
   const begin = Math.min(...shown.map(({ began }) => began));
-  const end = Math.max(...shown.map(({ ended }) => ended ?? performance.now()));
-  const x = (time) => (1000 * (time - begin)) / Math.max(1, end - begin);
+  const end = Math.max(...shown.map((one) => (one.seconds === undefined ? now : one.began + one.seconds)));
+  const x = (time) => (1000 * (time - begin)) / Math.max(1e-3, end - begin);
+  const bar = (from, to, kind) => html`<rect x=${x(from)} width=${Math.max(1, x(to) - x(from))} height="16" class=${kind} />`;
   return html`
     <table class="timeline">
-      <thead><tr><th scope="col">Model</th><th scope="col">First token</th><th scope="col">Tokens</th><th scope="col">End</th><th scope="col">Time</th></tr></thead>
+      <thead><tr>${["Model", "Prompt", "Cached", "Written", "Queued", "First token", "A token", "In all", "End", "Time"].map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
       <tbody>${shown.map((one) => {
-        const until = one.ended ?? performance.now();
-        const first = one.first ?? until;
+        const until = one.seconds === undefined ? now : one.began + one.seconds;
+        const first = one.began + (one.time_to_first_token_seconds ?? until - one.began);
+        const admitted = Math.min(first, one.began + (one.queue_seconds ?? 0));
+        const each = one.time_per_output_token_seconds;
         return html`
-          <tr>
-            <th scope="row">${one.model}</th>
-            <td>${one.first === null ? "–" : `${((one.first - one.began) / 1000).toFixed(2)} s`}</td>
-            <td>${one.tokens || "–"}</td>
-            <td>${one.ended === null ? "running" : one.outcome}</td>
+          <tr key=${one.request_id}>
+            <th scope="row" title=${`${one.method} ${one.route}, ${one.request_id}`}>${one.model ?? one.route}</th>
+            <td>${one.prompt_tokens ?? "–"}</td>
+            <td>${one.cached_tokens ?? "–"}</td>
+            <td>${one.output_tokens ?? "–"}</td>
+            <td>${seconds(one.queue_seconds, 3)}</td>
+            <td>${seconds(one.time_to_first_token_seconds, 3)}</td>
+            <td>${each === undefined ? "–" : `${(1000 * each).toFixed(1)} ms`}</td>
+            <td>${seconds(one.seconds)}</td>
+            <td>${outcome(one)}</td>
             <td><svg viewBox="0 0 1000 16" preserveAspectRatio="none" aria-hidden="true">
-              <rect x=${x(one.began)} width=${Math.max(1, x(first) - x(one.began))} height="16" class="before" />
-              <rect x=${x(first)} width=${Math.max(1, x(until) - x(first))} height="16" class="writing" />
+              ${bar(one.began, admitted, "queued")}${bar(admitted, first, "before")}${bar(first, until, "writing")}
             </svg></td>
           </tr>`;
       })}</tbody>
-    </table>`;
+    </table>
+    <p class="hint">The bars: queued, computing the prompt, writing.</p>`;
+}
+
+function outcome(one) {
+  if (one.seconds === undefined) return "running";
+  if (one.error) return `${one.status} ${one.error}`;
+  return Object.keys(one.finish_reasons ?? {}).join(", ") || one.status;
 }

@@ -5,8 +5,6 @@ import { addMessage, forApi, saveConversation } from "./store.js";
 
 const SAVE_MS = 1000;
 const running = new Map(); // message id → AbortController
-export const timeline = []; // what this page has asked for, the newest last: { model, began, first, ended, tokens, ... }
-const KEPT = 100;
 
 export const isRunning = (id) => running.has(id);
 export const stop = (id) => running.get(id)?.abort();
@@ -33,8 +31,6 @@ export function answer(conversation, parent, model, changed, turn) {
   const control = new AbortController();
   running.set(message.id, control);
   const timing = { model, began: performance.now(), at: Date.now(), first: null, ended: null, tokens: 0, cached: 0, prompt: 0 };
-  timeline.push(timing);
-  timeline.splice(0, timeline.length - KEPT);
   const ended = stream(conversation, message, model, parent, control.signal, timing, changed)
     .catch((error) => {
       if (error.name === "AbortError") message.finish = "stopped";
