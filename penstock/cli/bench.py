@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +16,15 @@ from penstock.cli.command import Command, one_of
 from penstock.cli.load import ENDPOINTS, Send, engine_sender, server_sender
 from penstock.cli.measure import PERCENTILES, RequestRecord, parse_goodput, summarize
 from penstock.cli.options import flag, takes, takes_engine_options
+from penstock.cli.sweep import Point, Sweep, columns_of, parse_loads, rows_of, run_sweep
 from penstock.cli.terminal import loading_bar
-from penstock.cli.workload import DATASETS, WorkloadOptions, drive, make_jobs, warm_up
+from penstock.cli.workload import DATASETS, Job, WorkloadOptions, drive, make_jobs, warm_up
 from penstock.config.errors import ConfigError, EngineDeadError
 from penstock.config.options import EngineOptions
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure latency, throughput or a running server.")
 _WORKLOAD, _REPORT = "Workload", "Report"
+_SERVER = "Server"
 _DATASET_FLAGS = (
     flag("dataset", str, "random", _WORKLOAD, "What is sent: drawn tokens, or what a file holds.", **one_of(DATASETS)),
     flag(
@@ -50,14 +53,55 @@ _REPORT_FLAGS = (
 )
 
 
+_TARGET_FLAGS = (
+    flag("base_url", str, "http://127.0.0.1:8000", _SERVER, "The server, with or without /v1.", hidden=False),
+    flag("model", str | None, None, _SERVER, "Default: the first one the server lists.", hidden=False),
+    flag("api_key", str | None, None, _SERVER, "Sent as a bearer token.", hidden=False),
+    flag("endpoint", str, "completions", _SERVER, "Which route.", hidden=False, **one_of(ENDPOINTS)),
+    flag("temperature", float, 0.0, _SERVER, "Sent with every request.", hidden=False),
+    flag("num_warmup", int, 1, _SERVER, "Requests before the measured ones.", "--num-warmups", hidden=False, min=0),
+)
+
+
 def _workload(given: Any) -> WorkloadOptions:
     chosen = dict(given)
     return WorkloadOptions(seed=chosen.pop("job_seed"), **chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server that is measured."""
+
+    base_url: str
+    model: str | None
+    api_key: str | None
+    endpoint: str
+    temperature: float
+    num_warmup: int
+
+    @asynccontextmanager
+    async def sender(self, jobs: Sequence[Job]) -> AsyncIterator[tuple[Send, str]]:
+        """What sends it jobs, after a few that warm it up, and the name of the model."""
+        async with server_sender(
+            self.base_url,
+            model=self.model,
+            api_key=self.api_key,
+            endpoint=self.endpoint,
+            temperature=self.temperature,
+        ) as (send, name):
+            for job in jobs[: self.num_warmup]:
+                await send(warm_up(job))
+            yield send, name
+
+    def told(self, name: str) -> dict[str, Any]:
+        """What a report says of it."""
+        return {"base_url": self.base_url, "model": name, "endpoint": self.endpoint}
+
+
 _takes_workload = takes("workload", (*_DATASET_FLAGS, *_LENGTH_FLAGS), _workload)
 _takes_lengths = takes("workload", _LENGTH_FLAGS, _workload)
 _takes_report = takes("report", _REPORT_FLAGS, dict)
+_takes_target = takes("target", _TARGET_FLAGS, lambda given: Target(**given))
 
 
 @app.command(cls=Command)
@@ -119,16 +163,11 @@ def throughput(
 @app.command(cls=Command)
 @_takes_workload
 @_takes_report
+@_takes_target
 def serve(
     workload: WorkloadOptions,
     report: dict[str, Any],
-    base_url: Annotated[
-        str, typer.Option("--base-url", help="The server, with or without /v1.")
-    ] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option("--model", help="Default: the first one the server lists.")] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="Sent as a bearer token.")] = None,
-    endpoint: Annotated[str, typer.Option("--endpoint", help="Which route.", **one_of(ENDPOINTS))] = "completions",
-    temperature: Annotated[float, typer.Option("--temperature", help="Sent with every request.")] = 0.0,
+    target: Target,
     request_rate: Annotated[
         float | None,
         typer.Option("--request-rate", min=1e-6, help="Open loop: requests a second, Poisson. Default: all at once."),
@@ -136,18 +175,13 @@ def serve(
     max_concurrency: Annotated[
         int | None, typer.Option("--max-concurrency", min=1, help="Closed loop: requests at a time.")
     ] = None,
-    num_warmup: Annotated[int, typer.Option("--num-warmups", min=0, help="Requests before the measured ones.")] = 1,
 ) -> None:
     """Latency and throughput of a running server of any make that streams OpenAI's API."""
     _refuse_early(report)
     jobs = make_jobs(workload)
 
     async def work() -> tuple[list[RequestRecord], float, str]:
-        async with server_sender(
-            base_url, model=model, api_key=api_key, endpoint=endpoint, temperature=temperature
-        ) as (send, name):
-            for job in jobs[:num_warmup]:
-                await send(warm_up(job))
+        async with target.sender(jobs) as (send, name):
             with loading_bar(title="Requests", unit="requests") as told:
                 found = await drive(
                     jobs,
@@ -160,8 +194,59 @@ def serve(
             return (*found, name)
 
     records, seconds, name = asyncio.run(work())
-    how = {"base_url": base_url, "model": name, "endpoint": endpoint, "request_rate": request_rate}
+    how = {**target.told(name), "request_rate": request_rate}
     _report("serve", {**how, "max_concurrency": max_concurrency, **_shape(workload)}, records, seconds, report)
+
+
+@app.command(cls=Command)
+@_takes_workload
+@_takes_report
+@_takes_target
+def sweep(
+    workload: WorkloadOptions,
+    report: dict[str, Any],
+    target: Target,
+    max_concurrency: Annotated[
+        str | None,
+        typer.Option("--max-concurrency", metavar="LIST", help="Closed loop: so many at a time."),
+    ] = None,
+    request_rate: Annotated[
+        str | None,
+        typer.Option("--request-rate", metavar="LIST", help="Open loop: requests a second, Poisson."),
+    ] = None,
+    find_limit: Annotated[
+        bool, typer.Option("--find-limit", help="Then look for the greatest load that meets --goodput.")
+    ] = False,
+    attainment: Annotated[
+        float, typer.Option("--attainment", min=0.01, max=1.0, help="The share of requests that must meet it.")
+    ] = 0.9,
+) -> None:
+    """A running server under one load after the other: a table of throughput and latency. Default: 1, 2, 4 … 32 at a
+    time. Every load sends --num-prompts requests of its own.
+    """
+    if max_concurrency is not None and request_rate is not None:
+        raise ConfigError("--max-concurrency and --request-rate are given; a sweep has one of them.")
+    objectives = parse_goodput(report["goodput"])
+    if find_limit and not objectives:
+        raise ConfigError("--find-limit needs objectives; give them with --goodput, for example ttft:2000,tpot:100.")
+    flag = "--max-concurrency" if request_rate is None else "--request-rate"
+    loads = parse_loads(flag, request_rate or max_concurrency or "1,2,4,8,16,32")
+    plan = Sweep(flag, loads, objectives, attainment if find_limit else None)
+    _refuse_early(report)
+    jobs = make_jobs(_sized(workload, workload.num_prompts * plan.most_points))
+
+    async def work() -> tuple[list[Point], float | None, str]:
+        async with target.sender(jobs) as (send, name):
+
+            async def at(load: float, batch: Sequence[Job]) -> tuple[list[RequestRecord], float]:
+                how = {"max_concurrency": int(load)} if plan.whole else {"request_rate": load}
+                with loading_bar(title=f"{flag} {load:g}", unit="requests") as told:
+                    return await drive(batch, send, seed=workload.seed, progress=told, **how)
+
+            return (*await run_sweep(plan, jobs, workload.num_prompts, at), name)
+
+    points, limit, name = asyncio.run(work())
+    _report_sweep(plan, points, limit, {**target.told(name), **_shape(workload)}, report)
 
 
 def _sized(workload: WorkloadOptions, count: int) -> WorkloadOptions:
@@ -208,11 +293,7 @@ def _report(
     """Prints the figures and writes what was asked for; fails if no request was completed."""
     figures = summarize(records, seconds, parse_goodput(report["goodput"]))
     _print(kind, figures)
-    if report["json_path"] is not None:
-        try:
-            report["json_path"].write_text(json.dumps({"benchmark": kind, "setup": how, **figures}, indent=2) + "\n")
-        except OSError as error:
-            raise ConfigError(f"{report['json_path']} cannot be written: {error.strerror or error}.") from None
+    _write_json({"benchmark": kind, "setup": how, **figures}, report)
     if report["plot_path"] is not None:
         from penstock.cli.plot import plot_latencies
 
@@ -221,6 +302,37 @@ def _report(
         raise EngineDeadError(
             f"no request was completed; the first error: {next(iter(figures['errors']), 'none sent')}"
         )
+
+
+def _report_sweep(
+    plan: Sweep, points: Sequence[Point], limit: float | None, how: dict[str, Any], report: dict[str, Any]
+) -> None:
+    """As `_report`, of a sweep."""
+    from penstock.cli.terminal import print_table
+
+    print_table("bench sweep", columns_of(plan), list(rows_of(plan, points)), numbers=True)
+    if plan.attainment is not None:
+        most = "none" if limit is None else f"{plan.flag} {limit:g}"
+        typer.echo(f"\nGreatest load at which {plan.attainment:.0%} of the requests met the objectives: {most}")
+    figures = [{"load": point.load, **point.figures} for point in points]
+    told = {"benchmark": "sweep", "setup": {**how, "swept": plan.flag}, "points": figures}
+    _write_json({**told, "limit": limit} if plan.attainment is not None else told, report)
+    if report["plot_path"] is not None:
+        from penstock.cli.plot import plot_sweep
+
+        plot_sweep([(point.load, point.figures) for point in points], report["plot_path"], loads=plan.flag)
+    if not any(point.figures["requests"]["completed"] for point in points):
+        first = next((message for point in points for message in point.figures["errors"]), "none sent")
+        raise EngineDeadError(f"no request was completed; the first error: {first}")
+
+
+def _write_json(told: dict[str, Any], report: dict[str, Any]) -> None:
+    path = report["json_path"]
+    if path is not None:
+        try:
+            path.write_text(json.dumps(told, indent=2) + "\n")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
 
 
 def _print(kind: str, figures: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from penstock.cli.measure import RequestRecord
 from penstock.config.errors import ConfigError
@@ -45,4 +46,28 @@ def plot_latencies(records: Sequence[RequestRecord], path: Path, *, title: str) 
         axes.set_ylabel("share of samples")
         axes.set_ylim(0, 1.02)
         axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=144)
+
+
+def plot_sweep(points: Sequence[tuple[float, dict[str, Any]]], path: Path, *, loads: str) -> None:
+    """Draws (load, figures) of a sweep: throughput over the load, and latencies over throughput."""
+    check_plot(path)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure.suptitle("penstock bench sweep")
+    whole, *latencies = figure.subplots(2, 2).flat
+    whole.plot([load for load, _ in points], [figures["output_tokens_per_s"] for _, figures in points], marker="o")
+    whole.set_xlabel(loads)
+    whole.set_ylabel("output tokens/s")
+    whole.grid(alpha=0.3)
+    for axes, name in zip(latencies, ("ttft_ms", "tpot_ms", "e2el_ms"), strict=True):
+        known = [figures for _, figures in points if figures[name] is not None]
+        for percent in ("p50", "p99"):
+            throughputs = [figures["output_tokens_per_s"] for figures in known]
+            axes.plot(throughputs, [figures[name][percent] for figures in known], marker="o", label=percent)
+        axes.set_xlabel("output tokens/s")
+        axes.set_ylabel(f"{name.removesuffix('_ms').upper()}, ms")
+        axes.grid(alpha=0.3)
+        axes.legend()
     figure.savefig(path, dpi=144)

@@ -58,6 +58,43 @@ def test_bench_serve_measures_a_server(server: ServerChild, tmp_path: Path, endp
     assert plot.read_text(encoding="utf-8").lstrip().startswith("<?xml")
 
 
+def test_bench_sweep_measures_a_server_under_several_loads(server: ServerChild, tmp_path: Path) -> None:
+    path, plot = tmp_path / "figures.json", tmp_path / "sweep.svg"
+    result = bench(
+        *("sweep", "--base-url", server.url, "--api-key", "one", "--num-prompts", "3", "--workload-seed", "7"),
+        *(
+            "--input-len",
+            "8",
+            "--output-len",
+            "4",
+            "--max-concurrency",
+            "2,1",
+            "--goodput",
+            "e2el:600000",
+            "--find-limit",
+        ),
+        *("--json", str(path), "--plot", str(plot)),
+    )
+    assert result.exit_code == 0, result.output
+    figures = json.loads(path.read_text())
+    assert [point["load"] for point in figures["points"]] == [1, 2] and figures["limit"] == 2
+    assert all(point["requests"]["completed"] == 3 and not point["cached_tokens"] for point in figures["points"])
+    assert "tokens/s" in result.output and "--max-concurrency 2" in result.output
+    assert plot.read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--max-concurrency", "1", "--request-rate", "1"), "a sweep has one of them"),
+        (("--find-limit",), "--find-limit needs objectives"),
+    ],
+)
+def test_bench_sweep_refuses_what_contradicts_itself(arguments: tuple[str, ...], told: str) -> None:
+    result = bench("sweep", *arguments)
+    assert result.exit_code == 1 and told in result.output
+
+
 def test_bench_serve_counts_refusals(server: ServerChild, tmp_path: Path) -> None:
     report = tmp_path / "figures.json"
     result = bench(
