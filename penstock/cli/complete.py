@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,11 +43,29 @@ def complete(
         int | None, typer.Option("--logprobs", help="Alternatives listed with each token, with --json.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    batch: Annotated[
+        bool, typer.Option("--batch", help="Answer requests in the form of OpenAI's batches, one a line.")
+    ] = False,
+    batch_input: Annotated[Path | None, typer.Option("--input", help="Their file. Default: standard input.")] = None,
+    batch_output: Annotated[Path | None, typer.Option("--output", help="Where the answers go, a line each.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Leave out what --output has answers of.")] = False,
+    at_once: Annotated[int, typer.Option("--max-concurrency", min=1, max=4096, help="Requests at a time.")] = 64,
 ) -> None:
-    """Continue a text; no chat template. At a terminal without a text, one line after the other is continued."""
+    """Continue a text; no chat template. At a terminal without a text, one line after the other is continued.
+
+    With --batch, answer the requests of a file: chats, completions and embeddings.
+    """
     from penstock.cli.terminal import configure_logging, piped_input
 
     configure_logging(quiet=True)
+    if batch:
+        if prompt is not None or as_json or any(sampling.values()):
+            raise ConfigError("--batch has requests with bodies of their own; leave out --prompt, --json and sampling.")
+        answer_batch(engine, batch_input, batch_output, resume=resume, at_once=at_once)
+        return
+    for flag, given in (("--input", batch_input), ("--output", batch_output), ("--resume", resume or None)):
+        if given is not None:
+            raise ConfigError(f"{flag} is given without --batch; add it, or leave {flag} out.")
     prompt = piped_input() if prompt is None else prompt
     if as_json and prompt is None:
         raise ConfigError("there is nothing to continue; give --prompt TEXT, or a text on standard input.")
@@ -65,6 +84,31 @@ def complete(
                 _each(runner, partial(_here, llm, sampling, time.perf_counter() - began), prompt, as_json)
             finally:
                 runner.run(llm.close())
+
+
+def answer_batch(
+    engine: EngineOptions | Elsewhere, given: Path | None, wanted: Path | None, *, resume: bool, at_once: int
+) -> None:
+    """Answers a batch; ends with exit status 1 if any of it failed."""
+    from penstock.cli.batch import BatchLines, Tally, asking_elsewhere, asking_here, output, run_batch, source
+
+    async def run(lines: BatchLines, write: Callable[[dict[str, Any]], None]) -> Tally:
+        if isinstance(engine, Elsewhere):
+            async with asking_elsewhere(engine.server()) as client:
+                return await run_batch(lines, client, write, at_once)
+        llm = await _started(engine, {})
+        try:
+            async with asking_here(llm) as client:
+                return await run_batch(lines, client, write, at_once)
+        finally:
+            await llm.close()
+
+    with source(given) as file, output(wanted, resume=resume) as (write, done):
+        tally = asyncio.run(run(BatchLines(file, done), write))
+    passed = f", {len(done)} were answered before" if done else ""
+    typer.echo(f"penstock: {tally.completed} completed, {tally.failed} failed{passed}.", err=True)
+    if tally.failed:
+        raise typer.Exit(1)
 
 
 async def _started(engine: EngineOptions, sampling: dict[str, Any]) -> AsyncLLM:

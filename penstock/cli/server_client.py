@@ -55,7 +55,7 @@ class Server:
         import httpx2
 
         try:
-            with httpx2.Client(**self._settings()) as client:
+            with httpx2.Client(**self.settings()) as client:
                 response = client.request(method, self.url + path, json=body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._silent(error) from None
@@ -92,7 +92,7 @@ class Server:
         begun = False
         try:
             async with (
-                httpx2.AsyncClient(**self._settings()) as client,
+                httpx2.AsyncClient(**self.settings()) as client,
                 client.stream("POST", self.url + path, json=body) as response,
             ):
                 if response.status_code >= 400:
@@ -108,7 +108,8 @@ class Server:
                 raise self._silent(error) from None
             raise EngineDeadError(f"the stream from {self.url} broke off: {error}") from None
 
-    def _settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """How an HTTP client of it is set up."""
         import httpx2
 
         timeout = httpx2.Timeout(_WAIT_S, connect=_CONNECT_S)
