@@ -11,7 +11,7 @@ export PYTHON
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup develop clients browser serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
+.PHONY: help setup develop clients browser wheel serve test lint format types sizes hooks architecture sanitize sanitize-threads clean
 
 help:
 	@echo "make setup       create $(VENV), install what serving needs, build the native library"
@@ -19,6 +19,7 @@ help:
 	@echo "make clients     create $(CLIENTS): other people's clients, which tests/clients runs"
 	@echo "make serve       set up, then serve the bundled model"
 	@echo "make browser     the tests of the page, in the Chromium there is"
+	@echo "make wheel       build/dist/*.whl: one for every processor and Python of this platform"
 	@echo "make test        set up, clients too, then run the whole test suite"
 	@echo "make lint types  ruff and formats; mypy"
 	@echo "make format      brings Python and native code into their formats"
@@ -74,6 +75,15 @@ $(CLIENTS)/.ready: requirements/clients.txt | $(CLIENTS)/bin/pip
 browser: develop requirements/browser.txt
 	@$(STEP) "playwright" $(PIP) -r requirements/browser.txt
 	$(BIN)/python -m pytest -q tests/browser $(ARGS)
+
+# Every instruction set, and one file for every Python from 3.11 on; the tag says which glibc it needs.
+WHEEL = --no-build-isolation --no-deps -w build/wheel/built . -C build-dir=build/wheel -C wheel.py-api=cp311
+wheel: $(VENV)/.runtime requirements/wheel.txt
+	@$(STEP) "auditwheel" $(PIP) -r requirements/wheel.txt
+	@rm -rf build/wheel/built build/dist
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) "wheel" $(BIN)/python -m pip wheel -v $(WHEEL)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) "tag" $(BIN)/auditwheel repair -w build/dist build/wheel/built/*.whl
+	@ls build/dist/*.whl
 
 serve: setup
 	$(BIN)/penstock serve $(ARGS)

@@ -21,9 +21,9 @@ constexpr const char* field_names[] = {"slot",         "start",  "tokens",    "p
                                        "draft_tokens", "sample", "new_blocks"};
 
 PyObject* item(PyObject* tuple, Py_ssize_t index) {
-    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) <= index)
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) <= index)
         throw nb::type_error("scheduled tokens are tuples of a slot, its tokens and its new blocks.");
-    return PyTuple_GET_ITEM(tuple, index);
+    return PyTuple_GetItem(tuple, index);
 }
 
 std::int64_t number(PyObject* value) {
@@ -35,25 +35,25 @@ std::int64_t number(PyObject* value) {
 // One token that is known, and its logits are wanted.
 bool decodes(PyObject* span) {
     PyObject* const ids = item(span, tokens);
-    return PyTuple_Check(ids) && PyTuple_GET_SIZE(ids) == 1 && item(span, sample) == Py_True &&
-           number(PyTuple_GET_ITEM(ids, 0)) >= 0;
+    return PyTuple_Check(ids) && PyTuple_Size(ids) == 1 && item(span, sample) == Py_True &&
+           number(PyTuple_GetItem(ids, 0)) >= 0;
 }
 
 std::int64_t fill(DecodeRows& step, nb::tuple spans, bool fast) {
     const auto rows = static_cast<Py_ssize_t>(spans.size());
     if (rows == 0 || rows > step.most()) return 0;
     for (Py_ssize_t r = 0; r < rows; ++r)
-        if (!decodes(PyTuple_GET_ITEM(spans.ptr(), r))) return 0;
+        if (!decodes(PyTuple_GetItem(spans.ptr(), r))) return 0;
     step.begin(rows);
     for (Py_ssize_t r = 0; r < rows; ++r) {
-        PyObject* const span = PyTuple_GET_ITEM(spans.ptr(), r);
+        PyObject* const span = PyTuple_GetItem(spans.ptr(), r);
         const std::int64_t at = number(item(span, slot));
         PyObject* const groups = item(span, new_blocks);
         if (!PyTuple_Check(groups)) throw nb::type_error("new blocks are a tuple for each cache group.");
-        for (Py_ssize_t g = 0; g < PyTuple_GET_SIZE(groups); ++g) {
-            PyObject* const blocks = PyTuple_GET_ITEM(groups, g);
-            for (Py_ssize_t b = 0; PyTuple_Check(blocks) && b < PyTuple_GET_SIZE(blocks); ++b)
-                step.append(static_cast<std::size_t>(g), at, number(PyTuple_GET_ITEM(blocks, b)));
+        for (Py_ssize_t g = 0; g < PyTuple_Size(groups); ++g) {
+            PyObject* const blocks = PyTuple_GetItem(groups, g);
+            for (Py_ssize_t b = 0; PyTuple_Check(blocks) && b < PyTuple_Size(blocks); ++b)
+                step.append(static_cast<std::size_t>(g), at, number(PyTuple_GetItem(blocks, b)));
         }
         step.add({at, number(item(span, start)), number(item(item(span, tokens), 0)),
                   number(item(span, prompt_tokens)) > 0});

@@ -135,6 +135,7 @@ def test_what_is_not_run_is_listed_with_a_reason() -> None:
         "README.md",
         "CONTRIBUTING.md",
         "adding-a-model.md",
+        "deploy.md",
         "gpu.md",
         "host.md",
         "library.md",
