@@ -25,6 +25,7 @@ COMMANDS = (
     ("quantize", "Write a smaller copy of a model: GGUF or safetensors."),
     ("imatrix", "Measure which inputs of a model matter, for `quantize`."),
     ("perplexity", "Measure how well a model predicts a text, or how far it lies from another."),
+    ("eval", "Ask a model the tasks of lm-eval, as they are compared everywhere."),
     ("doctor", "Say what this machine offers and what Penstock makes of it."),
     ("collect-env", "Print what a bug report needs: versions, processor, memory, packages, settings."),
     ("plan", "Say what memory a model needs, without loading it."),

@@ -10,12 +10,13 @@ from tests.architecture.source import ROOT, imports, modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IMPORTED_AS = {
+    "lm-eval": "lm_eval",
     "pyzmq": "zmq",
     "nanobind-backend": "nanobind_backend",
     "pyyaml": "yaml",
     **dict.fromkeys(("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "opentelemetry"),
 }
-EXTRAS = ("bench", "fallback", "gpu", "otel")  # which people install; `dev` is for those who work on it
+EXTRAS = ("bench", "eval", "fallback", "gpu", "otel")  # which people install; `dev` is for those who work on it
 BROUGHT = {"starlette", "pydantic", "pydantic_core"}  # by fastapi, which is made of them
 
 

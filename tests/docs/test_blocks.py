@@ -140,6 +140,7 @@ def test_what_is_not_run_is_listed_with_a_reason() -> None:
         "host.md",
         "library.md",
         "operations.md",
+        "terminal.md",
     }
 
 
