@@ -169,6 +169,28 @@ def one_of(allowed: Sequence[str], also: Mapping[str, str] | None = None) -> dic
     return {"callback": checked, "autocompletion": completion(allowed), "metavar": "|".join(allowed)}
 
 
+def model_names(incomplete: str) -> list[str]:
+    """What shells offer for a model: those that are here."""
+    from penstock.config.errors import PenstockError
+    from penstock.library.store import open_store
+
+    try:
+        return [entry.name for entry in open_store().list() if entry.name.startswith(incomplete)]
+    except (PenstockError, OSError):
+        return []  # a completion says nothing
+
+
+def parser_names(kind: str) -> Callable[[str], list[str]]:
+    """What shells offer for a format of answers; `kind` is tool_names or reasoning_names."""
+
+    def complete(incomplete: str) -> list[str]:
+        from penstock.text.parsers.format import names
+
+        return [name for name in (*names(kind), "none") if name.startswith(incomplete)]
+
+    return complete
+
+
 def completion(names: Sequence[str]) -> Callable[[str], list[str]]:
     """What shells offer for a flag's value."""
 

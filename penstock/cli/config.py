@@ -16,6 +16,12 @@ from penstock.config.options import EngineOptions
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show every setting of a command.")
 
 
+def _commands(incomplete: str) -> list[str]:
+    from penstock.cli.main import COMMANDS
+
+    return [name for name, _ in COMMANDS if name.startswith(incomplete)]
+
+
 @app.callback()
 def _root() -> None:
     pass
@@ -24,7 +30,9 @@ def _root() -> None:
 @app.command(cls=Command, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def show(
     ctx: typer.Context,
-    command: Annotated[str, typer.Argument(help="The command, for example serve or run.")] = "serve",
+    command: Annotated[
+        str, typer.Argument(help="The command, for example serve or run.", autocompletion=_commands)
+    ] = "serve",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show each setting of a command, with the flags that follow it: what it is, what set it, and why.

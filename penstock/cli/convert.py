@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, model_names
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(cls=Command)
 def convert(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's name, a folder or a .gguf file.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", autocompletion=model_names, help="A model's name, folder or .gguf file."),
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="A .gguf file, or a folder. Default: the other form, in this folder."),

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, model_names
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command("cp", cls=Command)
 def copy(
-    source: Annotated[str, typer.Argument(metavar="NAME", help="A model that is here.")],
+    source: Annotated[str, typer.Argument(metavar="NAME", autocompletion=model_names, help="A model that is here.")],
     target: Annotated[str, typer.Argument(metavar="NEW", help="Its new name, for example my-model:latest.")],
 ) -> None:
     """Give a model another name. Its parts are shared, so that it takes no room."""

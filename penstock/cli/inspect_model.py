@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, model_names
 
 app = typer.Typer(add_completion=False)
 _SHOWN = 60  # characters of a value
@@ -15,7 +15,10 @@ _SHOWN = 60  # characters of a value
 
 @app.command("inspect", cls=Command)
 def inspect_model(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, a folder or a .gguf file.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", autocompletion=model_names, help="A model's name, folder or .gguf file."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with all values.")] = False,
 ) -> None:
     """List a model's metadata, or configuration, and its tensors by the names of Hugging Face."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, model_names
 
 app = typer.Typer(add_completion=False)
 _AGES = ((86400 * 30, "months"), (86400 * 7, "weeks"), (86400, "days"), (3600, "hours"), (60, "minutes"))
@@ -16,7 +16,9 @@ _AGES = ((86400 * 30, "months"), (86400 * 7, "weeks"), (86400, "days"), (3600, "
 
 @app.command("list", cls=Command)
 def list_models(
-    like: Annotated[str, typer.Argument(metavar="NAME", help="Only names that begin with this.")] = "",
+    like: Annotated[
+        str, typer.Argument(metavar="NAME", autocompletion=model_names, help="Only names that begin with this.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """List the models that are here: pulled and made ones, Ollama's, those of the Hugging Face cache, the bundled."""

@@ -43,12 +43,14 @@ COMMANDS = (
     ("stop", "Have a running server unload a model."),
     ("prune", "Remove what no model needs, and what came of pulls that were given up."),
     ("cache", "List or remove what is kept of models for faster starts."),
+    ("man", "Show the manual page."),
     ("config", "Show every setting of a command, and what set it."),
 )
 _FILES: Final = MappingProxyType(
     {"import": "import_model", "inspect": "inspect_model", "generate": "complete", "collect-env": "collect_env"}
 )
-_HELP = """One engine for running and serving large language models.
+ONE_LINE: Final = "One engine for running and serving large language models."
+_HELP = f"""{ONE_LINE}
 
 Start with `penstock run`: a small model that ships with Penstock answers at once, offline."""
 

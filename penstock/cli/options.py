@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from penstock.cli.command import completion, one_of
+from penstock.cli.command import completion, model_names, one_of, parser_names
 from penstock.cli.named_model import find_model
 from penstock.config.environment import read_environment
 from penstock.config.limits import DRAIN_TIMEOUT_S, MAX_QUEUE_SECONDS
@@ -68,7 +68,7 @@ def _model() -> inspect.Parameter:
         "A model's name (`penstock pull` lists the spellings), a Hugging Face folder or a .gguf file; without it the "
         "small model that ships with Penstock."
     )
-    argument = typer.Argument(metavar="MODEL", help=help, show_default=False)
+    argument = typer.Argument(metavar="MODEL", help=help, show_default=False, autocompletion=model_names)
     annotation = Annotated[str | None, argument]
     return inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -134,10 +134,10 @@ MODEL_FLAGS = (
 PARSER_FLAGS = (
     flag("tool_call_parser", str | None, None, _MODEL,
          "Format in which answers call functions, for example hermes; none for none. Default: from the chat template.",
-         metavar="NAME"),
+         metavar="NAME", autocompletion=parser_names("tool_names")),
     flag("reasoning_parser", str | None, None, _MODEL,
          "Format in which answers reason, for example qwen3; none for none. Default: from the chat template.",
-         metavar="NAME"),
+         metavar="NAME", autocompletion=parser_names("reasoning_names")),
 )  # fmt: skip
 SHARING_FLAGS = (
     flag("share_prefix_cache", bool, False, _MEMORY,

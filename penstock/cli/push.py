@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, model_names
 
 app = typer.Typer(add_completion=False)
 
@@ -14,7 +14,10 @@ app = typer.Typer(add_completion=False)
 @app.command(cls=Command)
 def push(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the model, and of its registry: host/space/name:tag.")
+        str,
+        typer.Argument(
+            metavar="NAME", autocompletion=model_names, help="Of the model, and of its registry: host/space/name:tag."
+        ),
     ],
     insecure: Annotated[bool, typer.Option("--insecure", help="Speak plain HTTP to the registry.")] = False,
 ) -> None:

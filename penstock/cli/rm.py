@@ -6,14 +6,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, model_names
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command("rm", cls=Command)
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As `penstock list` shows them.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", autocompletion=model_names, help="As `penstock list` shows them.")
+    ],
 ) -> None:
     """Remove models, and what only they needed. A model of the Hugging Face cache goes from there."""
     from penstock.library.store import open_store

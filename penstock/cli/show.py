@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, model_names
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(cls=Command)
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A model's name, a folder or a .gguf file.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", autocompletion=model_names, help="A model's name, folder or .gguf file."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     template: Annotated[bool, typer.Option("--template", help="Print the chat template alone.")] = False,
     license: Annotated[bool, typer.Option("--license", help="Print the licence alone.")] = False,
