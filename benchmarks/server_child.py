@@ -60,7 +60,7 @@ def serve(arguments: Sequence[str] = (), timeout: float = 120.0) -> Iterator[Ser
     ):
         try:
             url = _url(process, log)
-            with httpx.Client(trust_env=False) as client:
+            with httpx.Client(trust_env=False, timeout=60) as client:
                 while client.get(f"{url}/readyz").status_code != 200:
                     if process.poll() is not None or time.perf_counter() - started > timeout:
                         raise RuntimeError(f"the server did not become ready; exit code {process.poll()}")

@@ -21,6 +21,7 @@ HEADER_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 10.0
 SLOWEST_BODY_BYTES_PER_S = 64 * 2**10
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they, not the server, close them
+MAX_API_SERVERS = 64
 LISTEN_BACKLOG = 2048
 STREAM_BUFFER_EVENTS = 4096
 READ_AHEAD_EVENTS = 256  # of one answer, made before the client has taken them

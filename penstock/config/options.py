@@ -165,6 +165,7 @@ class ServerOptions:
         host: address to bind; a public one needs an API key.
         port: 0 lets the system choose.
         api_keys: accepted keys; empty means open (loopback only).
+        api_server_count: processes that speak HTTP, all on one socket and over one engine.
         drain_timeout: seconds given to running requests after SIGTERM.
         max_queue_seconds: work that may wait, in seconds, before calls are refused; infinite for no bound.
         allowed_origins: CORS origins besides those of this machine, which are allowed unless "none" stands alone.
@@ -183,6 +184,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    api_server_count: int = 1
     drain_timeout: float = DRAIN_TIMEOUT_S
     max_queue_seconds: float = MAX_QUEUE_SECONDS
     allowed_origins: tuple[str, ...] = ()

@@ -75,6 +75,13 @@ class EngineDriver:
             self._sink.refused(request_id, RequestError("The request was cancelled."))
         self._engine.cancel(request_id)
 
+    def leave(self, prefix: str) -> None:
+        """Ends all requests whose ids begin so: whoever sent them has gone."""
+        there = {sequence.request.request_id for sequence in self._engine.scheduler.ledger.live()}
+        for request_id in there.union(self._engine.structured.compiling):
+            if request_id.startswith(prefix):
+                self.cancel(request_id)
+
     def stats(self) -> EngineStats:
         return self._engine.stats()
 

@@ -1,7 +1,8 @@
 """The engine process: `python -m penstock.engine.process`, started by ProcessClient with a Launch on standard input.
 
-It binds one socket for commands and connects one for events, both inside a directory only its user may enter. It
-ends on SIGTERM and when its parent ends; SIGINT is the parent's to judge.
+It binds one socket for the commands of all its clients and connects one for events to each, all inside a directory
+only its user may enter. It ends on SIGTERM and when its parent, the first client, ends; SIGINT is the parent's to
+judge. Other clients come and go.
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from typing import TYPE_CHECKING
 import zmq
 
 from penstock.config.environment import read_environment, settle_torch
-from penstock.config.errors import RESULT_TOO_LARGE, ConfigError, EngineDeadError, PenstockError, RequestError
+from penstock.config.errors import ConfigError, EngineDeadError, PenstockError
 from penstock.config.logs import log_handler
-from penstock.core.policies.pace import Pace
-from penstock.core.request import EngineOutput, FinishReason
 from penstock.engine import messages
 from penstock.engine.driver import EngineDriver
+from penstock.engine.event_sockets import Clients, EventSocket
 from penstock.engine.messages import MessageError
 from penstock.engine.watched_time import WatchedTime
 from penstock.engine.work_record import WorkRecord
@@ -39,57 +39,10 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.4
 STEP_TIMEOUT_S = 600.0
-_LINGER_MS = 1000
-_PROGRESS_S = 0.1
 _COMMANDS_A_STEP = 1024
 _PR_SET_PDEATHSIG = 1
 _ORPHANED = signal.SIGUSR2  # a signal of its own: the parent's id may change only after its first thread's death
 _log = logging.getLogger(__name__)
-
-
-class EventSocket:
-    """The driver's sink and the way of everything else to the client. Not thread-safe: one a thread."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, 0)
-        self._socket.set(zmq.LINGER, _LINGER_MS)
-        self._socket.connect(endpoint)
-        self._last_progress = 0.0
-
-    def send(self, event: messages.Event) -> None:
-        self._socket.send(messages.encode(event))
-
-    def outputs(self, outputs: list[EngineOutput]) -> None:
-        """In one message, or in several where one would be too long; a result too long for any ends its request."""
-        try:
-            self.send(messages.Outputs(outputs))
-        except MessageError as error:
-            half = len(outputs) // 2
-            if half:
-                self.outputs(outputs[:half])
-                self.outputs(outputs[half:])
-                return
-            _log.warning("a result cannot be sent: %s", error)
-            name, sequence = outputs[0].request_id, outputs[0].sequence
-            failed = EngineOutput(name, sequence, finish_reason=FinishReason.ERROR, error=RESULT_TOO_LARGE)
-            self.send(messages.Outputs([failed]))
-
-    def refused(self, request_id: str, error: RequestError) -> None:
-        self.send(messages.refusal(request_id, error))
-
-    def paced(self, pace: Pace) -> None:
-        self.send(messages.Paced(pace))
-
-    def progress(self, done: int, total: int) -> None:
-        """Reports loading, at most ten times a second, and its end."""
-        now = time.monotonic()
-        if done >= total or now - self._last_progress >= _PROGRESS_S:
-            self._last_progress = now
-            self.send(messages.Progress(done, total))
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class Heart:
@@ -145,7 +98,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def serve(
-    driver: EngineDriver, commands: zmq.Socket[bytes], events: EventSocket, heart: Heart, wake: socket.socket
+    driver: EngineDriver,
+    info: EngineInfo,
+    commands: zmq.Socket[bytes],
+    clients: Clients,
+    heart: Heart,
+    wake: socket.socket,
 ) -> int:
     """Takes commands and steps until a signal makes `wake` readable; sleeps while there is nothing to do.
 
@@ -167,13 +125,13 @@ def serve(
                 frame = commands.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            obey(driver, events, frame)
+            obey(driver, info, clients, frame)
         heart.step_began = time.monotonic()
         driver.step()
         heart.step_began = None
 
 
-def obey(driver: EngineDriver, events: EventSocket, frame: bytes) -> None:
+def obey(driver: EngineDriver, info: EngineInfo, clients: Clients, frame: bytes) -> None:
     """Carries out one command; a frame that is none is logged and dropped."""
     try:
         command = messages.decode_command(frame)
@@ -182,16 +140,23 @@ def obey(driver: EngineDriver, events: EventSocket, frame: bytes) -> None:
         return
     match command:
         case messages.Submit(request=request, so_far=so_far):
-            driver.submit(request, so_far)
+            if messages.client_of(request.request_id) in clients:  # else it left this behind
+                driver.submit(request, so_far)
         case messages.Cancel(request_id=request_id):
             driver.cancel(request_id)
-        case messages.StatsQuery():
-            events.send(messages.Stats(driver.stats()))
+        case messages.StatsQuery(client=client):
+            clients.send(client, messages.Stats(driver.stats()))
+        case messages.Attach(client=client, events=endpoint):
+            clients.attach(client, endpoint)
+            clients.send(client, messages.Ready(info))
+        case messages.Detach(client=client):
+            clients.detach(client)
+            driver.leave(messages.prefix(client))
 
 
 @contextlib.contextmanager
 def wake_on_signal() -> Iterator[socket.socket]:
-    """Yields a socket on which a signal to end can be read; before this, while loading, it ends the process at once."""
+    """Yields a socket on which a signal to end can be read; before this, while loading, SIGTERM ends it at once."""
     wake, signalled = socket.socketpair()
     signalled.setblocking(False)
     signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
@@ -228,13 +193,11 @@ def run(launch: messages.Launch) -> int:
         commands.bind(launch.commands)
         engine, info = build(launch, events)
         engine.works_on = WorkRecord(Path(launch.work)).note
-        driver = EngineDriver(engine, events)
-        try:
-            with wake_on_signal() as wake:
-                events.send(messages.Ready(info))
-                orphaned = serve(driver, commands, events, heart, wake) == _ORPHANED
-        finally:
-            driver.close()
+        clients = Clients(context, events)
+        driver = EngineDriver(engine, clients)
+        with contextlib.closing(clients), contextlib.closing(driver), wake_on_signal() as wake:
+            events.send(messages.Ready(info))
+            orphaned = serve(driver, info, commands, clients, heart, wake) == _ORPHANED
     except Exception as error:
         events.send(last_words(error))
         return 1
@@ -260,6 +223,7 @@ def last_words(error: Exception) -> messages.Fatal:
 def main() -> int:
     """Reads the Launch and runs."""
     logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
+    signal.signal(_ORPHANED, signal.SIG_IGN)  # while it loads: the heartbeat thread sees it too, and tidies up
     try:
         launch = messages.decode_launch(sys.stdin.buffer.read())
     except MessageError as error:

@@ -10,6 +10,7 @@ from penstock.config import limits
 from penstock.config.errors import RequestError
 from penstock.core.policies.waiting import Waiting, Work
 from penstock.core.request import EngineOutput, EngineRequest, FinishReason
+from penstock.engine import messages
 from penstock.engine.so_far import SoFar
 from penstock.engine.watched_time import WatchedTime
 
@@ -133,12 +134,14 @@ class StreamTable:
     the engine has confirmed its end, so that a late output never meets a new request of the same id.
     """
 
-    def __init__(self, cancel: Callable[[str], None], max_queue_seconds: float | None = None) -> None:
-        """`cancel` tells the engine to end a request; `max_queue_seconds` is for `Waiting`."""
+    def __init__(
+        self, cancel: Callable[[str], None], max_queue_seconds: float | None = None, processes: int = 1
+    ) -> None:
+        """`cancel` tells the engine to end a request; `max_queue_seconds` and `processes` are for `Waiting`."""
         self._cancel = cancel
         self._clock = WatchedTime(limits.STREAM_STALL_TIMEOUT_S / 12)  # of deliveries: a pause is one of them
         self._live: dict[str, OutputStream] = {}
-        self.waiting = Waiting(max_queue_seconds)
+        self.waiting = Waiting(max_queue_seconds, processes)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -151,7 +154,7 @@ class StreamTable:
             RequestError: a live request has the same id.
         """
         if request.request_id in self._live:
-            name = request.request_id.removeprefix(f"{request.owner}:")
+            name = messages.unnamed(request.request_id).removeprefix(f"{request.owner}:")
             raise RequestError(
                 f"request_id {name[:80]!r} is in use by a running request; choose another, or none.",
                 param="request_id",

@@ -51,7 +51,7 @@ class EngineChild:
         on_event: Callable[[messages.Event], None],
     ) -> None:
         """`on_event` gets every event but Ready, Fatal and Heartbeat. Raises ConfigError for too long a TMPDIR."""
-        self._directory = _private_directory()
+        self._directory = private_directory()
         self._launch = messages.Launch(
             options,
             f"ipc://{self._directory / secrets.token_hex(8)}",
@@ -78,6 +78,11 @@ class EngineChild:
         self._commands.set(zmq.SNDHWM, 0)
         self._commands.set(zmq.LINGER, 0)
         self._commands.set(zmq.RECONNECT_IVL, 10)
+
+    @property
+    def commands(self) -> str:
+        """Where the process takes commands, once it serves."""
+        return self._launch.commands
 
     @property
     def pid(self) -> int:
@@ -235,10 +240,13 @@ class EngineChild:
         return messages.Fatal("EngineDeadError", self.ending(" before it could serve"))
 
 
-def _private_directory() -> Path:
-    """A new directory that only this user may enter, with a path short enough for sockets."""
+def private_directory(name_chars: int = 17) -> Path:
+    """A new directory that only this user may enter, with a path short enough for sockets.
+
+    `name_chars` is how long their names in it are, with what stands before.
+    """
     directory = Path(tempfile.mkdtemp(prefix="penstock-"))
-    if len(str(directory)) + 17 > _MAX_SOCKET_PATH:
+    if len(str(directory)) + name_chars > _MAX_SOCKET_PATH:
         directory.rmdir()
         raise ConfigError(
             f"the temporary directory's path, {directory.parent}, is too long for a socket ({_MAX_SOCKET_PATH} "

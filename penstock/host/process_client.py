@@ -6,30 +6,40 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Protocol
 
 import zmq
 
-from penstock.config.errors import EngineDeadError, PenstockError, RequestError
+from penstock.config.errors import EngineDeadError, PenstockError
 from penstock.config.options import EngineOptions
-from penstock.core.request import EngineRequest, EngineStats, FinishReason
+from penstock.core.request import EngineRequest, EngineStats
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
-from penstock.engine.counting import ended, together
-from penstock.engine.messages import MessageError
-from penstock.engine.streams import OutputStream, StreamTable
+from penstock.engine.streams import OutputStream
 from penstock.host.child import EngineChild
-from penstock.host.resumption import CANNOT_GO_ON, Resumption
+from penstock.host.engine_line import EngineLine
 
 HEARTBEAT_TIMEOUT_S = 5.0
-STATS_TIMEOUT_S = 1.0
 FIRST_RESTART_DELAY_S = 0.5
 LAST_RESTART_DELAY_S = 30.0
 STABLE_S = 30.0
 MAX_START_FAILURES = 5
+STARTING = "The engine is still starting; retry in a few seconds."
+RESTARTING = "The engine is being restarted; retry in a few seconds."
 _log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Told of the lives of an engine process."""
+
+    def serving(self, info: EngineInfo, commands: str, past: EngineStats) -> None:
+        """A process serves, and takes commands at this endpoint; `past` is what those before it have counted."""
+
+    def died(self, worked_on: Set[str] | None) -> None:
+        """It has gone, and worked on these requests; None where nobody knows on which."""
 
 
 class ProcessClient:
@@ -46,6 +56,7 @@ class ProcessClient:
         *,
         on_progress: Callable[[int, int], None] | None = None,
         max_queue_seconds: float | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         """`on_progress` is told (bytes loaded, bytes in all) while weights load.
 
@@ -53,14 +64,10 @@ class ProcessClient:
         """
         self._options = options
         self._on_progress = on_progress
-        self._streams = StreamTable(self.cancel, max_queue_seconds)
-        self._resumption = Resumption(self._streams, self._send)
-        self._restarts = 0
+        self._watcher = watcher
+        self._line = EngineLine(max_queue_seconds=max_queue_seconds)
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
-        self._past = EngineStats()  # counters of engines that are gone
-        self._latest = EngineStats()
-        self._stats_answer: asyncio.Future[None] | None = None
         self._child: EngineChild | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -104,64 +111,27 @@ class ProcessClient:
         return EngineDeadError(self._why_stopped)
 
     def submit(self, request: EngineRequest) -> OutputStream:
-        if self.state is not EngineState.READY or self._child is None:
+        if self.state is not EngineState.READY:
             raise EngineDeadError(self._unavailable())
-        try:
-            frame = messages.encode(messages.Submit(request))
-        except MessageError as error:
-            raise RequestError(f"The request cannot be sent to the engine: {error}") from error
-        stream = self._streams.open(request)
-        if not self._resumption.hold(stream):
-            self._child.send(frame)
-        return stream
-
-    def _send(self, stream: OutputStream) -> None:
-        """Sends a request; to an engine that has gone it is as if it had not been."""
-        try:
-            frame = messages.encode(messages.Submit(stream.request, stream.so_far() if stream.admitted else None))
-        except MessageError:
-            _log.exception("a request cannot go on in another engine")
-            self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
-            return
-        if self._child is not None:
-            with contextlib.suppress(EngineDeadError):
-                self._child.send(frame)
+        return self._line.submit(request)
 
     def arriving(self, owner: str) -> AbstractContextManager[None]:
-        return self._streams.waiting.arriving(owner)
+        return self._line.arriving(owner)
 
     def check_room(self, owner: str) -> None:
-        self._streams.waiting.check_room(owner)
+        self._line.check_room(owner)
 
     def cancel(self, request_id: str) -> None:
-        stream = self._streams.get(request_id)
-        if stream is None:
-            return
-        held = self._resumption.holds(stream)
-        if held:
-            self._resumption.drop(stream)
-        if held or self._child is None or self._state is not EngineState.READY:
-            self._streams.end(stream, FinishReason.CANCELLED)  # no engine has it
-            return
-        with contextlib.suppress(EngineDeadError, MessageError):
-            self._child.send(messages.encode(messages.Cancel(request_id)))
+        self._line.cancel(request_id)
+
+    def detach(self, client: str) -> None:
+        """Another client of the engine has gone: its requests end."""
+        if self._child is not None and self._line.is_open:
+            with contextlib.suppress(EngineDeadError):
+                self._child.send(messages.encode(messages.Detach(client)))
 
     async def stats(self) -> EngineStats:
-        """The newest snapshot: the last known one of an engine silent for STATS_TIMEOUT_S.
-
-        Counters go on from those last known of engines that are gone; nothing runs in these.
-        """
-        if self.state is EngineState.READY and self._child is not None:
-            if self._stats_answer is None:
-                self._stats_answer = asyncio.get_running_loop().create_future()
-                self._child.send(messages.encode(messages.StatsQuery()))
-            await asyncio.wait((self._stats_answer,), timeout=STATS_TIMEOUT_S)
-        return replace(
-            together(self._past, self._latest),
-            waiting_seconds=self._streams.waiting.seconds(),
-            restarts=self._restarts,
-            resumed=self._resumption.resumed,
-        )
+        return await self._line.stats(ask=self.state is EngineState.READY)
 
     async def close(self) -> None:
         """Ends the process and its supervision; unfinished sequences get an ERROR output."""
@@ -170,12 +140,12 @@ class ProcessClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         await self._drop_child()
-        self._streams.fail_all(self._why_stopped)
+        self._line.end(self._why_stopped)
         if self._context is not None:
             self._context.term()
             self._context = None
 
-    async def _launch(self) -> None:
+    async def _launch(self, restarts: int = 0) -> None:
         """Starts a process and waits until it serves; raises its error if it cannot."""
         assert self._context is not None
         try:
@@ -188,13 +158,26 @@ class ProcessClient:
             await self._drop_child()
             raise EngineDeadError(f"The engine process cannot be started: {error}.") from error
         self._state = EngineState.READY
+        self._line.restarts = restarts
+        self._line.open(self._child.send)
+        if self._watcher is not None:
+            past = replace(self._line.past, restarts=self._line.restarts)
+            self._watcher.serving(self._info, self._child.commands, past)
 
     async def _drop_child(self) -> None:
         child, self._child = self._child, None
         if child is not None:
             await child.close()
-        self._past, self._latest = ended(together(self._past, self._latest)), EngineStats()
-        self._answer_stats()
+
+    async def _died(self, child: EngineChild) -> None:
+        """The process has ended unasked."""
+        self._state = EngineState.RESTARTING
+        _log.error("%s It is started again.", child.ending())
+        worked_on = child.worked_on()
+        await self._drop_child()
+        self._line.cut(worked_on)
+        if self._watcher is not None:
+            self._watcher.died(worked_on)
 
     async def _supervise(self) -> None:
         try:
@@ -206,7 +189,7 @@ class ProcessClient:
     def _give_up(self) -> None:
         self._state = EngineState.STOPPED  # the reason may name paths: it is for the log, not for clients
         self._why_stopped = "The engine stopped and could not be started again; its log says why."
-        self._streams.fail_all(self._why_stopped)
+        self._line.end(self._why_stopped)
         self._gave_up.set()
 
     async def _start_again_and_again(self) -> None:
@@ -216,20 +199,14 @@ class ProcessClient:
             if self._child is not None:
                 started = time.monotonic()
                 await self._child.wait()
-                self._state = EngineState.RESTARTING
-                _log.error("%s It is started again.", self._child.ending())
-                worked_on = self._child.worked_on()
-                await self._drop_child()
-                self._resumption.died(worked_on)
+                await self._died(self._child)
                 if time.monotonic() - started > STABLE_S:
                     delay = FIRST_RESTART_DELAY_S
             await asyncio.sleep(delay)
             delay = min(delay * 2, LAST_RESTART_DELAY_S)
             try:
-                await self._launch()
+                await self._launch(restarts=self._line.restarts + 1)
                 failures = 0
-                self._restarts += 1
-                self._resumption.go_on()
             except PenstockError as error:
                 failures += 1
                 _log.error("start %d of %d failed: %s", failures, MAX_START_FAILURES, error)
@@ -238,30 +215,17 @@ class ProcessClient:
 
     def _on_event(self, event: messages.Event) -> None:
         match event:
-            case messages.Outputs(outputs=outputs):
-                self._streams.deliver(outputs)
-                self._resumption.go_on()
-            case messages.Refused(request_id=request_id):
-                self._streams.refuse(request_id, messages.refusal_error(event))
-                self._resumption.go_on()
-            case messages.Paced(pace=pace):
-                self._streams.waiting.pace = pace
-            case messages.Stats(stats=stats):
-                self._latest = stats
-                self._answer_stats()
-            case messages.Progress(done=done, total=total) if self._on_progress is not None:
-                self._on_progress(done, total)
-
-    def _answer_stats(self) -> None:
-        answer, self._stats_answer = self._stats_answer, None
-        if answer is not None and not answer.done():
-            answer.set_result(None)
+            case messages.Progress(done=done, total=total):
+                if self._on_progress is not None:
+                    self._on_progress(done, total)
+            case _:
+                self._line.on_event(event)
 
     def _unavailable(self) -> str:
         match self.state:
             case EngineState.STARTING:
-                return "The engine is still starting; retry in a few seconds."
+                return STARTING
             case EngineState.STOPPED:
                 return self._why_stopped
             case _:
-                return "The engine is being restarted; retry in a few seconds."
+                return RESTARTING

@@ -27,6 +27,10 @@ class Resumption:
     Requests that the engine worked on when it died come back one at a time: the next one is sent when the one before
     has ended, or is further than it was. So the one that is on trial is what a second death is blamed on, and nobody
     in its company. Requests that waited, and new ones, come after them.
+
+    Attributes:
+        resumed: how many have come back.
+        waits: there is an engine, and it is not the turn of these requests: none is sent, new ones neither.
     """
 
     def __init__(self, streams: StreamTable, send: Callable[[OutputStream], None]) -> None:
@@ -39,14 +43,20 @@ class Resumption:
         self._tried: OutputStream | None = None
         self._passes_at = 0  # so many tokens of the one on trial
         self.resumed = 0
+        self.waits = False
 
     def holds(self, stream: OutputStream) -> bool:
         """Whether the engine has not been sent this request yet."""
         return _name(stream) in self._held
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether requests are on their way back."""
+        return self.waits or bool(self._held) or self._tried is not None
+
     def hold(self, stream: OutputStream) -> bool:
         """Holds a new request back, as long as there are others that come back; whether it does."""
-        if not self._held and self._tried is None:
+        if not self.goes_on:
             return False
         self._held[_name(stream)] = stream
         return True
@@ -55,8 +65,13 @@ class Resumption:
         """A request that is held back is not wanted any more."""
         del self._held[_name(stream)]
 
-    def died(self, worked_on: Set[str] | None) -> None:
-        """The engine is gone. It worked on these requests when it died; None where nobody knows which."""
+    def died(self, worked_on: Set[str] | None, *, alone: bool = True) -> None:
+        """The engine is gone.
+
+        Args:
+            worked_on: requests that it worked on when it died; None where nobody knows which.
+            alone: whether none of them was somebody else's, who could be to blame.
+        """
         tried, self._tried = self._tried, None
         suspects, others = [], []
         for stream in self._streams.live():
@@ -67,7 +82,7 @@ class Resumption:
                 self._streams.end(stream, FinishReason.ERROR, CANNOT_GO_ON)
             elif name in self._held or self._only_waited(name, worked_on):
                 others.append(stream)
-            elif (stream is tried and worked_on is not None) or self._deaths[name] + 1 >= MOST_DEATHS:
+            elif (stream is tried and worked_on is not None and alone) or self._deaths[name] + 1 >= MOST_DEATHS:
                 _log.error("request %s is ended: engines died while they computed it", name)
                 self._streams.end(stream, FinishReason.ERROR, ENDED_ENGINES)
             else:
@@ -87,6 +102,8 @@ class Resumption:
 
     def go_on(self) -> None:
         """Sends what may be sent now: there is an engine, and it may have got further."""
+        if self.waits:
+            return
         tried = self._tried
         if tried is not None and self._streams.is_live(tried) and not tried.closed and tried.tokens < self._passes_at:
             return

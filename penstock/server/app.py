@@ -55,6 +55,7 @@ from penstock.server.metrics import Metrics, log_throughput
 from penstock.server.middleware import RequestMiddleware
 from penstock.server.one_model import OneModel
 from penstock.server.reports import RequestReports
+from penstock.server.siblings import Siblings
 from penstock.server.traces import RequestTraces
 from penstock.server.web.routes import web_router
 
@@ -65,7 +66,13 @@ _ANY_CALL: Final[Any] = {"allow_origin_regex": LOCAL_ORIGINS, "allow_methods": [
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifecycle | None = None) -> FastAPI:
+def create_app(
+    served: Frontend | Host,
+    options: ServerOptions,
+    lifecycle: Lifecycle | None = None,
+    *,
+    siblings: Siblings | None = None,
+) -> FastAPI:
     """The application over an engine that may still be loading, or over a host of many models.
 
     Args:
@@ -73,6 +80,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
             caller closes.
         options: keys, bound host and CORS origins.
         lifecycle: shared with whoever drains the server; by default its own.
+        siblings: the other HTTP processes of this server, all of which keep responses in one file; None for one alone.
 
     Raises:
         ConfigError: an API key is empty, or the responses' store cannot be used.
@@ -81,19 +89,10 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
     metrics = Metrics()
     reports = _reports(options)
     models = _models(served, options, lifecycle, metrics)
-    context = ServerContext(models, lifecycle, metrics, options.trust_request_chat_template)
-    responses = Responses(context, ResponseStore(options.responses_store))
+    context = ServerContext(models, lifecycle, metrics, options.trust_request_chat_template, siblings)
+    responses = Responses(context, ResponseStore(options.responses_store, shared=siblings is not None))
     admins, hosts = AdminKeys(options.admin_keys), HostRule(options.host)
     keys = ApiKeys((*options.api_keys, *options.admin_keys) if options.api_keys else ())
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        log = asyncio.ensure_future(log_throughput(models.engines))
-        yield
-        log.cancel()
-        await asyncio.gather(log, return_exceptions=True)
-        await responses.aclose()
-        await asyncio.to_thread(reports.close)
 
     app = FastAPI(
         title="Penstock",
@@ -103,7 +102,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
         redoc_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        lifespan=lifespan,
+        lifespan=lambda _: _lifespan(context, responses, reports),
         default_response_class=Response,
     )
     _include(app, context, _routers(context, responses, admins, options), admins, options)
@@ -119,6 +118,7 @@ def create_app(served: Frontend | Host, options: ServerOptions, lifecycle: Lifec
         metrics=metrics,
         reports=reports,
         check_room=check_room,
+        processes=1 if siblings is None else siblings.count,
     )
     if options.allowed_origins != (NO_ORIGIN,):
         app.add_middleware(CORSMiddleware, allow_origins=list(options.allowed_origins), **_ANY_CALL)
@@ -137,6 +137,19 @@ def _add_hooks(app: FastAPI, options: ServerOptions) -> None:
         before = None if options.pre is None else load_hook(options.pre, "--pre")
         after = None if options.post is None else load_hook(options.post, "--post")
         app.add_middleware(HookMiddleware, before=before, after=after)
+
+
+@asynccontextmanager
+async def _lifespan(context: ServerContext, responses: Responses, reports: RequestReports) -> AsyncIterator[None]:
+    siblings = context.siblings
+    log = asyncio.ensure_future(log_throughput(context.models.engines if siblings is None or siblings.first else dict))
+    if siblings is not None:
+        siblings.answer(context.own_figures)
+    yield
+    log.cancel()
+    await asyncio.gather(log, return_exceptions=True)
+    await responses.aclose()
+    await asyncio.to_thread(reports.close)
 
 
 def _describe(app: FastAPI, context: ServerContext, bodies: tuple[type[BaseModel], ...], *, secured: bool) -> None:
@@ -281,10 +294,7 @@ def _operator_router(context: ServerContext, app: FastAPI) -> APIRouter:
 
     @router.get("/metrics", summary="Prometheus metrics", openapi_extra=gives("text/plain"))
     async def metrics() -> Response:
-        figures = await context.figures()
-        host = context.models.host
-        budget = None if host is None else host.budget.total
-        return Response(await asyncio.to_thread(context.metrics.render, figures, budget), media_type=_PROMETHEUS)
+        return Response(await context.exposition(), media_type=_PROMETHEUS)
 
     @router.get("/openapi.json", summary="This API as an OpenAPI document", openapi_extra=gives("application/json"))
     async def openapi_json() -> Response:

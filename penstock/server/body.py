@@ -31,8 +31,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 class BodyMemory:
     """What the bodies of all requests in flight take, which is bounded; small ones are always taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int = 1) -> None:
+        """Each of so many processes has its share of the memory, which the longest body fits into."""
         self._held = 0
+        self._most = max(limits.MAX_BODY_BYTES, limits.MAX_BODIES_BYTES // processes)
 
     @contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
@@ -46,7 +48,7 @@ class BodyMemory:
         def grow(received: int) -> None:
             nonlocal own
             more = max(0, received - limits.SMALL_BODY_BYTES) - own
-            if self._held + more > limits.MAX_BODIES_BYTES:
+            if self._held + more > self._most:
                 raise OverloadedError("Too many large request bodies are in flight; try again later.")
             self._held += more
             own += more

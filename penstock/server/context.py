@@ -14,9 +14,11 @@ from penstock.config.errors import EngineDeadError, ModelNotFoundError, Penstock
 from penstock.core.request import EngineStats
 from penstock.engine.api import EngineState
 from penstock.engine.counting import together
+from penstock.host.figures import summed
 from penstock.server.errors import not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import EngineFigures, Metrics, ModelMetrics
+from penstock.server.siblings import Siblings
 
 if TYPE_CHECKING:
     from penstock.engine.api import EngineClient
@@ -131,6 +133,7 @@ class ServerContext:
     lifecycle: Lifecycle
     metrics: Metrics
     trust_request_chat_template: bool = False
+    siblings: Siblings | None = None
 
     async def model(
         self, request: Request, name: str | None, keep_alive: KeepAlive | None = None, *, events: bool | None = False
@@ -157,12 +160,43 @@ class ServerContext:
                 found[entry.name] = replace(figures, memory=entry.planned, loads=entry.loads)
         return found
 
+    async def exposition(self) -> bytes:
+        """All figures in Prometheus' text format, of all HTTP processes where there are several.
+
+        Raises:
+            HttpError: those of the others cannot be had.
+        """
+        if self.siblings is not None:
+            return await self._of_all(self.siblings)
+        host = self.models.host
+        budget = None if host is None else host.budget.total
+        return await asyncio.to_thread(self.metrics.render, await self.figures(), budget)
+
+    async def own_figures(self) -> bytes:
+        """The metrics that are this process's own, of several over one engine: what the engine tells is 0 in them."""
+        own = EngineStats() if self.siblings is None else self.siblings.own()
+        return await asyncio.to_thread(self.metrics.render, {name: EngineFigures(own) for name in self.models.names()})
+
+    async def _of_all(self, siblings: Siblings) -> bytes:
+        told = await siblings.figures()
+        of_engine = Metrics()  # nothing but what the engine tells
+        figures = {}
+        for model in self.models.all():
+            of_engine.model(model.model)
+            figures[model.model] = EngineFigures(told.stats, _cache(model.frontend.client))
+        return await asyncio.to_thread(lambda: summed([of_engine.render(figures), told.counted]))
+
 
 async def _figures(engine: EngineClient) -> EngineFigures:
     """Of an engine, as far as they can be had: those of the server itself are worth having while an engine is away."""
     figures = EngineFigures()
     with suppress(PenstockError):
         figures = EngineFigures(await engine.stats())
-        info = engine.info
-        figures = replace(figures, cache={"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)})
-    return figures
+    return replace(figures, cache=_cache(engine))
+
+
+def _cache(engine: EngineClient) -> Mapping[str, str]:
+    """The geometry of an engine's cache, once it is known."""
+    with suppress(EngineDeadError):
+        return {"block_size": str(engine.info.block_size), "num_gpu_blocks": str(engine.info.num_blocks)}
+    return {}

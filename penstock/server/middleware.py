@@ -52,8 +52,12 @@ class RequestMiddleware:
         metrics: Metrics,
         reports: RequestReports,
         check_room: Callable[[str], None],
+        processes: int = 1,
     ) -> None:
-        """`check_room` raises OverloadedError while too much work waits, for the owner it is given."""
+        """`check_room` raises OverloadedError while too much work waits, for the owner it is given.
+
+        This is one of so many HTTP `processes` of a server.
+        """
         self._app = app
         self._keys = keys
         self._hosts = hosts
@@ -61,7 +65,7 @@ class RequestMiddleware:
         self._metrics, self._reports = metrics, reports
         self._check_room = check_room
         self._turn = asyncio.Lock()
-        self._bodies = BodyMemory()
+        self._bodies = BodyMemory(processes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -124,7 +124,10 @@ def serve(
         PenstockError: the engine cannot start; the message is its own. Or it died and cannot be started again.
     """
     validate(engine_options)
-    run(server_options, lambda listener: _serve(engine_options, server_options, listener, say or _print, on_progress))
+    work = _serve
+    if server_options.api_server_count > 1:
+        from penstock.server.serve_front import serve_front as work
+    run(server_options, lambda listener: work(engine_options, server_options, listener, say or _print, on_progress))
 
 
 def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, Any, None]]) -> None:
@@ -133,7 +136,7 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
     Raises:
         ConfigError: an option is out of range, or the address cannot be used or would be open to others without a key.
     """
-    _check_seconds(options)
+    _check_numbers(options)
     for flag, named in (("--pre", options.pre), ("--post", options.post)):
         if named is not None:
             from penstock.server.hooks import load_hook
@@ -146,17 +149,25 @@ def run(options: ServerOptions, work: Callable[[socket.socket], Coroutine[Any, A
     raise_file_limit()
     check_origins(options.allowed_origins)
     _log_to_stderr()
-    sys.setswitchinterval(_SWITCH_S)
-    _give_back_memory()
+    settle_process()
     listener = bind(options.host, options.port)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(work(listener))
     finally:
         listener.close()
 
 
-def _check_seconds(options: ServerOptions) -> None:
+def settle_process() -> None:
+    """Settings of a process that answers requests."""
+    sys.setswitchinterval(_SWITCH_S)
+    _give_back_memory()
+
+
+def _check_numbers(options: ServerOptions) -> None:
+    if not 1 <= options.api_server_count <= limits.MAX_API_SERVERS:
+        allowed = f"allowed: 1 to {limits.MAX_API_SERVERS}"
+        raise ConfigError(f"--api-server-count is {options.api_server_count}; {allowed}.")
     if not 0 <= options.drain_timeout < math.inf:
         raise ConfigError(f"--drain-timeout is {options.drain_timeout:g}; allowed: a number of seconds from 0.")
     if not options.max_queue_seconds > 0:
@@ -182,7 +193,7 @@ def _give_back_memory() -> None:
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:  # no uvloop for this platform
@@ -206,7 +217,7 @@ async def _serve(
     server: HttpServer | None = None
     serving: asyncio.Future[None] | None = None
     try:
-        text, create_app = await asyncio.to_thread(_http_side, engine_options)
+        text, create_app = await asyncio.to_thread(http_side, engine_options)
         frontend = Frontend(client, text, served_name=name, seed=engine_options.seed)
         server = http_server(create_app(frontend, options, lifecycle))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -215,7 +226,7 @@ async def _serve(
         await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             gc.freeze()  # collecting garbage would look through all of this again and again
-            say(_greeting(url_of(listener), starting.result(), name, keyed=bool(options.api_keys)))
+            say(greeting(url_of(listener), starting.result(), name, keyed=bool(options.api_keys)))
             await asyncio.wait((stopping, serving, dead), return_when=asyncio.FIRST_COMPLETED)
             if dead.done():  # a supervisor may start it again
                 raise dead.result()
@@ -234,7 +245,7 @@ async def _serve(
         await client.close()
 
 
-def _http_side(options: EngineOptions) -> tuple[TextPipeline, Callable[..., FastAPI]]:
+def http_side(options: EngineOptions) -> tuple[TextPipeline, Callable[..., FastAPI]]:
     """The text side of a model, ready for the first request, and what makes the application.
 
     That is imported here, since its modules take as long as an engine does to start again from what was kept.
@@ -268,7 +279,7 @@ async def drain(lifecycle: Lifecycle, timeout: float, say: Callable[[str], None]
         lifecycle.aborted.set()
 
 
-def _greeting(url: str, info: EngineInfo, name: str, *, keyed: bool) -> str:
+def greeting(url: str, info: EngineInfo, name: str, *, keyed: bool) -> str:
     about = f"{name} ({info.architecture}, {info.dtype} on {info.device}, context {info.max_model_len} tokens)"
     return f"Ready: {about}\n{where_to_ask(url, name, keyed=keyed)}"
 

@@ -7,6 +7,7 @@ import gc
 import socket
 from collections.abc import Callable
 
+from penstock.config.errors import ConfigError
 from penstock.config.machine import read_machine
 from penstock.config.options import HostOptions, ServerOptions
 from penstock.host.engine import ProcessEngines
@@ -33,6 +34,11 @@ def serve_many(
             open to others without a key.
     """
     memory = hosted.memory or int(_SHARE * read_machine().memory_available)
+    if options.api_server_count > 1:
+        raise ConfigError(
+            f"--api-server-count is {options.api_server_count}, but models that come and go are served by one HTTP "
+            "process; leave it out, or name one model."
+        )
     sources()  # whoever started the server is to see what is wrong with it
     run(options, lambda listener: _serve(sources, memory, hosted.keep_alive, options, listener, say))
 

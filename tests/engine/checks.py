@@ -7,15 +7,21 @@ import asyncio
 import pytest
 
 from penstock.config.errors import ContextLengthError
+from penstock.engine.streams import StreamTable
 from penstock.engine.thread_client import ThreadClient
 from penstock.host.process_client import ProcessClient
 from tests.engine.support import read, request, tokens_of
 
 
+def streams_of(client: ThreadClient | ProcessClient) -> StreamTable:
+    """A client's live requests."""
+    return client._streams if isinstance(client, ThreadClient) else client._line.streams
+
+
 async def until_empty(client: ThreadClient | ProcessClient, seconds: float = 15) -> None:
     """Waits until every request of the client has ended."""
     async with asyncio.timeout(seconds):
-        while len(client._streams):
+        while len(streams_of(client)):
             await asyncio.sleep(0.01)
 
 
@@ -25,7 +31,7 @@ async def check_refusal(client: ThreadClient | ProcessClient) -> None:
         await anext(client.submit(request(prompt=100, max_tokens=2000)))
     assert refused.value.param == "max_tokens"
     assert refused.value.code == "context_length_exceeded"
-    assert len(client._streams) == 0
+    assert len(streams_of(client)) == 0
 
 
 async def check_residue(client: ThreadClient | ProcessClient) -> None:
@@ -41,6 +47,6 @@ async def check_residue(client: ThreadClient | ProcessClient) -> None:
 
     await asyncio.gather(*map(one, range(1000)))
     await until_empty(client)
-    assert (client._streams.waiting.requests, client._streams.waiting.tokens) == (0, 0)
+    assert (streams_of(client).waiting.requests, streams_of(client).waiting.tokens) == (0, 0)
     stats = await client.stats()
     assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)

@@ -75,7 +75,7 @@ async def test_sixteen_streams_do_not_notice_that_their_engine_was_killed(fronte
     readers = [asyncio.create_task(answered(answer)) for answer in answers]
     for tokens in (10, 40):
         async with asyncio.timeout(60):
-            while min((stream.tokens for stream in client._streams.live()), default=tokens) < tokens:
+            while min((stream.tokens for stream in client._line.streams.live()), default=tokens) < tokens:
                 await asyncio.sleep(0.01)
         killed = client.pid
         os.kill(killed, signal.SIGKILL)

@@ -30,8 +30,8 @@ from penstock.core.request import EngineOutput, EngineRequest, EngineStats, Fini
 from penstock.core.sampling import SamplingParams
 from penstock.engine import messages
 from penstock.engine.api import EngineInfo
+from penstock.engine.event_sockets import EventSocket
 from penstock.engine.messages import MessageError
-from penstock.engine.process import EventSocket
 from penstock.engine.so_far import SoFar
 
 REQUEST = EngineRequest(
@@ -56,6 +56,9 @@ OUTPUT = EngineOutput(
         messages.Submit(REQUEST, SoFar(((1, 2), None, ()), 3)),
         messages.Cancel("é" * 100),
         messages.StatsQuery(),
+        messages.StatsQuery("é"),
+        messages.Attach("1.2", "ipc:///c"),
+        messages.Detach("1.2"),
     ],
 )
 def test_commands_come_back(command: messages.Command) -> None:
@@ -80,6 +83,13 @@ def test_events_come_back(event: messages.Event) -> None:
     assert decoded == event
     if isinstance(decoded, messages.Outputs):
         assert decoded.outputs[0].finish_reason is FinishReason.STOP
+
+
+def test_ids_tell_whose_requests_they_are() -> None:
+    for client in ("", "0.1", "1.12"):
+        for name in ("a", "a/b", "owner:x/y", "1.12/a", "\x011.12/a", "\x01"):
+            assert messages.client_of(messages.named(client, name)) == client
+            assert not client or messages.named(client, name) == messages.prefix(client) + name
 
 
 def test_launch_comes_back() -> None:

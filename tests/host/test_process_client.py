@@ -80,7 +80,7 @@ async def test_refusal_carries_kind_param_and_code(client: ProcessClient) -> Non
 async def test_what_cannot_be_encoded_is_refused(client: ProcessClient) -> None:
     with pytest.raises(RequestError, match="cannot be sent"):
         client.submit(request(request_id="\ud800"))
-    assert len(client._streams) == 0
+    assert len(client._line.streams) == 0
 
 
 async def test_counters_go_on_over_restarts(client: ProcessClient) -> None:

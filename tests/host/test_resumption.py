@@ -76,7 +76,12 @@ async def test_readers_see_a_pause_and_nothing_else(client: ProcessClient) -> No
     stats = await client.stats()
     assert stats.restarts == 2
     assert 16 < stats.resumed <= 32  # some may have ended before the second death
-    assert (stats.running, stats.waiting, len(client._streams), client._streams.waiting.requests) == (0, 0, 0, 0)
+    assert (stats.running, stats.waiting, len(client._line.streams), client._line.streams.waiting.requests) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 async def test_what_was_not_admitted_and_what_waits_is_sent_again(client: ProcessClient) -> None:
@@ -147,7 +152,7 @@ async def test_who_leaves_meanwhile_does_not_come_back(client: ProcessClient, mo
     client.cancel("it3")
     cancelled = await read(streams[3])
     assert cancelled[-1].finish_reason is FinishReason.CANCELLED
-    assert {stream.request.request_id for stream in client._streams.live()} == {"it4", "it5", "it6", "it7"}
+    assert {stream.request.request_id for stream in client._line.streams.live()} == {"it4", "it5", "it6", "it7"}
     await until(lambda: client.state is EngineState.READY)
     for stream in streams[4:6]:  # of which one at least is held back yet
         await stream.aclose()
@@ -157,8 +162,8 @@ async def test_who_leaves_meanwhile_does_not_come_back(client: ProcessClient, mo
     assert stats.cancelled <= 2
     for stream in streams[6:]:
         await stream.aclose()
-    await until(lambda: not len(client._streams))
-    assert client._resumption._held == {}
+    await until(lambda: not len(client._line.streams))
+    assert client._line.resumption._held == {}
 
 
 async def test_no_engine_any_more_ends_all(
@@ -181,7 +186,7 @@ async def test_nobody_waits_for_an_engine_that_nobody_watches(
     def broken(worked_on: object) -> None:
         raise ValueError("unforeseen")
 
-    monkeypatch.setattr(client._resumption, "died", broken)
+    monkeypatch.setattr(client._line.resumption, "died", broken)
     stream = client.submit(asked(1, max_tokens=1900))
     await until(lambda: stream.tokens > 5)
     kill(client)

@@ -36,6 +36,24 @@ async def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     await again.aclose()
 
 
+async def test_processes_of_one_server_share_a_file(tmp_path: Path) -> None:
+    """What one keeps another finds; one that is started again changes nothing of what is there."""
+    file = str(tmp_path / "responses")
+    stores = [ResponseStore(file, shared=True, max_bytes=40_000) for _ in range(3)]
+    for number, store in enumerate(stores):
+        await store.put("me", record(f"resp_{number}", status="queued"), running=True)
+    again = ResponseStore(file, shared=True)
+    found = [await again.found("me", f"resp_{number}") for number in range(3)]
+    assert [one.response["status"] for one in found] == ["queued"] * 3
+    for number in range(3, 60):  # by turns: the bound is that of all together
+        await stores[number % 3].put("me", record(f"resp_{number}", os.urandom(1000).hex()))
+    kept = [number for number in range(60) if await again.get("me", f"resp_{number}")]
+    assert kept == list(range(kept[0], 60))
+    assert 20 < len(kept) < 40
+    for store in (*stores, again):
+        await store.aclose()
+
+
 async def test_owners_see_their_own_alone() -> None:
     store = ResponseStore()
     await store.put("me", record("resp_1"))

@@ -50,11 +50,13 @@ class Waiting:
     much waits, those are refused who have their share of it already: nobody is refused for another owner's backlog.
     """
 
-    def __init__(self, most_seconds: float | None) -> None:
-        """`most_seconds` of work may wait, None for any."""
+    def __init__(self, most_seconds: float | None, processes: int = 1) -> None:
+        """`most_seconds` of work may wait, None for any; each of so many `processes` has its share of all bounds."""
         self.tokens = 0
         self.pace: Pace | None = None
-        self._most_seconds = most_seconds
+        self._most_seconds = None if most_seconds is None else most_seconds / processes
+        self._most_requests = limits.MAX_QUEUED_REQUESTS // processes
+        self._most_tokens = limits.MAX_QUEUED_TOKENS // processes
         self._all = _Load()
         self._owners: dict[str, _Load] = {}  # of those who have something waiting
         self._mean = Work(0.0, 0.0)
@@ -105,14 +107,15 @@ class Waiting:
             OverloadedError: too many requests or prompt tokens wait already.
         """
         tokens = len(request.prompt_ids) * request.sampling.n
-        if self.requests >= limits.MAX_QUEUED_REQUESTS:
+        if self.requests >= self._most_requests:
             raise OverloadedError(
                 f"{self.requests} requests wait already, the most allowed; retry later.", retry_after=self._promise()
             )
-        if self.tokens + tokens > limits.MAX_QUEUED_TOKENS:
+        most_tokens = self._most_tokens if self.tokens else limits.MAX_QUEUED_TOKENS  # a share is for several
+        if self.tokens + tokens > most_tokens:
             raise OverloadedError(
                 f"{self.tokens} prompt tokens wait already; {tokens} more would exceed the limit of "
-                f"{limits.MAX_QUEUED_TOKENS}; retry later.",
+                f"{most_tokens}; retry later.",
                 retry_after=self._promise(),
             )
         work = Work(len(request.prompt_ids) * self._computed, self._expected_output(request))

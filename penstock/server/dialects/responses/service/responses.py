@@ -110,7 +110,14 @@ class Responses:
             response["store"] = False
 
     async def background(self, call: ResponsesCall, model: ModelContext) -> Job:
-        """Starts a response that its client need not wait for."""
+        """Starts a response that its client need not wait for; raises RequestError where others could not find it."""
+        if self.store.is_shared:
+            raise RequestError(
+                "background is true, but this server has several HTTP processes, of which the next call may meet "
+                "another; leave it out, or start the server without --api-server-count.",
+                param="background",
+                code="unsupported_value",
+            )
         self.jobs.check_room()
         model.frontend.client.check_room(call.request.owner)
         composer = Composer(call, model)

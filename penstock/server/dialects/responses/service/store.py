@@ -61,11 +61,13 @@ class ResponseStore:
         *,
         max_bytes: int = limits.MAX_STORED_RESPONSES_BYTES,
         max_age: float = limits.MAX_STORED_RESPONSE_AGE_S,
+        shared: bool = False,
     ) -> None:
-        """Opens the database, which is made if it is not there; what was running in it has failed.
+        """Opens the database, which is made if it is not there; what was running in it has failed, unless it is shared.
 
         Args:
             path: a file that no other server uses, or "memory": gone when the server ends.
+            shared: other processes of this server use the file too, which was opened before they were started.
             max_bytes: of all that is kept; the oldest make room.
             max_age: seconds after which a response is gone.
 
@@ -73,10 +75,12 @@ class ResponseStore:
             ConfigError: the file cannot be used, is damaged, or is another program's.
         """
         self._max_bytes, self._max_age = max_bytes, max_age
+        self.is_shared = shared
         try:
-            self._database = _opened(path)
-            self._bytes = int(self._database.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()[0])
-            self._fail_running()
+            self._database = _opened(path, alone=not shared)
+            self._bytes = self._held()
+            if not shared:
+                self._fail_running()
         except (sqlite3.Error, OSError, ValueError, msgspec.MsgspecError) as error:
             raise ConfigError(
                 f"The responses store {path!r} cannot be used: {error}. Move the file away, name another one with "
@@ -183,8 +187,9 @@ class ResponseStore:
         blobs = (zlib.compress(response, 1), zlib.compress(items, 1), _packed(record.events))
         size = sum(len(blob) for blob in blobs if blob is not None)
         with self._database:  # what it holds is counted once that is written
-            held = self._bytes + size - self._delete("id = ?", (record.response["id"],))
-            values = (record.response["id"], owner, time.time(), int(running), size, *blobs)
+            known = self._held() if self.is_shared else self._bytes
+            held = known + size - self._delete("id = ?", (record.response["id"],))
+            values = (record.response["id"], owner, time.time(), running, size, *blobs)
             self._database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             held -= self._delete("created <= ?", (time.time() - self._max_age,))
             # Of whoever has most, so that nobody is robbed of room by another's responses.
@@ -199,8 +204,11 @@ class ResponseStore:
         sizes = self._database.execute(f"DELETE FROM responses WHERE {which} RETURNING size", values).fetchall()
         return sum(size for (size,) in sizes)
 
+    def _held(self) -> int:
+        return int(self._database.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()[0])
+
     def _fail_running(self) -> None:
-        """A server that ended left them behind."""
+        """A server ended and left them behind."""
         error = {"code": "server_error", "message": "The server ended before the response was complete."}
         with self._database:
             for key, blob in self._database.execute("SELECT id, response FROM responses WHERE running").fetchall():
@@ -217,19 +225,21 @@ def _refusal(error: sqlite3.Error) -> HttpError:
     return HttpError(503, message, code="storage_unavailable", headers={"Retry-After": "5"})
 
 
-def _opened(path: str) -> sqlite3.Connection:
+def _opened(path: str, *, alone: bool) -> sqlite3.Connection:
     if path != MEMORY:
         file = Path(path).expanduser()
         file.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))  # prompts are nobody else's to read
         path = str(file)
-    database = sqlite3.connect(":memory:" if path == MEMORY else path, timeout=1.0, check_same_thread=False)
+    database = sqlite3.connect(
+        ":memory:" if path == MEMORY else path, timeout=1.0 if alone else 10.0, check_same_thread=False
+    )
     try:
-        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+        database.execute(f"PRAGMA locking_mode = {'EXCLUSIVE' if alone else 'NORMAL'}")
         marks = [database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
         if database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] and marks != [_APPLICATION, _VERSION]:
             raise ValueError("it is a database of another program or version")
-        if database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+        if alone and database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
             raise ValueError("it is damaged")
         for setting in ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"):
             database.execute(f"PRAGMA {setting}")

@@ -1,0 +1,161 @@
+"""An HTTP process of several: `python -m penstock.server.worker`, started by a host, whose engine it is a client of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from penstock.config.environment import read_environment
+from penstock.config.errors import PenstockError
+from penstock.config.logs import log_handler
+from penstock.engine.frontend import Frontend
+from penstock.host import front_messages as front
+from penstock.host.attached_client import AttachedClient
+from penstock.server.lifecycle import Lifecycle
+from penstock.server.serve import HttpServer, http_server, http_side, loop_factory, settle_process
+from penstock.server.siblings import Siblings
+
+ALIVE_S = 1.0
+_LOOK_S = 0.005
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One HTTP process: it answers on the socket it was given until its host tells it to end, or ends itself."""
+
+    def __init__(self, launch: front.FrontLaunch, writer: asyncio.StreamWriter) -> None:
+        self._launch, self._writer = launch, writer
+        self._lifecycle = Lifecycle()
+        options = launch.server
+        self._client = AttachedClient(
+            launch.client,
+            Path(launch.folder),
+            lambda generation: self._tell(front.Through(generation)),
+            max_queue_seconds=options.max_queue_seconds,
+            processes=options.api_server_count,
+        )
+        self._siblings = Siblings(launch.place, options.api_server_count, self._tell, self._client.own)
+        self._draining: asyncio.Future[bool] | None = None
+        self._orphaned = False
+
+    async def run(self, reader: asyncio.StreamReader) -> None:
+        """Answers; returns when everything has ended."""
+        told, alive = asyncio.ensure_future(self._listen_to_host(reader)), asyncio.ensure_future(self._live())
+        server: HttpServer | None = None
+        serving: asyncio.Future[None] | None = None
+        try:
+            server = await self._server()
+            listener = socket.socket(fileno=self._launch.listener)
+            serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+            while not (server.started or serving.done() or told.done()):
+                await asyncio.sleep(_LOOK_S)
+            if server.started:
+                self._tell(front.Listening())
+                gc.freeze()  # collecting garbage would look through all of this again and again
+                await asyncio.wait((told, serving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            told.cancel()
+            if server is not None and serving is not None:
+                server.should_exit = True
+                self._lifecycle.aborted.set()
+                await asyncio.wait([serving])
+            alive.cancel()
+            for end in (*await asyncio.gather(told, alive, return_exceptions=True), serving and serving.exception()):
+                if isinstance(end, Exception):
+                    _log.error("an HTTP process ends", exc_info=end)
+            await self._client.close()
+            if self._orphaned:
+                shutil.rmtree(Path(self._launch.folder).parent, ignore_errors=True)
+
+    async def _server(self) -> HttpServer:
+        engine, options = self._launch.engine, self._launch.server
+        text, create_app = await asyncio.to_thread(http_side, engine)
+        assert engine.served_model_name is not None  # the host has settled it
+        frontend = Frontend(self._client, text, served_name=engine.served_model_name, seed=engine.seed)
+        return http_server(create_app(frontend, options, self._lifecycle, siblings=self._siblings))
+
+    async def _listen_to_host(self, reader: asyncio.StreamReader) -> None:
+        """Does what the host tells; returns when this process is to end."""
+        while True:
+            reading = asyncio.ensure_future(front.read_down(reader))
+            waiting: set[asyncio.Future[object]] = {reading}  # type: ignore[arg-type]
+            if self._draining is not None:
+                waiting.add(self._draining)  # type: ignore[arg-type]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+                return  # drained
+            match reading.result():
+                case None:
+                    self._orphaned = True  # the host has gone, and the engine with it
+                    return
+                case front.Drain(now=False):
+                    self._draining = asyncio.ensure_future(self._lifecycle.drain(self._launch.server.drain_timeout))
+                case front.Drain():
+                    return
+                case told:
+                    await self._take(told)
+
+    async def _take(self, told: front.Down) -> None:
+        """Takes note of what the host tells of the engine, and of the other processes."""
+        match told:
+            case front.Serving():
+                self._client.serving(told)
+            case front.Turn():
+                self._client.turn()
+            case front.Silent():
+                self._client.silent(told)
+            case front.Died():
+                await self._client.died(told)
+            case front.Stopped(why=why):
+                self._client.stopped(why)
+            case front.TellFigures() | front.Figures():
+                self._siblings.heard(told)
+
+    async def _live(self) -> None:
+        """Shows the host that this event loop runs."""
+        while True:
+            self._tell(front.Alive())
+            await asyncio.sleep(ALIVE_S)
+
+    def _tell(self, message: front.Up) -> None:
+        front.write(self._writer, message)
+
+
+async def _work(channel: socket.socket) -> int:
+    reader, writer = await asyncio.open_unix_connection(sock=channel)
+    try:
+        launch = await front.read_down(reader)
+        if isinstance(launch, front.FrontLaunch):
+            await Worker(launch, writer).run(reader)
+    except PenstockError as error:
+        front.write(writer, front.Failed(str(error)))
+        return 1
+    finally:
+        with contextlib.suppress(OSError):
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+    return 0
+
+
+def main() -> int:
+    """Works until its host has it end, or has gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the host's to judge
+    logging.basicConfig(handlers=[log_handler(form=read_environment().log_format)])
+    logging.getLogger("penstock").setLevel(logging.INFO)
+    settle_process()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_work(socket.socket(fileno=int(sys.argv[-1]))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""`serve --api-server-count` as people run it: HTTP processes come and go over one engine, on one port."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.config.options import EngineOptions, ServerOptions
+from penstock.server.serve import serve
+from tests.server.served import Served, listening
+from tests.server.support import until
+
+COUNT = 2
+LONG = {"prompt": "Hello", "max_tokens": 600, "ignore_eos": True, "stream": True}
+SEEDS = 4  # different answers: one that reaches another reader than its own is seen
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Served]:
+    """A server whose directories lie in this folder; when it ends nothing of it is left, however it ended."""
+    flags = ["--port", "0", "--threads", "1", "--max-model-len", "1024", "--kv-blocks", "400"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        found = listening("-m", "penstock", "serve", "penstock-concierge", *flags, "--api-server-count", str(COUNT))
+    try:
+        until(lambda: len(fronts(found)) == COUNT and all(listens(found) for _ in range(20)), 240)
+        yield found
+    finally:
+        there = found.children() if found.process.poll() is None else []
+        found.process.kill()
+        found.process.wait()
+        assert psutil.wait_procs(there, 30)[1] == []
+        until(lambda: not list(folder.glob("penstock-*")), 30)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with running(tmp_path_factory.mktemp("f")) as found:
+        yield found
+
+
+def listens(served: Served) -> bool:
+    return httpx.get(f"{served.url}/readyz", timeout=240).status_code == 200
+
+
+def fronts(served: Served) -> list[psutil.Process]:
+    return [child for child in served.children() if "penstock.server.worker" in " ".join(child.cmdline())]
+
+
+def engine(served: Served) -> psutil.Process:
+    (found,) = [child for child in served.children() if "penstock.engine.process" in " ".join(child.cmdline())]
+    return found
+
+
+def by_process(served: Served, count: int) -> list[httpx.Client]:
+    """So many clients, each with a connection of its own."""
+    clients = [httpx.Client(base_url=served.url, timeout=90) for _ in range(count)]
+    for client in clients:
+        assert client.get("/livez").status_code == 200
+    return clients
+
+
+class Reader(threading.Thread):
+    """Reads a stream on a client's connection.
+
+    Attributes:
+        seed: of its request.
+        text: what it said.
+        ended: whether the stream ended as it should.
+        error: what was told instead.
+        port: from which it asked.
+    """
+
+    def __init__(self, client: httpx.Client, seed: int = 0) -> None:
+        super().__init__(daemon=True)
+        self.seed = seed
+        self.client, self.text, self.ended, self.error = client, "", False, ""
+        self.port = 0
+        self.begun = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with self.client.stream("POST", "/v1/completions", json={**LONG, "seed": self.seed}) as answer:
+                self.port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+                for line in answer.iter_lines():
+                    if line == "data: [DONE]":
+                        self.ended = True
+                    elif line.startswith("data: "):
+                        event = json.loads(line[6:])
+                        self.error = self.error or str(event.get("error", ""))
+                        self.text += event["choices"][0]["text"] if "choices" in event else ""
+                        self.begun.set()
+        except httpx.HTTPError as error:
+            self.error = type(error).__name__
+        self.begun.set()
+
+
+def total(served: Served, name: str) -> float:
+    text = httpx.get(f"{served.url}/metrics", timeout=60).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}(\{{| )", line))
+
+
+def test_an_http_process_is_replaced_and_an_engine_outlived(served: Served) -> None:
+    alone = [Reader(client, seed) for seed, client in enumerate(by_process(served, SEEDS))]
+    for reader in alone:
+        reader.join(90)
+    texts = [reader.text for reader in alone]
+    assert all(reader.ended for reader in alone) and len(set(texts)) == SEEDS and min(map(len, texts)) > 600
+    readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, 16))]
+    assert all(reader.begun.wait(60) for reader in readers)
+    before = fronts(served)
+    of = [len(connections(front, served)) for front in before]
+    victim = before[of.index(max(of))]
+    first_engine = engine(served).pid
+    victim.send_signal(signal.SIGKILL)
+    for _ in range(50):  # the port is never closed: the next connection is another's
+        assert httpx.get(f"{served.url}/livez", timeout=60).status_code == 200
+    for reader in readers:
+        reader.join(120)
+    lost = [reader for reader in readers if not reader.ended]
+    assert 1 <= len(lost) <= max(of)
+    assert all(texts[reader.seed] == reader.text for reader in readers if reader.ended)
+    assert all(texts[reader.seed].startswith(reader.text) for reader in lost)
+    until(lambda: len(fronts(served)) == COUNT, 30)
+    assert engine(served).pid == first_engine
+    until(lambda: total(served, "penstock_requests_running") == 0, 30)
+    assert total(served, "penstock_engine_sequences_cancelled_total") == len(lost)
+
+    readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, 8))]
+    assert all(reader.begun.wait(60) for reader in readers)
+    engine(served).send_signal(signal.SIGKILL)
+    for reader in readers:
+        reader.join(120)
+    assert all((reader.ended, reader.error, reader.text) == (True, "", texts[reader.seed]) for reader in readers)
+    assert total(served, "penstock_engine_restarts_total") == 1
+    assert 1 <= total(served, "penstock_requests_resumed_total") <= 8
+    assert len({total(served, "penstock_generation_tokens_total") for _ in range(20)}) == 1  # whoever is asked
+
+
+def connections(front: psutil.Process, served: Served) -> list[Any]:
+    """Those that clients have to a process."""
+    port = int(served.url.rsplit(":", 1)[1])
+    return [one for one in front.net_connections("tcp") if one.status == "ESTABLISHED" and one.laddr.port == port]
+
+
+def test_what_one_keeps_all_find_and_figures_are_of_all(served: Served) -> None:
+    made = httpx.post(f"{served.url}/v1/responses", json={"input": "Hello", "max_output_tokens": 16}, timeout=60).json()
+    clients = by_process(served, 12)
+    assert {client.get(f"/v1/responses/{made['id']}").status_code for client in clients} == {200}
+    told = clients[0].post("/v1/responses", json={"input": "Hello", "background": True})
+    assert (told.status_code, told.json()["error"]["param"]) == (400, "background")
+    counted = [total(served, "penstock_http_requests_total") for _ in range(6)]
+    assert counted == [counted[0] + number for number in range(6)]  # each of these is counted when it has been told
+
+
+def test_a_silent_http_process_keeps_nobody_else(served: Served) -> None:
+    """What it has counted is told by others meanwhile, and the engine's death is nobody's end but, perhaps, its own."""
+    alone = [Reader(client, seed) for seed, client in enumerate(by_process(served, SEEDS))]
+    for reader in alone:
+        reader.join(90)
+    texts = [reader.text for reader in alone]
+    before = total(served, "penstock_http_requests_total")
+    silent = max(fronts(served), key=lambda front: len(connections(front, served)))
+    readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, 16))]
+    assert all(reader.begun.wait(60) for reader in readers)
+    silent.suspend()
+    engine(served).send_signal(signal.SIGKILL)
+    own = {one.raddr.port for one in connections(silent, served)}
+    others = [reader for reader in readers if reader.port not in own]
+    for reader in others:
+        reader.join(120)
+    assert all((reader.ended, reader.error, reader.text) == (True, "", texts[reader.seed]) for reader in others)
+    assert total(served, "penstock_http_requests_total") > before
+    silent.kill()
+    for reader in readers:
+        reader.join(120)
+        assert texts[reader.seed].startswith(reader.text)
+    until(lambda: len(fronts(served)) == COUNT, 60)
+    assert total(served, "penstock_http_requests_total") > before
+
+
+def test_sigterm_drains_all(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running(tmp_path_factory.mktemp("d")) as served:
+        readers = [Reader(client) for client in by_process(served, 6)]
+        assert all(reader.begun.wait(60) for reader in readers)
+        there = served.children()
+        served.process.send_signal(signal.SIGTERM)
+        for reader in readers:
+            reader.join(90)
+        assert all(reader.ended for reader in readers)
+        assert served.process.wait(30) == 0
+        assert psutil.wait_procs(there, 10)[1] == []
+
+
+def test_the_hosts_death_is_everybodys(served: Served) -> None:
+    """The last test of this server."""
+    there = served.children()
+    assert len(there) == COUNT + 1
+    served.process.kill()
+    assert psutil.wait_procs(there, 30)[1] == []
+
+
+@pytest.mark.parametrize("count", [0, -1, 65])
+def test_a_number_of_processes_that_cannot_be(count: int) -> None:
+    with pytest.raises(ConfigError, match=rf"--api-server-count is {count}; allowed: 1 to 64"):
+        serve(EngineOptions(), ServerOptions(port=0, api_server_count=count))
