@@ -170,11 +170,12 @@ SERVER_FLAGS = (
     flag("trust_request_chat_template", bool, False, _NETWORK,
          "Let requests bring a chat template of their own.", "--trust-request-chat-template"),
     flag("responses_store", str, "memory", _NETWORK,
-         "File in which responses of /v1/responses are kept; memory keeps them until the server ends (with several HTTP "
-         "processes, in a file in TMPDIR that goes with it).", metavar="FILE"),
+         "File in which responses of /v1/responses are kept; memory keeps them until the server ends, with "
+         "several HTTP processes in a file in TMPDIR that goes with it.", metavar="FILE"),
     flag("max_queue_seconds", float, MAX_QUEUE_SECONDS, _NETWORK,
          "Seconds of work that may wait; calls beyond are refused with 429 and Retry-After. inf for no bound."),
-    flag("api_server_count", int, 1, _NETWORK, "Processes that speak HTTP, over one engine. Bounds of what waits are dealt out among them."),
+    flag("api_server_count", int, 1, _NETWORK,
+         "Processes that speak HTTP, over one engine; bounds of what waits are dealt out among them."),
     flag("drain_timeout", float, DRAIN_TIMEOUT_S, _NETWORK, "Seconds that running requests get after SIGTERM."),
 )  # fmt: skip
 SAMPLING_FLAGS = (
