@@ -165,7 +165,6 @@ class ServerOptions:
         host: address to bind; a public one needs an API key.
         port: 0 lets the system choose.
         api_keys: accepted keys; empty means open (loopback only).
-        api_server_count: processes that speak HTTP, all on one socket and over one engine.
         drain_timeout: seconds given to running requests after SIGTERM.
         max_queue_seconds: work that may wait, in seconds, before calls are refused; infinite for no bound.
         allowed_origins: CORS origins besides those of this machine, which are allowed unless "none" stands alone.
@@ -179,12 +178,12 @@ class ServerOptions:
         log_requests: a line in the log for each request, with its tokens and times.
         otlp_traces_endpoint: web address of an OpenTelemetry collector that gets a span for each request (OTLP over
             HTTP); None for none.
+        api_server_count: processes that speak HTTP, all on one socket and over one engine.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
-    api_server_count: int = 1
     drain_timeout: float = DRAIN_TIMEOUT_S
     max_queue_seconds: float = MAX_QUEUE_SECONDS
     allowed_origins: tuple[str, ...] = ()
@@ -196,3 +195,4 @@ class ServerOptions:
     page: bool = True
     log_requests: bool = False
     otlp_traces_endpoint: str | None = None
+    api_server_count: int = 1

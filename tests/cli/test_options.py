@@ -86,11 +86,14 @@ def test_every_option_has_a_flag(tmp_path: Path) -> None:
     _, server, _ = parsed(
         "--host", "::1", "--port", "0", "--api-key", "a", "--api-key", "b", "--drain-timeout", "2",
         "--allowed-origins", "http://one", "--allowed-origins", "http://two", "--trust-request-chat-template",
-        "--max-queue-seconds", "4",
+        "--max-queue-seconds", "4", "--api-server-count", "3",
     )  # fmt: skip
     origins = ("http://one", "http://two")
     assert server == ServerOptions(
-        "::1", 0, ("a", "b"), 2.0, 4.0, allowed_origins=origins, trust_request_chat_template=True
+        *("::1", 0, ("a", "b"), 2.0, 4.0),
+        allowed_origins=origins,
+        trust_request_chat_template=True,
+        api_server_count=3,
     )
 
 
