@@ -75,7 +75,7 @@ def _built(
     limits = scheduler_options(options, started.plan, whole_prompts=started.whole_prompts)
     gates = (GrammarGate(structured), *default_gates())
     scheduler = Scheduler(limits, started.groups, gates=gates)
-    engine = Engine(scheduler, started.runner, structured, claim.release)
+    engine = Engine(scheduler, started.runner, structured, claim.release, vocab_size=started.told.vocab_size)
     if options.shared_prompts:
         text = TextPipeline.load(options.model, cache=options.pack_cache)
         pin_shared_prompts(engine, text, options.shared_prompts)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from penstock.config.errors import EngineDeadError
+from penstock.config.errors import EngineDeadError, ParameterError
 from penstock.core.policies.pace import Pace, PaceMeter
 from penstock.core.policies.step_cost import StepCost, UnknownStepCost
 from penstock.core.protocol import Runner, StepPlan, StepResult
@@ -39,9 +39,14 @@ class Engine:
         structured: StructuredOutputManager | None = None,
         closed: Callable[[], None] | None = None,
         step_cost: StepCost | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        """`closed` is called when the engine is; `step_cost` learns from every step, None for nobody who asks."""
+        """`closed` is called when the engine is; `step_cost` learns from every step, None for nobody who asks.
+
+        Token ids lie below `vocab_size`; None for a runner that looks up nothing by them.
+        """
         self._closed = closed
+        self._vocab_size = vocab_size
         self.scheduler = scheduler
         self.runner = runner
         self.structured = structured or StructuredOutputManager()
@@ -65,8 +70,9 @@ class Engine:
         It goes on from what is known of its answers so far, if it began in another engine.
 
         Raises:
-            RequestError: it can never be served; see Scheduler.add.
+            RequestError: it can never be served, see Scheduler.add, or names tokens that do not exist.
         """
+        self._check_ids(request, so_far)
         if self.structured.add(request):
             self._tell_work()
             return False
@@ -82,6 +88,18 @@ class Engine:
         if so_far is not None:
             go_on(self.scheduler, request.request_id, so_far)
         return True
+
+    def _check_ids(self, request: EngineRequest, so_far: SoFar | None) -> None:
+        """Kernels look tokens up without asking whether there are such: whoever adds a request need not have."""
+        size = self._vocab_size
+        if size is None:
+            return
+        known = () if so_far is None else tuple(tokens or () for tokens in so_far.tokens)
+        forced = () if request.thinking is None else request.thinking.end_ids
+        for ids in (request.prompt_ids, forced, *known):
+            if ids and not (min(ids) >= 0 and max(ids) < size):
+                wrong = next(token for token in ids if not 0 <= token < size)
+                raise ParameterError("prompt", wrong, f"token ids from 0 to {size - 1}")
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request; its last outputs come with the next step."""
