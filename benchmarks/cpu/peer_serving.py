@@ -1,7 +1,9 @@
 """16 clients at once, a long prefix shared by all and a short end of their own: cold, then warm with new ends.
 
-Penstock and llama.cpp are asked over HTTP by asynchronous clients; OpenVINO and vLLM are given all requests in process,
-which spares them HTTP. One engine runs at a time: llama-server alone may keep 8 GiB of prompts.
+All are asked over HTTP by asynchronous clients: Penstock, llama-server and vLLM's server as they come, OpenVINO GenAI
+behind a small server (`workers.openvino_server`), since its own is no Python package. With `--in-process` OpenVINO and
+vLLM are given all requests in process, which spares them HTTP. One engine runs at a time: llama-server alone may keep
+8 GiB of prompts.
 """
 
 from __future__ import annotations
@@ -22,11 +24,22 @@ from typing import Any, Protocol
 
 import httpx
 
-from benchmarks.cpu.peer_engines import Run, llama_model, open_worker, penstock_model, penstock_options, set_priority
+from benchmarks.cpu.peer_engines import (
+    REPOSITORY,
+    Run,
+    llama_model,
+    open_worker,
+    peer_folder,
+    penstock_model,
+    penstock_options,
+    set_priority,
+)
 from benchmarks.cpu.peer_models import SHAPES
 
 CLIENTS, PREFIX, OWN, NEW = 16, 1000, 50, 64
 LENGTH = 1152
+CACHE_GIB = 3  # of keys and values
+READY_SECONDS = 600.0  # vLLM compiles the model first
 CASES = ("cold", "warm")
 Times = tuple[float, list[list[float]]]
 
@@ -44,7 +57,9 @@ class Server(Protocol):
 class HttpServer:
     """A server process that is asked over HTTP."""
 
-    def __init__(self, run: Run, command: Sequence[str], ready: str, timeout: float = 300.0) -> None:
+    def __init__(
+        self, run: Run, command: Sequence[str], ready: str, variables: Mapping[str, str] | None = None
+    ) -> None:
         """`command` is given the port; `ready` is the path that answers 200 once requests are served.
 
         Raises:
@@ -59,11 +74,12 @@ class HttpServer:
             [*command, "--port", str(port)],
             stdout=self._log,
             stderr=self._log,
-            env=run.environment(),
+            cwd=REPOSITORY,
+            env=run.environment() | dict(variables or {}),
             start_new_session=True,
         )
         set_priority(self._process.pid, run.priority)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + READY_SECONDS
         with httpx.Client(trust_env=False) as client:
             while not self._is_ready(client, ready):
                 if self._process.poll() is not None or time.monotonic() > deadline:
@@ -107,12 +123,14 @@ class HttpServer:
         return times
 
 
-def compare(run: Run, engines: Sequence[str], model: str, kind: str, repeat: int) -> dict[str, Any]:
+def compare(
+    run: Run, engines: Sequence[str], model: str, kind: str, repeat: int, *, in_process: bool = False
+) -> dict[str, Any]:
     """Every engine's figures of both cases, `repeat` rounds; engines in turns, started anew for each."""
     rounds: dict[str, dict[str, list[dict[str, float]]]] = {}
     for turn in range(repeat):
         for name in engines:
-            server = open_server(run, name, model, kind)
+            server = open_server(run, name, model, kind, in_process=in_process)
             if server is None:
                 continue
             with contextlib.closing(server):
@@ -153,8 +171,8 @@ def figures(started: float, tokens: Sequence[Sequence[float]]) -> dict[str, floa
     }
 
 
-def open_server(run: Run, name: str, model: str, kind: str) -> Server | None:
-    """Starts an engine's server, or loads it in process; None where there is no file or folder for it."""
+def open_server(run: Run, name: str, model: str, kind: str, *, in_process: bool = False) -> Server | None:
+    """Starts an engine's server, or loads a peer in process; None where there is no file or folder for it."""
     threads = str(run.threads)
     if name == "llama.cpp":
         file = llama_model(run, model, kind)
@@ -162,12 +180,29 @@ def open_server(run: Run, name: str, model: str, kind: str) -> Server | None:
         slots = ["-np", str(CLIENTS), "-cb", "-c", str(CLIENTS * LENGTH)]
         return HttpServer(run, [program, "-m", str(file), "-t", threads, *slots], "/health")
     if name in run.penstock:
-        options: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory": 3 << 30}
+        options: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory": CACHE_GIB << 30}
         options["max_queue_seconds"] = "inf"  # no engine here refuses what waits
         options |= penstock_options(run, name, kind)
         command = [sys.executable, "-m", "penstock.cli.main", "serve", str(penstock_model(run, model, kind))]
         return HttpServer(run, [*command, "--threads", threads, *flags(options)], "/readyz")
-    return open_worker(run, name, model, kind, caching=True, length=LENGTH, sequences=CLIENTS)
+    if in_process:
+        return open_worker(run, name, model, kind, caching=True, length=LENGTH, sequences=CLIENTS)
+    folder = peer_folder(run, name, model, kind)
+    return _peer_server(run, name, str(folder)) if folder.exists() else None
+
+
+def _peer_server(run: Run, name: str, folder: str) -> HttpServer:
+    """OpenVINO's or vLLM's; of a module's name, so that what it starts in turn finds it too."""
+    command = [str(run.places.python(name)), "-m", f"benchmarks.cpu.workers.{name}_server", "--model", folder]
+    if name == "openvino":
+        return HttpServer(run, [*command, "--cache-gib", str(CACHE_GIB), "--threads", str(run.threads)], "/health")
+    options = ["--dtype", "bfloat16", "--max-model-len", str(LENGTH), "--max-num-seqs", str(CLIENTS)]
+    variables = {
+        "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{run.threads - 1}",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return HttpServer(run, [*command, *options, "--enable-prefix-caching"], "/health", variables)
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:

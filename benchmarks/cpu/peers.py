@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--model", default="qwen3-0.6b")
     serving.add_argument("--format", default="q4_k_m")
     serving.add_argument("--repeat", type=int, default=3)
+    serving.add_argument("--in-process", action="store_true", help="OpenVINO and vLLM without HTTP")
     serving.set_defaults(run=_serving)
     starting = commands.add_parser("startup", help="process start to first token")
     starting.add_argument("--models", type=_names, default=("qwen3-0.6b", "llama-3.2-1b"))
@@ -164,7 +165,7 @@ def _serving(given: argparse.Namespace) -> None:
     from benchmarks.cpu.peer_serving import columns_and_cells, compare
 
     run, engines = _setting(given)
-    figures = compare(run, engines, given.model, given.format, given.repeat)
+    figures = compare(run, engines, given.model, given.format, given.repeat, in_process=given.in_process)
     report(_name(given, "cpu_peers_serving"), given.results, figures, *columns_and_cells(figures))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ def pipeline(setup: Mapping[str, Any]) -> Any:
         scheduler.max_num_batched_tokens = setup["length"]
         scheduler.dynamic_split_fuse = False
     device = {"INFERENCE_NUM_THREADS": setup["threads"], **setup.get("options", {})}
+    if os.environ.get("ONEDNN_MAX_CPU_ISA") == "AVX2":  # it asks the processor, and oneDNN would refuse what it chooses
+        device = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_PRECISION_HINT": "f32"} | device
     return openvino_genai.ContinuousBatchingPipeline(setup["model"], scheduler, "CPU", device)
 
 

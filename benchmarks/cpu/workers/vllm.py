@@ -10,6 +10,16 @@ from typing import Any
 from benchmarks.cpu.workers.protocol import Run, Times, serve
 
 
+def hold_isa() -> None:
+    """Makes vLLM take its AVX2 build where ATEN_CPU_CAPABILITY says avx2: it asks the processor, not that variable."""
+    if os.environ.get("ATEN_CPU_CAPABILITY") != "avx2":
+        return
+    import torch
+
+    for name in ("_is_avx512_supported", "_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        setattr(torch.cpu, name, lambda: False)
+
+
 def engine(setup: Mapping[str, Any]) -> Any:
     """An engine in this process; `options` are those of `vllm.LLM`."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -17,6 +27,7 @@ def engine(setup: Mapping[str, Any]) -> Any:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["OMP_NUM_THREADS"] = str(setup["threads"])
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{setup['threads'] - 1}"
+    hold_isa()
     import vllm  # type: ignore[import-not-found]
 
     llm = vllm.LLM(
