@@ -378,6 +378,13 @@ void attention(Program& p, Value query, int plan, std::size_t group, std::int64_
            nullptr});
 }
 
+// A figure of each op beside its name.
+std::vector<std::pair<std::string, double>> by_op(const Program& program, const std::vector<double>& figures) {
+    std::vector<std::pair<std::string, double>> out;
+    for (std::size_t i = 0; i < figures.size(); ++i) out.emplace_back(program.ops()[i].name, figures[i]);
+    return out;
+}
+
 constexpr const char* kv_type_names[] = {"float32", "bfloat16", "float16", "fp8", "int8", "int4"};
 
 KvLayout make_layout(const std::string& type, std::int64_t block_size, std::int64_t heads, std::int64_t key_dim,
@@ -451,14 +458,9 @@ void bind_program(nb::module_& m) {
         .def("finish", &Program::finish, "max_tokens"_a, "max_logit_rows"_a)
         .def(
             "run", [](Program& p, const BoundInputs& step) { p.run(step); }, nb::call_guard<nb::gil_scoped_release>())
-        .def("measure", &Program::measure, "From now on every run adds to `seconds`.")
-        .def_prop_ro("seconds",
-                     [](const Program& p) {
-                         std::vector<std::pair<std::string, double>> out;
-                         for (std::size_t i = 0; i < p.seconds().size(); ++i)
-                             out.emplace_back(p.ops()[i].name, p.seconds()[i]);
-                         return out;
-                     })
+        .def("measure", &Program::measure, "From now on every run adds to `seconds` and `waited`.")
+        .def_prop_ro("seconds", [](const Program& p) { return by_op(p, p.seconds()); })
+        .def_prop_ro("waited", [](const Program& p) { return by_op(p, p.waited()); })
         .def_prop_ro("num_ops", &Program::num_ops)
         .def_prop_ro("arena_bytes", &Program::arena_bytes)
         .def("address",

@@ -17,6 +17,8 @@ struct Segment {
 };
 
 constexpr int most_segments = 16;
+// Neighbouring tasks of few rows that a thread takes at once.
+constexpr std::int64_t most_neighbours = 4;
 
 struct Job {
     const LinearArgs& args;
@@ -141,15 +143,19 @@ void linear(const LinearArgs& args, Worker& worker) {
         job.task_rows[i] = blocks ? ((rows + blocks - 1) / blocks + row_step - 1) / row_step * row_step : 0;
         tasks += job.tasks * blocks;
     }
-    // Few rows are bound by memory: neighbouring tasks together, whose panels lie one after the other, read it best.
-    const std::int64_t tasks_each = args.tokens <= 64 ? std::max<std::int64_t>(1, job.tasks / (8 * worker.count())) : 1;
-    worker.share(tasks, tasks_each, [&](std::int64_t begin, std::int64_t end) {
+    const auto run = [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
             const std::int64_t block = i / job.tasks;
             const int set = block >= job.blocks[0];
             run_task(job, i % job.tasks, set, (block - (set ? job.blocks[0] : 0)) * job.task_rows[set]);
         }
-    });
+    };
+    // Few rows are bound by memory: neighbouring tasks one after the other, whose panels lie so too, read it best.
+    if (args.tokens <= 64)
+        worker.share_neighbours(tasks, std::clamp<std::int64_t>(tasks / (32 * worker.count()), 1, most_neighbours),
+                                run);
+    else
+        worker.share(tasks, 1, run);
 }
 
 }  // namespace penstock::PENSTOCK_ISA

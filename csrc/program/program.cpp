@@ -121,17 +121,33 @@ void Program::run(const StepInputs& step) {
     check(step.tokens, max_tokens_, "tokens");
     check(step.logit_rows, max_logit_rows_, "logit rows");
     const Frame frame(*this, step);
+    if (!seconds_.empty()) return run_measured(frame);
     run_team([&](Worker& worker) {
-        if (seconds_.empty() || worker.index() != 0) {
-            for (const Op& op : ops_) op.run(frame, worker);
-            return;
-        }
+        for (const Op& op : ops_) op.run(frame, worker);
+    });
+}
+
+void Program::run_measured(const Frame& frame) {
+    using Clock = std::chrono::steady_clock;
+    const auto since = [](Clock::time_point begun) {
+        return std::chrono::duration<double>(Clock::now() - begun).count();
+    };
+    const auto members = static_cast<std::size_t>(num_threads());
+    std::vector<std::vector<double>> waited(members, std::vector<double>(ops_.size(), 0.0));
+    const Clock::time_point begun = Clock::now();
+    run_team([&](Worker& worker) {
+        const auto member = static_cast<std::size_t>(worker.index());
+        double* const waits = member < members && !ops_.empty() ? waited[member].data() : nullptr;
+        if (waits && member) waits[0] += since(begun);  // until this one had come
         for (std::size_t i = 0; i < ops_.size(); ++i) {
-            const auto start = std::chrono::steady_clock::now();
+            const Clock::time_point start = Clock::now();
+            worker.count_waits(waits ? waits + i : nullptr);
             ops_[i].run(frame, worker);
-            seconds_[i] += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+            if (member == 0) seconds_[i] += since(start);
         }
     });
+    for (const std::vector<double>& of_member : waited)
+        for (std::size_t i = 0; i < ops_.size(); ++i) waited_[i] += of_member[i];
 }
 
 }  // namespace penstock

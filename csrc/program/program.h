@@ -79,9 +79,14 @@ public:
     // Throws std::invalid_argument where the step is larger than finish() was told.
     void run(const StepInputs& step);
 
-    // From now on every run adds to seconds(), as the caller's thread sees it.
-    void measure() { seconds_.assign(ops_.size(), 0.0); }
+    // From now on every run adds to seconds(), as the caller's thread sees it, and to waited().
+    void measure() {
+        seconds_.assign(ops_.size(), 0.0);
+        waited_.assign(ops_.size(), 0.0);
+    }
     const std::vector<double>& seconds() const { return seconds_; }  // one an op; empty if not measured
+    // Of all members together: between the end of their own part of an op and that of the others'.
+    const std::vector<double>& waited() const { return waited_; }
     const std::vector<Op>& ops() const { return ops_; }
 
     bool finished() const { return finished_; }
@@ -100,10 +105,11 @@ private:
     };
 
     void place_activations();
+    void run_measured(const Frame& frame);
 
     std::vector<Slot> slots_;
     std::vector<Op> ops_;
-    std::vector<double> seconds_;
+    std::vector<double> seconds_, waited_;
     std::vector<std::shared_ptr<AttentionPlan>> plans_;
     std::shared_ptr<std::byte> arena_;
     std::byte* scratch_ = nullptr;

@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -22,7 +23,9 @@ namespace {
 
 constexpr std::int64_t max_phases = 1 << 14;
 constexpr int spins_before_yield = 2000;  // about 50 microseconds of waiting for another member
-constexpr int spins_before_sleep = 3000;  // a helper looks that often for work before it sleeps
+// A helper looks that often for work, and then so often while it lets others run, before it sleeps: about half a
+// millisecond, in which the next step begins. To wake it would take a tenth of one or more.
+constexpr int spins_before_sleep = 3000, yields_before_sleep = 1000;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -62,7 +65,7 @@ public:
         for (int spins = 0; helping.load(std::memory_order_acquire) != 0; ++spins)
             spins < spins_before_yield ? relax() : std::this_thread::yield();
         for (std::int64_t i = 0; i < self.phases_used(); ++i) {
-            phases[i].next.store(0, std::memory_order_relaxed);
+            for (std::atomic<std::int64_t>& next : phases[i].next) next.store(0, std::memory_order_relaxed);
             phases[i].done.store(0, std::memory_order_relaxed);
         }
         if (failure) std::rethrow_exception(failure);
@@ -74,8 +77,10 @@ private:
     void serve(int index) {
         int seen = 0;
         for (;;) {
-            for (int spins = 0; round.load(std::memory_order_acquire) == seen && spins < spins_before_sleep; ++spins)
-                relax();
+            for (int spins = 0; round.load(std::memory_order_acquire) == seen; ++spins) {
+                if (spins >= spins_before_sleep + yields_before_sleep) break;
+                spins < spins_before_sleep ? relax() : std::this_thread::yield();
+            }
             round.wait(seen, std::memory_order_acquire);
             seen = round.load(std::memory_order_acquire);
             int state = helping.load(std::memory_order_acquire);
@@ -132,9 +137,12 @@ Phase& Worker::take_phase() {
     return phases_[used_++];
 }
 
-void Worker::wait(const Phase& phase, std::int64_t count) {
+void Worker::wait(const Phase& phase, std::int64_t count) const {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begun = waited_ ? Clock::now() : Clock::time_point();
     for (int spins = 0; phase.done.load(std::memory_order_acquire) < count; ++spins)
         spins < spins_before_yield ? relax() : std::this_thread::yield();
+    if (waited_) *waited_ += std::chrono::duration<double>(Clock::now() - begun).count();
 }
 
 int num_threads() { return thread_count().load(); }

@@ -10,9 +10,10 @@
 
 namespace penstock {
 
-// One loop shared by a team: the next item nobody took, and how many are finished.
+// One loop shared by a team: the next item of each range that nobody took, and how many are finished in all.
 struct alignas(64) Phase {
-    std::atomic<std::int64_t> next{0}, done{0};
+    static constexpr int ranges = 7;  // with `done` a line of memory
+    std::atomic<std::int64_t> next[ranges]{}, done{0};
 };
 
 // A member of a team that runs one function together. Every member calls share() with the same arguments in the same
@@ -25,33 +26,53 @@ public:
     int index() const { return index_; }  // below count(); 0 is the caller
     int count() const { return count_; }  // most members the team may have
     std::int64_t phases_used() const { return used_; }
+    // From now on the time this member waits for others is added there; null for nowhere.
+    void count_waits(double* seconds) { waited_ = seconds; }
 
     // Calls work(begin, end) on disjoint ranges of at most `chunk` items that cover [0, count), here or in another
     // member, and returns when all are finished. work must not throw.
     template <class F>
     void share(std::int64_t count, std::int64_t chunk, F&& work) {
+        share_in(1, count, chunk, work);
+    }
+
+    // The same, each member taking neighbours one after the other as long as there are any of its own part: memory
+    // that is read ahead is then memory it reads.
+    template <class F>
+    void share_neighbours(std::int64_t count, std::int64_t chunk, F&& work) {
+        share_in(count_ < Phase::ranges ? count_ : Phase::ranges, count, chunk, work);
+    }
+
+private:
+    template <class F>
+    void share_in(int ranges, std::int64_t count, std::int64_t chunk, F&& work) {
         if (count <= 0) return;
         if (count_ == 1) {
             for (std::int64_t at = 0; at < count; at += chunk) work(at, at + chunk < count ? at + chunk : count);
             return;
         }
         Phase& phase = take_phase();
-        for (std::int64_t at; (at = phase.next.fetch_add(chunk, std::memory_order_relaxed)) < count;) {
-            const std::int64_t end = at + chunk < count ? at + chunk : count;
-            work(at, end);
-            phase.done.fetch_add(end - at, std::memory_order_release);
+        for (int i = 0; i < ranges; ++i) {
+            const int range = (index_ + i) % ranges;
+            const std::int64_t first = count * range / ranges, last = count * (range + 1) / ranges;
+            std::atomic<std::int64_t>& next = phase.next[range];
+            for (std::int64_t at; (at = first + next.fetch_add(chunk, std::memory_order_relaxed)) < last;) {
+                const std::int64_t end = at + chunk < last ? at + chunk : last;
+                work(at, end);
+                phase.done.fetch_add(end - at, std::memory_order_release);
+            }
         }
         if (phase.done.load(std::memory_order_acquire) < count) wait(phase, count);
     }
 
-private:
     Phase& take_phase();
-    static void wait(const Phase& phase, std::int64_t count);
+    void wait(const Phase& phase, std::int64_t count) const;
 
     Phase* phases_;
     std::int64_t room_;
     std::int64_t used_ = 0;
     int index_, count_;
+    double* waited_ = nullptr;
 };
 
 // Threads a team has at most, the caller included; at first, the processors this process may run on.

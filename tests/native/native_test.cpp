@@ -147,8 +147,21 @@ void noise_within_its_range() {
 }
 
 void share_work() {
-    for (const int threads : {1, 2, 7}) {
+    for (const int threads : {1, 2, 7, 9}) {
         set_num_threads(threads);
+        for (const std::int64_t count : {0, 1, 3, 1001}) {  // fewer than members, and more members than ranges
+            std::vector<int> once(static_cast<std::size_t>(count)), again = once;
+            run_team([&](Worker& worker) {
+                worker.share_neighbours(count, 4, [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t i = begin; i < end; ++i) ++once[static_cast<std::size_t>(i)];
+                });
+                worker.share_neighbours(count, 1, [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t i = begin; i < end; ++i)  // what the others have finished is there
+                        again[static_cast<std::size_t>(i)] += once[static_cast<std::size_t>(count - 1 - i)];
+                });
+            });
+            for (const int times : again) require(times == 1, "every neighbour once, and seen by all");
+        }
         std::vector<int> touched(1001);
         parallel_for(1001, 10, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = begin; i < end; ++i) ++touched[static_cast<std::size_t>(i)];
