@@ -16,12 +16,14 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.served import listening
+from tests.server.support import until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 RULES, CONFIG = DEPLOY / "prometheus" / "rules.yml", DEPLOY / "prometheus" / "prometheus.yml"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboards" / "penstock.json").read_text())
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 MODELS = "models: {penstock-concierge: {model: penstock-concierge, options: {max_model_len: 256, threads: 1}}}\n"
+COUNTED = ("http_requests_total", "http_request_seconds_bucket", "requests_finished_total")
 SCRAPED = {"instance", "job"}  # labels that Prometheus adds
 SELECTOR = re.compile(r"\b((?:penstock_|up\b)\w*)(?:\{([^}]*)\})?")
 BY = re.compile(r"\b(?:by|on|ignoring|without) \(([^)]*)\)")
@@ -53,16 +55,21 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The labels of every figure that a server tells which has answered and refused."""
     folder = tmp_path_factory.mktemp("told")
     (folder / "models.yaml").write_text(MODELS)
+
+    def text() -> str:
+        return httpx.get(f"{served.url}/metrics", timeout=60).text
+
     served = listening("-m", "penstock", "serve", "--models", str(folder / "models.yaml"), "--port", "0")
     try:
         body = {"model": "penstock-concierge", "prompt": "Hello", "max_tokens": 2}
         assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=60).status_code == 200
-        text = httpx.get(f"{served.url}/metrics").text
+        until(lambda: all(f"penstock_{name}{{" in text() for name in COUNTED), 60)  # once the answer has gone out
+        said = text()
     finally:
         served.process.kill()
         served.process.wait()
     labels: dict[str, set[str]] = {"up": set()}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(said):
         labels.setdefault(f"{family.name}_total" if family.type == "counter" else family.name, set())
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from tests.deploy.test_dashboards import CONFIG, RULES
@@ -18,16 +17,17 @@ from tests.server.served import listening
 from tests.server.support import until
 
 pytestmark = [
+    pytest.mark.timeout(300),
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
 ]
 KEY = "a-key-of-this-test"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def address(log: Path) -> str:
+    """Where it listens, on a port that the system chose."""
+    found = re.findall(r'"Listening on" address=(\S+)', log.read_text())
+    return f"http://{found[-1]}" if found else ""
 
 
 def test_figures_arrive_and_an_engine_that_died_is_told(tmp_path: Path) -> None:
@@ -37,47 +37,41 @@ def test_figures_arrive_and_an_engine_that_died_is_told(tmp_path: Path) -> None:
     text = text.replace("penstock:8000", served.url.removeprefix("http://")).replace("15s", "1s")
     (tmp_path / CONFIG.name).write_text(text)
     shutil.copy(RULES, tmp_path)
-    port = free_port()
+    log = tmp_path / "log"
     command = ["prometheus", f"--config.file={tmp_path / CONFIG.name}", f"--storage.tsdb.path={tmp_path / 'data'}"]
-    prometheus = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stderr=subprocess.DEVNULL)
-    api = f"http://127.0.0.1:{port}/api/v1"
+    with log.open("w") as said:
+        prometheus = subprocess.Popen([*command, "--web.listen-address=127.0.0.1:0"], stderr=said)
 
-    def asked(query: str) -> list[Any]:
-        found: list[Any] = httpx.get(f"{api}/query", params={"query": query}).json()["data"]["result"]
-        return found
+    def api(path: str, **params: str) -> Any:
+        return httpx.get(f"{address(log)}/api/v1/{path}", params=params, timeout=60).json()["data"]
+
+    def values(query: str) -> set[str]:
+        return {found["value"][1] for found in api("query", query=query)["result"]}
+
+    def health() -> set[str]:
+        return {rule["health"] for group in api("rules")["groups"] for rule in group["rules"]}
 
     def firing() -> set[str]:
-        alerts = httpx.get(f"{api}/alerts").json()["data"]["alerts"]
-        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
-
-    def answers() -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/-/ready").status_code == 200
-        except httpx.TransportError:
-            return False
+        return {alert["labels"]["alertname"] for alert in api("alerts")["alerts"] if alert["state"] == "firing"}
 
     try:
         served.wait_ready()
-        until(answers, 60)
+        until(lambda: bool(address(log)), 60)
+        until(lambda: httpx.get(f"{address(log)}/-/ready", timeout=60).status_code == 200, 60)
         body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         headers = {"Authorization": f"Bearer {KEY}"}
-        assert (
-            httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code == 200
-        )
-        until(lambda: [x["value"][1] for x in asked("penstock_generation_tokens_total")] == ["4"], 60)
-        assert asked('up{job="penstock"}')[0]["value"][1] == "1"
-        groups = httpx.get(f"{api}/rules").json()["data"]["groups"]
-        assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
-        assert firing() == set()
-        for engine in served.children():
-            engine.send_signal(signal.SIGKILL)
-        until(lambda: "PenstockEngineRestarts" in firing(), 90)
-        groups = httpx.get(f"{api}/rules").json()["data"]["groups"]
-        assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
-        assert served.stop(40) == 0
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()
+        tokens = str(answer["usage"]["completion_tokens"])
+        until(lambda: values("penstock_generation_tokens_total") == {tokens}, 120)
+        until(lambda: values('up{job="penstock"}') == {"1"}, 60)
+        until(lambda: health() == {"ok"}, 60)
+        assert "PenstockEngineRestarts" not in firing()
+        for child in served.children():
+            if "penstock.engine.process" in " ".join(child.cmdline()):
+                child.send_signal(signal.SIGKILL)
+        until(lambda: "PenstockEngineRestarts" in firing(), 120)
     finally:
         prometheus.kill()
         prometheus.wait()
-        if psutil.pid_exists(served.process.pid):
-            served.process.kill()
+        served.process.kill()
         served.process.wait()
