@@ -17,8 +17,6 @@ struct Segment {
 };
 
 constexpr int most_segments = 16;
-// Neighbouring tasks of few rows that a thread takes at once.
-constexpr std::int64_t most_neighbours = 4;
 
 struct Job {
     const LinearArgs& args;
@@ -152,8 +150,7 @@ void linear(const LinearArgs& args, Worker& worker) {
     };
     // Few rows are bound by memory: neighbouring tasks one after the other, whose panels lie so too, read it best.
     if (args.tokens <= 64)
-        worker.share_neighbours(tasks, std::clamp<std::int64_t>(tasks / (32 * worker.count()), 1, most_neighbours),
-                                run);
+        worker.share_neighbours(tasks, std::max<std::int64_t>(1, job.tasks / (8 * worker.count())), run);
     else
         worker.share(tasks, 1, run);
 }

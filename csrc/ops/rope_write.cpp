@@ -391,8 +391,7 @@ void rope_write(const RopeWriteArgs& args, Worker& worker) {
     }
     const std::int64_t spans = (args.tokens + kv_tile - 1) / kv_tile, span = std::min(args.tokens, kv_tile);
     const std::int64_t width = (args.heads / layout.heads + 2) * layout.key_dim + layout.value_dim;
-    const std::int64_t items = spans * layout.heads, each = (items + worker.count() - 1) / worker.count();
-    worker.share(items, std::min(row_chunk(span * width), each), [&](std::int64_t begin, std::int64_t end) {
+    worker.share(spans * layout.heads, row_chunk(span * width), [&](std::int64_t begin, std::int64_t end) {
         KvEntry entry = entry_memory(layout);
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t first = item / layout.heads * kv_tile, last = std::min(first + kv_tile, args.tokens);

@@ -99,14 +99,14 @@ class Target:
 
 
 _takes_workload = takes("workload", (*_DATASET_FLAGS, *_LENGTH_FLAGS), _workload)
-_takes_lengths = takes("workload", _LENGTH_FLAGS, _workload)
+takes_lengths = takes("workload", _LENGTH_FLAGS, _workload)
 _takes_report = takes("report", _REPORT_FLAGS, dict)
 _takes_target = takes("target", _TARGET_FLAGS, lambda given: Target(**given))
 
 
 @app.command(cls=Command)
 @takes_engine_options
-@_takes_lengths
+@takes_lengths
 @_takes_report
 def latency(
     engine: EngineOptions,

@@ -22,6 +22,7 @@ COMMANDS = (
     ("embed", "Turn texts into vectors."),
     ("tokenize", "List a text's tokens, or the text of token ids."),
     ("bench", "Measure latency, throughput or a running server."),
+    ("tune", "Measure which threads and step sizes suit a model here."),
     ("quantize", "Write a smaller copy of a model: GGUF or safetensors."),
     ("imatrix", "Measure which inputs of a model matter, for `quantize`."),
     ("perplexity", "Measure how well a model predicts a text, or how far it lies from another."),

@@ -21,27 +21,40 @@ from penstock.server.serve import serve
 from tests.server.served import Served, listening
 from tests.server.support import until
 
+pytestmark = pytest.mark.timeout(900)
 COUNT = 2
-LONG = {"prompt": "Hello", "max_tokens": 600, "ignore_eos": True, "stream": True}
+WAIT_S = 240  # for what comes in a moment on a machine that does nothing else
+LONG = {"prompt": "Hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
 SEEDS = 4  # different answers: one that reaches another reader than its own is seen
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Served]:
     """A server whose directories lie in this folder; when it ends nothing of it is left, however it ended."""
-    flags = ["--port", "0", "--threads", "1", "--max-model-len", "1024", "--kv-blocks", "400"]
+    flags = [
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--max-model-len",
+        "1024",
+        "--kv-blocks",
+        "1100",
+        "--drain-timeout",
+        "240",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
         found = listening("-m", "penstock", "serve", "penstock-concierge", *flags, "--api-server-count", str(COUNT))
     try:
-        until(lambda: len(fronts(found)) == COUNT and all(listens(found) for _ in range(20)), 240)
+        until(lambda: len(fronts(found)) == COUNT and all(listens(found) for _ in range(20)), WAIT_S)
         yield found
     finally:
         there = found.children() if found.process.poll() is None else []
         found.process.kill()
         found.process.wait()
-        assert psutil.wait_procs(there, 30)[1] == []
-        until(lambda: not list(folder.glob("penstock-*")), 30)
+        assert psutil.wait_procs(there, WAIT_S)[1] == []
+        until(lambda: not list(folder.glob("penstock-*")), WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def listens(served: Served) -> bool:
-    return httpx.get(f"{served.url}/readyz", timeout=240).status_code == 200
+    return httpx.get(f"{served.url}/readyz", timeout=WAIT_S).status_code == 200
 
 
 def fronts(served: Served) -> list[psutil.Process]:
@@ -65,7 +78,7 @@ def engine(served: Served) -> psutil.Process:
 
 def by_process(served: Served, count: int) -> list[httpx.Client]:
     """So many clients, each with a connection of its own."""
-    clients = [httpx.Client(base_url=served.url, timeout=90) for _ in range(count)]
+    clients = [httpx.Client(base_url=served.url, timeout=WAIT_S) for _ in range(count)]
     for client in clients:
         assert client.get("/livez").status_code == 200
     return clients
@@ -107,46 +120,66 @@ class Reader(threading.Thread):
         self.begun.set()
 
 
+def held(served: Served, count: int, texts: list[str]) -> list[Reader]:
+    """So many readers, some without half of their text, of an engine that is stopped until it may go on."""
+    while True:
+        readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, count))]
+        assert all(reader.begun.wait(WAIT_S) for reader in readers)
+        engine(served).suspend()
+        if any(far(reader, texts) for reader in readers):
+            return readers
+        engine(served).resume()  # it was faster than this thread: once more
+
+
+def far(reader: Reader, texts: list[str]) -> bool:
+    """Whether it has not half of its text."""
+    return 2 * len(reader.text) < len(texts[reader.seed])
+
+
 def total(served: Served, name: str) -> float:
-    text = httpx.get(f"{served.url}/metrics", timeout=60).text
+    text = httpx.get(f"{served.url}/metrics", timeout=WAIT_S).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if re.match(rf"{name}(\{{| )", line))
 
 
 def test_an_http_process_is_replaced_and_an_engine_outlived(served: Served) -> None:
     alone = [Reader(client, seed) for seed, client in enumerate(by_process(served, SEEDS))]
     for reader in alone:
-        reader.join(90)
+        reader.join(WAIT_S)
     texts = [reader.text for reader in alone]
     assert all(reader.ended for reader in alone) and len(set(texts)) == SEEDS and min(map(len, texts)) > 600
-    readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, 16))]
-    assert all(reader.begun.wait(60) for reader in readers)
-    before = fronts(served)
-    of = [len(connections(front, served)) for front in before]
-    victim = before[of.index(max(of))]
+    readers = held(served, 16, texts)
     first_engine = engine(served).pid
+    ports = {reader.port for reader in readers if far(reader, texts)}
+
+    def kept(front: psutil.Process) -> int:
+        return len(ports & {one.raddr.port for one in connections(front, served)})
+
+    victim = max(fronts(served), key=kept)
+    most = len(connections(victim, served))
     victim.send_signal(signal.SIGKILL)
+    victim.wait(WAIT_S)
+    engine(served).resume()
     for _ in range(50):  # the port is never closed: the next connection is another's
-        assert httpx.get(f"{served.url}/livez", timeout=60).status_code == 200
+        assert httpx.get(f"{served.url}/livez", timeout=WAIT_S).status_code == 200
     for reader in readers:
-        reader.join(120)
+        reader.join(WAIT_S)
     lost = [reader for reader in readers if not reader.ended]
-    assert 1 <= len(lost) <= max(of)
+    assert 1 <= len(lost) <= most
     assert all(texts[reader.seed] == reader.text for reader in readers if reader.ended)
     assert all(texts[reader.seed].startswith(reader.text) for reader in lost)
-    until(lambda: len(fronts(served)) == COUNT, 30)
+    until(lambda: len(fronts(served)) == COUNT, WAIT_S)
     assert engine(served).pid == first_engine
-    until(lambda: total(served, "penstock_requests_running") == 0, 30)
+    until(lambda: total(served, "penstock_requests_running") == 0, WAIT_S)
     assert total(served, "penstock_engine_sequences_cancelled_total") == len(lost)
 
-    readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, 8))]
-    assert all(reader.begun.wait(60) for reader in readers)
+    readers = held(served, 8, texts)
     engine(served).send_signal(signal.SIGKILL)
     for reader in readers:
-        reader.join(120)
+        reader.join(WAIT_S)
     assert all((reader.ended, reader.error, reader.text) == (True, "", texts[reader.seed]) for reader in readers)
     assert total(served, "penstock_engine_restarts_total") == 1
     assert 1 <= total(served, "penstock_requests_resumed_total") <= 8
-    assert len({total(served, "penstock_generation_tokens_total") for _ in range(20)}) == 1  # whoever is asked
+    until(lambda: len({total(served, "penstock_generation_tokens_total") for _ in range(20)}) == 1)  # whoever is asked
 
 
 def connections(front: psutil.Process, served: Served) -> list[Any]:
@@ -156,52 +189,54 @@ def connections(front: psutil.Process, served: Served) -> list[Any]:
 
 
 def test_what_one_keeps_all_find_and_figures_are_of_all(served: Served) -> None:
-    made = httpx.post(f"{served.url}/v1/responses", json={"input": "Hello", "max_output_tokens": 16}, timeout=60).json()
+    made = httpx.post(
+        f"{served.url}/v1/responses", json={"input": "Hello", "max_output_tokens": 16}, timeout=WAIT_S
+    ).json()
     clients = by_process(served, 12)
     assert {client.get(f"/v1/responses/{made['id']}").status_code for client in clients} == {200}
     told = clients[0].post("/v1/responses", json={"input": "Hello", "background": True})
     assert (told.status_code, told.json()["error"]["param"]) == (400, "background")
     counted = [total(served, "penstock_http_requests_total") for _ in range(6)]
-    assert counted == [counted[0] + number for number in range(6)]  # each of these is counted when it has been told
+    assert counted == sorted(counted)
+    until(lambda: total(served, "penstock_http_requests_total") >= counted[0] + 6)  # once their answers are told
 
 
 def test_a_silent_http_process_keeps_nobody_else(served: Served) -> None:
     """What it has counted is told by others meanwhile, and the engine's death is nobody's end but, perhaps, its own."""
     alone = [Reader(client, seed) for seed, client in enumerate(by_process(served, SEEDS))]
     for reader in alone:
-        reader.join(90)
+        reader.join(WAIT_S)
     texts = [reader.text for reader in alone]
     before = total(served, "penstock_http_requests_total")
     silent = max(fronts(served), key=lambda front: len(connections(front, served)))
-    readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, 16))]
-    assert all(reader.begun.wait(60) for reader in readers)
+    readers = held(served, 16, texts)
     silent.suspend()
     engine(served).send_signal(signal.SIGKILL)
     own = {one.raddr.port for one in connections(silent, served)}
     others = [reader for reader in readers if reader.port not in own]
     for reader in others:
-        reader.join(120)
+        reader.join(WAIT_S)
     assert all((reader.ended, reader.error, reader.text) == (True, "", texts[reader.seed]) for reader in others)
     assert total(served, "penstock_http_requests_total") > before
     silent.kill()
     for reader in readers:
-        reader.join(120)
+        reader.join(WAIT_S)
         assert texts[reader.seed].startswith(reader.text)
-    until(lambda: len(fronts(served)) == COUNT, 60)
+    until(lambda: len(fronts(served)) == COUNT, WAIT_S)
     assert total(served, "penstock_http_requests_total") > before
 
 
 def test_sigterm_drains_all(tmp_path_factory: pytest.TempPathFactory) -> None:
     with running(tmp_path_factory.mktemp("d")) as served:
         readers = [Reader(client) for client in by_process(served, 6)]
-        assert all(reader.begun.wait(60) for reader in readers)
+        assert all(reader.begun.wait(WAIT_S) for reader in readers)
         there = served.children()
         served.process.send_signal(signal.SIGTERM)
         for reader in readers:
-            reader.join(90)
+            reader.join(WAIT_S)
         assert all(reader.ended for reader in readers)
-        assert served.process.wait(30) == 0
-        assert psutil.wait_procs(there, 10)[1] == []
+        assert served.process.wait(WAIT_S) == 0
+        assert psutil.wait_procs(there, WAIT_S)[1] == []
 
 
 def test_the_hosts_death_is_everybodys(served: Served) -> None:
@@ -209,7 +244,7 @@ def test_the_hosts_death_is_everybodys(served: Served) -> None:
     there = served.children()
     assert len(there) == COUNT + 1
     served.process.kill()
-    assert psutil.wait_procs(there, 30)[1] == []
+    assert psutil.wait_procs(there, WAIT_S)[1] == []
 
 
 @pytest.mark.parametrize("count", [0, -1, 65])
