@@ -11,27 +11,24 @@ import json
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import typer
 
-from penstock.config.errors import ConfigError, RequestError, quoted
+from penstock.cli.server_client import PATIENCE_S, patiently
+from penstock.config.errors import ConfigError, EngineDeadError, RequestError, quoted
 
 if TYPE_CHECKING:
     import httpx2
 
     from penstock.async_llm import AsyncLLM
-    from penstock.cli.server_client import Server
 
 PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 LONGEST_LINE: Final = 33 << 20  # bytes: more than a server takes
 LONGEST_ID: Final = 512
-_BUSY: Final = (429, 503)
-_TRIES: Final = 8
-_LONGEST_WAIT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +89,8 @@ class BatchLines:
         if found.get("method", "POST") != "POST" or url not in PATHS:
             message = f"line {number} asks for {quoted(str(url))}; allowed: POST to {', '.join(PATHS)}."
             raise LineError(message, "invalid_url", custom_id)
-        if not isinstance(body, dict) or body.get("stream"):
-            message = f"line {number} has no body that is an object, or asks for a stream, which a batch cannot have."
+        if not isinstance(body, dict) or body.get("stream") or body.get("background"):
+            message = f"line {number} has no object as body, or asks for a stream or for work in the background."
             raise LineError(message, "invalid_body", custom_id)
         return BatchRequest(custom_id, str(url), body)
 
@@ -107,11 +104,16 @@ class Tally:
 
 
 async def run_batch(
-    lines: BatchLines, client: httpx2.AsyncClient, write: Callable[[dict[str, Any]], None], at_once: int
+    lines: BatchLines,
+    client: httpx2.AsyncClient,
+    write: Callable[[dict[str, Any]], None],
+    at_once: int,
+    patience_s: float = PATIENCE_S,
 ) -> Tally:
     """Answers every line, `at_once` at a time, and writes each answer when it is there.
 
-    Answers that say that the server is busy are asked for again, after the time that they name.
+    What a server that is busy or away does not answer is asked for again for `patience_s`, and no more lines are read
+    than there are places.
     """
     tally, slots = Tally(), asyncio.Semaphore(at_once)
     tasks = set[asyncio.Task[None]]()
@@ -125,7 +127,7 @@ async def run_batch(
 
     async def answer(request: BatchRequest) -> None:
         try:
-            written(request.custom_id, *await _answered(client, request))
+            written(request.custom_id, *await _answered(client, request, patience_s))
         finally:
             slots.release()
 
@@ -149,24 +151,18 @@ async def run_batch(
 
 
 async def _answered(
-    client: httpx2.AsyncClient, request: BatchRequest
+    client: httpx2.AsyncClient, request: BatchRequest, patience_s: float
 ) -> tuple[dict[str, Any] | None, dict[str, str] | None]:
     """(response, error) of a line, of which one is None."""
-    import httpx2
-
-    for tries in range(1, _TRIES + 1):
-        try:
-            answer = await client.post(request.url, json=request.body)
-        except httpx2.HTTPError as error:
-            return None, {"code": "no_answer", "message": f"{type(error).__name__}: {error}"}
-        if answer.status_code not in _BUSY or tries == _TRIES:
-            break
-        told = answer.headers.get("retry-after", "")
-        await asyncio.sleep(min(_LONGEST_WAIT_S, float(told)) if told.isascii() and told.isdigit() else 2.0**tries / 4)
     try:
+        answer = await patiently(client, "POST", request.url, request.body, patience_s)
         body = answer.json()
+    except EngineDeadError as error:
+        return None, {"code": "no_answer", "message": str(error)}
     except ValueError:
         body = {"error": {"message": answer.text[:300]}}
+    except Exception as error:  # of one line, which stops no other
+        return None, {"code": "no_answer", "message": f"{type(error).__name__}: {error}"}
     request_id = answer.headers.get("x-request-id", "")
     return {"status_code": answer.status_code, "request_id": request_id, "body": body}, None
 
@@ -179,39 +175,38 @@ def output(path: Path | None, *, resume: bool) -> Iterator[tuple[Callable[[dict[
         ConfigError: the file is there and not to be resumed, or cannot be written.
     """
     if path is None:
-        yield lambda told: typer.echo(json.dumps(told, ensure_ascii=False)), frozenset()
+        yield lambda told: typer.echo(json.dumps(told)), frozenset()
         return
     if path.exists() and not resume:
         raise ConfigError(f"{path} is there already; --resume goes on with it, or name another --output.")
     with ExitStack() as stack:
         try:
-            done, whole = _answered_before(path) if path.exists() else (frozenset[str](), True)
-            file = stack.enter_context(path.open("a", encoding="utf-8"))
+            done = _answered_before(path) if path.exists() else frozenset[str]()
+            file = stack.enter_context(path.open("a", encoding="ascii"))
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
 
         def write(told: dict[str, Any]) -> None:
-            file.write(json.dumps(told, ensure_ascii=False) + "\n")
+            file.write(json.dumps(told) + "\n")
             file.flush()
 
-        if not whole:
-            file.write("\n")
         yield write, done
 
 
-def _answered_before(path: Path) -> tuple[frozenset[str], bool]:
-    """The ids that were answered well, and whether the last line has its end: a writer may have been killed in it."""
-    done = set[str]()
-    line = b"\n"
-    with path.open("rb") as file:
+def _answered_before(path: Path) -> frozenset[str]:
+    """The ids that were answered well; cuts off a last line that a writer who was killed has begun."""
+    done, whole = set[str](), 0
+    with path.open("r+b") as file:
         for line in file:
-            try:
+            if not line.endswith(b"\n"):
+                file.truncate(whole)
+                break
+            whole += len(line)
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
                 found = json.loads(line)
                 if found["response"]["status_code"] < 400:
                     done.add(str(found["custom_id"]))
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue
-    return frozenset(done), line.endswith(b"\n")
+    return frozenset(done)
 
 
 @contextmanager
@@ -247,13 +242,4 @@ async def asking_here(llm: AsyncLLM) -> AsyncIterator[httpx2.AsyncClient]:
         app.router.lifespan_context(app),
         httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client,
     ):
-        yield client
-
-
-@asynccontextmanager
-async def asking_elsewhere(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
-    """What asks a running server."""
-    import httpx2
-
-    async with httpx2.AsyncClient(base_url=server.url, **server.settings()) as client:
         yield client

@@ -312,8 +312,12 @@ def _report_sweep(
 
     print_table("bench sweep", columns_of(plan), list(rows_of(plan, points)), numbers=True)
     if plan.attainment is not None:
-        most = "none" if limit is None else f"{plan.flag} {limit:g}"
-        typer.echo(f"\nGreatest load at which {plan.attainment:.0%} of the requests met the objectives: {most}")
+        met = f"at which {plan.attainment:.0%} of the requests met the objectives"
+        if limit is None:
+            typer.echo(f"\nNone of these loads is one {met}.")
+        else:
+            beyond = ", the greatest that was tried" if limit == points[-1].load else ""
+            typer.echo(f"\nGreatest load {met}: {plan.flag} {limit:g}{beyond}")
     figures = [{"load": point.load, **point.figures} for point in points]
     told = {"benchmark": "sweep", "setup": {**how, "swept": plan.flag}, "points": figures}
     _write_json({**told, "limit": limit} if plan.attainment is not None else told, report)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +49,9 @@ def complete(
     batch_input: Annotated[Path | None, typer.Option("--input", help="Their file. Default: standard input.")] = None,
     batch_output: Annotated[Path | None, typer.Option("--output", help="Where the answers go, a line each.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Leave out what --output has answers of.")] = False,
-    at_once: Annotated[int, typer.Option("--max-concurrency", min=1, max=4096, help="Requests at a time.")] = 64,
+    at_once: Annotated[
+        int | None, typer.Option("--max-concurrency", min=1, max=4096, help="Requests at a time. Default: 64.")
+    ] = None,
 ) -> None:
     """Continue a text; no chat template. At a terminal without a text, one line after the other is continued.
 
@@ -58,14 +60,14 @@ def complete(
     from penstock.cli.terminal import configure_logging, piped_input
 
     configure_logging(quiet=True)
+    flags = {"--max-concurrency": at_once, "--input": batch_input, "--output": batch_output, "--resume": resume or None}
+    _check_batch(batch, [flag for flag, given in flags.items() if given is not None], batch_input, batch_output)
     if batch:
-        if prompt is not None or as_json or any(sampling.values()):
+        own = [prompt, logprobs, as_json or None, *(value for value in sampling.values() if value is not False)]
+        if any(value is not None for value in own):
             raise ConfigError("--batch has requests with bodies of their own; leave out --prompt, --json and sampling.")
-        answer_batch(engine, batch_input, batch_output, resume=resume, at_once=at_once)
+        answer_batch(engine, batch_input, batch_output, resume=resume, at_once=at_once or 64)
         return
-    for flag, given in (("--input", batch_input), ("--output", batch_output), ("--resume", resume or None)):
-        if given is not None:
-            raise ConfigError(f"{flag} is given without --batch; add it, or leave {flag} out.")
     prompt = piped_input() if prompt is None else prompt
     if as_json and prompt is None:
         raise ConfigError("there is nothing to continue; give --prompt TEXT, or a text on standard input.")
@@ -86,15 +88,25 @@ def complete(
                 runner.run(llm.close())
 
 
+def _check_batch(batch: bool, flags: Sequence[str], given: Path | None, wanted: Path | None) -> None:
+    """Refuses flags of a batch that have nothing to say, or contradict each other."""
+    if flags and not batch:
+        raise ConfigError(f"{flags[0]} is given without --batch; add it, or leave {flags[0]} out.")
+    if "--resume" in flags and wanted is None:
+        raise ConfigError("--resume goes on with the file of --output, which is not given.")
+    if given is not None and wanted is not None and given.resolve() == wanted.resolve():
+        raise ConfigError(f"--input and --output are both {given}; the answers need a file of their own.")
+
+
 def answer_batch(
     engine: EngineOptions | Elsewhere, given: Path | None, wanted: Path | None, *, resume: bool, at_once: int
 ) -> None:
     """Answers a batch; ends with exit status 1 if any of it failed."""
-    from penstock.cli.batch import BatchLines, Tally, asking_elsewhere, asking_here, output, run_batch, source
+    from penstock.cli.batch import BatchLines, Tally, asking_here, output, run_batch, source
 
     async def run(lines: BatchLines, write: Callable[[dict[str, Any]], None]) -> Tally:
         if isinstance(engine, Elsewhere):
-            async with asking_elsewhere(engine.server()) as client:
+            async with engine.server().client(at_once) as client:
                 return await run_batch(lines, client, write, at_once)
         llm = await _started(engine, {})
         try:

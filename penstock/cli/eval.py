@@ -61,6 +61,12 @@ def evaluate(
     configure_logging(quiet=True)
     if find_spec("lm_eval") is None:
         raise ConfigError("eval needs lm-eval; install it: pip install 'penstock-llm[eval]'.")
+    if limit is not None and limit <= 0:
+        raise ConfigError(f"--limit is {limit:g}; allowed: a number above 0.")
+    if samples and json_path is None:
+        raise ConfigError("--log-samples puts questions and answers into --json, which is not given.")
+    if json_path is not None and json_path.is_dir():
+        raise ConfigError(f"--json names {json_path}, which is a folder.")
     if json_path is not None and not json_path.parent.is_dir():
         raise ConfigError(f"--json names {json_path}, but there is no folder {json_path.parent}.")
     names = [name.strip() for name in tasks.split(",") if name.strip()]
@@ -106,7 +112,7 @@ def _model(
     engine: EngineOptions | Elsewhere, runner: asyncio.Runner, stack: ExitStack, at_once: int, prefix: int | None
 ) -> HarnessModel:
     """The model that is asked, until `stack` ends."""
-    from penstock.cli.batch import asking_elsewhere, asking_here
+    from penstock.cli.batch import asking_here
     from penstock.cli.harness import HarnessModel
     from penstock.cli.terminal import loading_bar
 
@@ -117,7 +123,7 @@ def _model(
 
     if isinstance(engine, Elsewhere):
         server = engine.server()
-        name, client = server.model(engine.model), entered(asking_elsewhere(server))
+        name, client = server.model(engine.model), entered(server.client(at_once))
     else:
         from penstock.cli.start import start
 

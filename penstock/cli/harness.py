@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from penstock.config.errors import ConfigError, EngineDeadError, RequestError
+from penstock.cli.server_client import PATIENCE_S, patiently
+from penstock.config.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     import httpx2
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ANSWER: Final = 256
 """Tokens of an answer where a task does not say how many."""
-_BUSY: Final = (429, 503)
-_TRIES: Final = 8
+
+_REMEMBERED: Final = 4096  # texts whose tokens are known
 
 Told = Callable[[int, int], None]
 
@@ -57,6 +58,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # which is not typed
         self._model, self._at_once = model, at_once
         self._progress, self._templated = progress, False
         self._prefix = prefix
+        self._encoded: dict[tuple[str, bool], list[int]] = {}
         listed = runner.run(self._asked("GET", "/v1/models", None))["data"]
         found: dict[str, Any] = next((entry for entry in listed if entry.get("id") == model), {})
         self.max_length = int(found.get("max_model_len") or 2048)
@@ -95,7 +97,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # which is not typed
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
         """A text's tokens; a template has written the special ones itself."""
         special = not self._templated if add_special_tokens is None else add_special_tokens
-        return self._runner.run(self._tokens(string, special))
+        if (found := self._encoded.get((string, special))) is None:  # a context is asked for with each continuation
+            found = self._encoded[string, special] = self._runner.run(self._tokens(string, special))
+            if len(self._encoded) > _REMEMBERED:
+                self._encoded.pop(next(iter(self._encoded)))
+        return list(found)
 
     async def _tokens(self, text: str, special: bool) -> list[int]:
         found = await self._asked("POST", "/tokenize", {"prompt": text, "add_special_tokens": special})
@@ -142,10 +148,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # which is not typed
         most = int(wanted.get("max_gen_toks") or wanted.get("max_tokens") or DEFAULT_ANSWER)
         sampled = wanted.get("do_sample", True) and float(wanted.get("temperature") or 0.0) > 0
         ids = await self._tokens(context, not self._templated)
-        body: dict[str, Any] = {"prompt": ids[-max(1, self.max_length - most) :], "max_tokens": most, "temperature": 0}
+        most = max(1, min(most, self.max_length - min(len(ids), self.max_length // 2)))
+        body: dict[str, Any] = {"prompt": ids[-(self.max_length - most) :], "max_tokens": most, "temperature": 0}
         if sampled:
             body |= {name: wanted[name] for name in ("temperature", "top_p", "top_k", "min_p") if name in wanted}
-        stops = [stops] if isinstance(stops, str) else list(stops)
+        stops = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
         found = await self._asked("POST", "/v1/completions", body | {"stop": stops or None})
         return str(found["choices"][0]["text"])
 
@@ -175,17 +182,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # which is not typed
 
     async def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         """The JSON of an answer; a busy server is asked again."""
-        import httpx2
-
         sent = None if body is None else {**body, "model": self._model}
-        for tries in range(1, _TRIES + 1):
-            try:
-                answer = await self._client.request(method, path, json=sent)
-            except httpx2.HTTPError as error:
-                raise EngineDeadError(f"the server does not answer {path}: {error}") from None
-            if answer.status_code not in _BUSY or tries == _TRIES:
-                break
-            await asyncio.sleep(2.0**tries / 4)
+        answer = await patiently(self._client, method, path, sent, PATIENCE_S)
         if answer.status_code != 200:
             raise RequestError(f"{path} answers {answer.status_code}: {answer.text[:300]}")
         return answer.json()

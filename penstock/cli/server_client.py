@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,6 +22,9 @@ URL = Annotated[str, typer.Option("--url", help="Of the running server.")]
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S, _WAIT_S = 10.0, 600.0
 _LONGEST_LINE: Final = 16 << 20
+PATIENCE_S: Final = 300.0  # with a server that starts, loads or has too much to do
+_BUSY: Final = (429, 503)
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 30.0
 _SHOWN = 300  # characters of an answer that is no JSON
 
 
@@ -55,7 +60,7 @@ class Server:
         import httpx2
 
         try:
-            with httpx2.Client(**self.settings()) as client:
+            with httpx2.Client(**self._settings()) as client:
                 response = client.request(method, self.url + path, json=body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise self._silent(error) from None
@@ -92,7 +97,7 @@ class Server:
         begun = False
         try:
             async with (
-                httpx2.AsyncClient(**self.settings()) as client,
+                httpx2.AsyncClient(**self._settings()) as client,
                 client.stream("POST", self.url + path, json=body) as response,
             ):
                 if response.status_code >= 400:
@@ -108,12 +113,23 @@ class Server:
                 raise self._silent(error) from None
             raise EngineDeadError(f"the stream from {self.url} broke off: {error}") from None
 
-    def settings(self) -> dict[str, Any]:
-        """How an HTTP client of it is set up."""
+    def _settings(self) -> dict[str, Any]:
         import httpx2
 
         timeout = httpx2.Timeout(_WAIT_S, connect=_CONNECT_S)
         return {"headers": self._headers, "timeout": timeout, "trust_env": self._proxied}
+
+    def client(self, at_once: int) -> httpx2.AsyncClient:
+        """A client for `patiently` that has so many connections and waits as long as answers take."""
+        import httpx2
+
+        return httpx2.AsyncClient(
+            base_url=self.url,
+            headers=self._headers,
+            timeout=httpx2.Timeout(None, connect=_CONNECT_S),
+            trust_env=self._proxied,
+            limits=httpx2.Limits(max_connections=at_once, max_keepalive_connections=at_once),
+        )
 
     def _refusal(self, response: httpx2.Response) -> RequestError:
         message = format_value(response.text[:_SHOWN])
@@ -126,6 +142,37 @@ class Server:
         return EngineDeadError(
             f"no server answers at {self.url} ({error}); start one with `penstock serve`, or name it with --url."
         )
+
+
+async def patiently(
+    client: httpx2.AsyncClient, method: str, path: str, body: Mapping[str, Any] | None, patience_s: float
+) -> httpx2.Response:
+    """A server's answer; while it is busy, loads or is away it is asked again, for so many seconds.
+
+    Raises:
+        EngineDeadError: no answer came in that time.
+    """
+    import httpx2
+
+    # As bytes: what no UTF-8 or JSON can say is the server's to refuse.
+    sent = None if body is None else json.dumps(body).encode("ascii")
+    headers = {} if sent is None else {"Content-Type": "application/json"}
+    until, wait = time.monotonic() + patience_s, _FIRST_WAIT_S
+    while True:
+        failure: Exception | None = None
+        try:
+            answer = await client.request(method, path, content=sent, headers=headers)
+        except httpx2.TransportError as error:
+            failure = error
+        told = "" if failure is not None else answer.headers.get("retry-after", "")
+        pause = min(_LONGEST_WAIT_S, float(told)) if told.isascii() and told.isdigit() else wait
+        pause, wait = max(pause, wait), min(2 * wait, _LONGEST_WAIT_S)
+        over = time.monotonic() + pause > until
+        if failure is None and (answer.status_code not in _BUSY or over):
+            return answer
+        if over:
+            raise EngineDeadError(f"no answer came from {path} ({type(failure).__name__}: {failure}).") from None
+        await asyncio.sleep(pause)
 
 
 def ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:

@@ -36,7 +36,7 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False, default=str)
+        return json.dumps(told, default=str)
 
 
 def log_handler(stream: TextIO | None = None, form: str = "text") -> logging.Handler:

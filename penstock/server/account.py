@@ -19,10 +19,12 @@ OPERATIONS: Final = MappingProxyType(
     {
         **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"), "chat"),
         **dict.fromkeys(("/v1/completions", "/api/generate"), "text_completion"),
-        **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings", "/v2/embed"), "embeddings"),
+        **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings", "/v2/embed", "/pooling"), "embeddings"),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"), "rerank"),
+        **dict.fromkeys(("/classify", "/v1/classify"), "classify"),
     }
 )
-"""What is done at a path, by the names that OpenTelemetry has for it."""
+"""What is done at a path, by the names that OpenTelemetry has for it, where it has one."""
 
 
 @dataclass(slots=True)
@@ -38,8 +40,8 @@ class RequestAccount:
         began: when it came, seconds since the epoch; `started` the same on the monotonic clock.
         seconds: how long it took; None while it runs.
         model: the name of the model that answered.
-        sampling: what was asked of it.
-        prompt_tokens, cached_tokens, output_tokens: of all its sequences.
+        sampling: what was asked of it; forgotten when the request has been told.
+        prompt_tokens, cached_tokens, output_tokens: of all its sequences; None where nobody knows.
         finished: how many sequences ended for which reason.
         queued, first_token, last_token: seconds since it came until it was admitted, and until those tokens.
         error: the code of its error.
@@ -56,9 +58,9 @@ class RequestAccount:
     seconds: float | None = None
     model: str | None = None
     sampling: SamplingParams | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
     finished: Counter[str] = field(default_factory=Counter)
     queued: float | None = None
     first_token: float | None = None
@@ -68,14 +70,15 @@ class RequestAccount:
     @property
     def operation(self) -> str | None:
         """What is done, by OpenTelemetry's names; None for what no model does."""
-        return OPERATIONS.get(self.path)
+        return OPERATIONS.get(self.path) if self.method == "POST" else None
 
     @property
     def seconds_per_token(self) -> float | None:
         """Mean time of a token after the first, of all sequences together; None below two tokens."""
-        if self.first_token is None or self.last_token is None or self.output_tokens < 2:
+        tokens = self.output_tokens or 0
+        if self.first_token is None or self.last_token is None or tokens < 2:
             return None
-        return (self.last_token - self.first_token) / (self.output_tokens - 1)
+        return (self.last_token - self.first_token) / (tokens - 1)
 
     def told(self) -> dict[str, Any]:
         """What people and programs are told; times in seconds. What is not known is left out."""
@@ -107,7 +110,9 @@ class RequestAccount:
         """One line for people."""
         parts = [f"{self.method} {self.route} {self.status} in {self.seconds or 0.0:.3f} s"]
         if self.model is not None:
-            parts.append(f"{self.model}: prompt {self.prompt_tokens} ({self.cached_tokens} cached)")
+            known = f": prompt {self.prompt_tokens} ({self.cached_tokens or 0} cached)"
+            parts.append(self.model + (known if self.prompt_tokens is not None else ""))
+        if self.output_tokens is not None:
             parts.append(f"output {self.output_tokens}")
         if self.first_token is not None:
             parts.append(f"first token {self.first_token:.3f} s")

@@ -25,14 +25,14 @@ from penstock.engine.api import Delta
 from penstock.engine.generation import TextGeneration
 from penstock.search.beam import BeamParams, beam_search
 from penstock.search.best_of import BestOf, best_of
-from penstock.server.account import RequestAccount, account_of
+from penstock.server.account import ACCOUNT, RequestAccount, account_of
 from penstock.server.auth import owner_of
 from penstock.server.connected import cancel_all, disconnected, while_connected
 from penstock.server.connection import ABORT
 from penstock.server.context import ModelContext
 from penstock.server.deadline import gone
 from penstock.server.encoding import encode_json, json_answer
-from penstock.server.errors import ClientGone, HttpError, describe, not_ready
+from penstock.server.errors import ClientGone, HttpError, code_of, describe, not_ready
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import ModelMetrics
 from penstock.server.patience import patience
@@ -103,6 +103,8 @@ class ActiveCall:
         They are generated; or searched with `beams`, or so many sequences are and the `best` of them told.
         """
         started = time.monotonic()
+        if account is not None:
+            account.model, account.sampling = context.model, requests[0].sampling
         requests = [replace(request, owner=owner) for request in requests]
         check_shared(requests)
         tasks: list[asyncio.Future[TextGeneration | BestOf]] = []
@@ -123,9 +125,10 @@ class ActiveCall:
                     if not isinstance(result, BaseException):
                         await result.aclose()
                 raise
+        call = cls(requests, generations, context.metrics, started, account)
         if account is not None:
-            account.model, account.sampling = context.model, requests[0].sampling
-        return cls(requests, generations, context.metrics, started, account)
+            account.prompt_tokens = call.prompt_tokens
+        return call
 
     @property
     def prompt_tokens(self) -> int:
@@ -309,8 +312,10 @@ class EventStream(Response):
         self._lifecycle = lifecycle
         self._failed, self._keepalive = failed or error_event, keepalive
         self._buffer: asyncio.Queue[bytes | None] = asyncio.Queue(limits.READ_AHEAD_EVENTS)
+        self._account: RequestAccount | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._account = scope.get(ACCOUNT)
         tasks: tuple[asyncio.Future[Any], ...] = ()
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -327,7 +332,7 @@ class EventStream(Response):
             if isinstance(end, ClientGone):
                 raise end
             await cancel_all((write,))
-            await _send_within(scope, send, self._failed(end), more=False)
+            await _send_within(scope, send, self._last(end), more=False)
         finally:
             await cancel_all(tasks)
             if self._close is not None:
@@ -340,8 +345,14 @@ class EventStream(Response):
         except Exception as error:
             if not isinstance(error, RequestError):
                 logging.getLogger("penstock.server").exception("a stream failed")
-            await self._buffer.put(self._failed(error))
+            await self._buffer.put(self._last(error))
         await self._buffer.put(None)
+
+    def _last(self, error: BaseException) -> bytes:
+        """What ends a stream that failed."""
+        if self._account is not None:
+            self._account.error = code_of(error)
+        return self._failed(error)
 
     async def _write(self, scope: Scope, send: Send) -> None:
         more = True

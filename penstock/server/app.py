@@ -90,7 +90,7 @@ def create_app(
     reports = _reports(options)
     models = _models(served, options, lifecycle, metrics)
     context = ServerContext(models, lifecycle, metrics, options.trust_request_chat_template, siblings)
-    responses = Responses(context, ResponseStore(options.responses_store, shared=siblings is not None))
+    responses = Responses(context, ResponseStore(options.responses_store, shared=siblings is not None), reports)
     admins, hosts = AdminKeys(options.admin_keys), HostRule(options.host)
     keys = ApiKeys((*options.api_keys, *options.admin_keys) if options.api_keys else ())
 

@@ -181,6 +181,11 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(500, message, code="internal_error")
 
 
+def code_of(error: BaseException) -> str:
+    """A word for an exception, as clients are told it."""
+    return failure_of(error).code or "http_error"
+
+
 def describe(error: BaseException, scope: Scope | None = None) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, body and headers for an exception, in the dialect of the request (OpenAI's without a scope)."""
     failure = failure_of(error)

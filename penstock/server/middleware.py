@@ -23,7 +23,7 @@ from penstock.server.body import TURN, BodyMemory, limited, most_bytes
 from penstock.server.connection import ANNOUNCED
 from penstock.server.deadline import timeout_of, until
 from penstock.server.early import EARLY, EarlyStream
-from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, dialect_of_scope, error_response
+from penstock.server.errors import REQUEST_ID, ClientGone, Dialect, HttpError, code_of, dialect_of_scope, error_response
 from penstock.server.lifecycle import Lifecycle
 from penstock.server.metrics import Metrics
 from penstock.server.reports import RequestReports
@@ -79,7 +79,6 @@ class RequestMiddleware:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope[ACCOUNT] = account = RequestAccount(request_id, scope["method"], scope["path"])
-        self._reports.begin(account)
         scope[REQUEST_ID], scope[TURN] = request_id, self._turn
         own = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
         if dialect_of_scope(scope) is Dialect.ANTHROPIC:
@@ -96,6 +95,7 @@ class RequestMiddleware:
             self._hosts.check(scope["http_version"], headers.getlist("host"))
             self._keys.check(scope["path"], headers)
             scope[OWNER] = account.owner = owner = self._keys.owner(headers)
+            self._reports.begin(account)
             if scope["method"] == "POST" and scope["path"] in COMPUTING:
                 self._check_room(owner)  # before anything is done with it: under overload this is what most calls get
             announced = scope.get("extensions", {}).get(ANNOUNCED, {})
@@ -107,7 +107,7 @@ class RequestMiddleware:
         except Exception as error:
             if not isinstance(error, PenstockError):
                 logging.getLogger("penstock.server").exception("request %s failed", request_id)
-            account.error = getattr(error, "code", None) or type(error).__name__
+            account.error = code_of(error)
             if not account.status:
                 await error_response(error, scope)(scope, receive, tracked)
             elif early.unanswered:

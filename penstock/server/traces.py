@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
-
-from starlette.datastructures import Headers
 
 from penstock import __version__
 from penstock.config.errors import ConfigError, quoted
@@ -24,14 +22,9 @@ if TYPE_CHECKING:
 _FLAG = "--otlp-traces-endpoint"
 _SEND_S: Final = 5  # for one attempt to send, and for the last one
 _URL = re.compile(r"https?://[^\s/@?#]+(/[^\s?#]*)?")
-# The names of sampling parameters as attributes behind "gen_ai.request.".
-_ASKED: Final = MappingProxyType(
-    {
-        **{name: name for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "n")},
-        **{name: name for name in ("frequency_penalty", "presence_penalty")},
-        "stop": "stop_sequences",
-    }
-)
+# Sampling parameters that are attributes behind "gen_ai.request.".
+_ASKED: Final = ("max_tokens", "temperature", "top_p", "top_k", "seed", "n", "frequency_penalty", "presence_penalty")
+_MOST: Final = 2**63 - 1  # that an attribute can be
 
 
 def traces_url(endpoint: str) -> str:
@@ -41,14 +34,19 @@ def traces_url(endpoint: str) -> str:
         ConfigError: no web address.
     """
     if _URL.fullmatch(endpoint) is None:
-        raise ConfigError(f"{_FLAG} is {quoted(endpoint)}; allowed: a web address such as http://127.0.0.1:4318.")
+        allowed = "a web address such as http://127.0.0.1:4318, without a name and password"
+        raise ConfigError(f"{_FLAG} is {quoted(endpoint.rpartition('@')[2])}; allowed: {allowed}.")
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
 
 
 def check_traces(endpoint: str) -> None:
     """Raises ConfigError where nothing could be sent: no web address, or the packages are not installed."""
     traces_url(endpoint)
-    if any(find_spec(name) is None for name in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter")):
+    try:
+        found = find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:  # of what lies above them
+        found = None
+    if found is None:
         raise ConfigError(f"{_FLAG} needs OpenTelemetry; install it: pip install 'penstock-llm[otel]'.")
 
 
@@ -70,7 +68,7 @@ class RequestTraces:
         self._tracer = self._provider.get_tracer("penstock", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def tell(self, account: RequestAccount, headers: Headers) -> None:
+    def tell(self, account: RequestAccount, headers: Mapping[str, str]) -> None:
         """A span of a request, below the one that its `traceparent` header names; its phases are spans below it."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -135,10 +133,10 @@ def attributes_of(account: RequestAccount) -> dict[str, Any]:
     }
     if account.sampling is not None:
         asked = {field.name: getattr(account.sampling, field.name) for field in fields(account.sampling)}
-        found |= {f"gen_ai.request.{name}": asked[own] or None for own, name in _ASKED.items()}
+        found |= {f"gen_ai.request.{name}": asked[name] or None for name in _ASKED}
         found["gen_ai.request.temperature"] = account.sampling.temperature  # of which 0 says something
         found["gen_ai.request.choice.count"] = account.sampling.n
-    if account.finished or account.prompt_tokens:
+    if account.prompt_tokens is not None:
         found |= {
             "gen_ai.usage.input_tokens": account.prompt_tokens,
             "gen_ai.usage.output_tokens": account.output_tokens,
@@ -157,4 +155,8 @@ def attributes_of(account: RequestAccount) -> dict[str, Any]:
             "gen_ai.latency.time_in_model_decode": lasted["decode"],
             "gen_ai.latency.time_in_model_inference": lasted["prefill"] + lasted["decode"],
         }
-    return {name: value for name, value in found.items() if value is not None}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and not (isinstance(value, int) and value > _MOST)
+    }

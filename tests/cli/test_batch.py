@@ -57,6 +57,7 @@ def test_requests_are_read_and_blank_lines_and_what_is_done_are_passed_over() ->
         (line("x", method="GET"), "invalid_url", "x"),
         (line("x", body=[]), "invalid_body", "x"),
         (line("x", body={"stream": True}), "invalid_body", "x"),
+        (line("x", body={"background": True}), "invalid_body", "x"),
         (b"x" * (LONGEST_LINE + 10) + b"\n", "line_too_long", None),
     ],
 )
@@ -68,18 +69,24 @@ def test_a_line_that_asks_nothing_stops_no_other(bad: bytes, code: str, custom_i
 
 
 class Busy:
-    """A server that is busy a number of times for each request, and remembers how many it answered at a time."""
+    """A server that is busy a number of times for each request, and remembers how many it answered at a time.
 
-    def __init__(self, times: int) -> None:
+    Nobody is answered before `together` have asked.
+    """
+
+    def __init__(self, times: int, together: int = 1) -> None:
         self.times, self.asked = times, dict[str, int]()
         self.now, self.most = 0, 0
+        self.together, self.all = together, asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.now += 1
         self.most = max(self.most, self.now)
         prompt = json.loads((await receive())["body"])["prompt"]
         self.asked[prompt] = self.asked.get(prompt, 0) + 1
-        await asyncio.sleep(0)
+        if self.now == self.together:
+            self.all.set()
+        await self.all.wait()
         busy = self.asked[prompt] <= self.times
         headers = [(b"retry-after", b"0"), (b"x-request-id", prompt.encode())]
         self.now -= 1
@@ -87,19 +94,19 @@ class Busy:
         await send({"type": "http.response.body", "body": json.dumps({"busy": busy}).encode()})
 
 
-def answered(busy: Busy, *lines: bytes, at_once: int = 2) -> tuple[Tally, Told]:
+def answered(busy: Busy, *lines: bytes, at_once: int = 2, patience_s: float = 60) -> tuple[Tally, Told]:
     told: Told = []
 
     async def main() -> Tally:
         transport = httpx2.ASGITransport(app=busy)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await run_batch(BatchLines(io.BytesIO(b"".join(lines))), client, told.append, at_once)
+            return await run_batch(BatchLines(io.BytesIO(b"".join(lines))), client, told.append, at_once, patience_s)
 
     return asyncio.run(main()), told
 
 
 def test_a_busy_server_is_asked_again_and_never_more_at_a_time_than_wanted() -> None:
-    busy = Busy(2)
+    busy = Busy(2, together=3)
     tally, told = answered(busy, *(line(f"{n}", {"prompt": f"{n}"}) for n in range(10)), at_once=3)
     assert tally == Tally(10, 0) and set(busy.asked.values()) == {3} and busy.most == 3
     assert {entry["custom_id"] for entry in told} == {f"{n}" for n in range(10)}
@@ -110,8 +117,36 @@ def test_a_busy_server_is_asked_again_and_never_more_at_a_time_than_wanted() -> 
 
 def test_a_server_that_stays_busy_is_believed_in_the_end() -> None:
     busy = Busy(1000)
-    tally, told = answered(busy, line("a", {"prompt": "a"}))
-    assert tally == Tally(0, 1) and told[0]["response"]["status_code"] == 429 and busy.asked["a"] == 8
+    tally, told = answered(busy, line("a", {"prompt": "a"}), patience_s=0.2)
+    assert tally == Tally(0, 1) and told[0]["response"]["status_code"] == 429 and busy.asked["a"] >= 1
+
+
+class Away(Busy):
+    """A server to which the first connections of each request fail."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        prompt = json.loads((await receive())["body"])["prompt"]
+        self.asked[prompt] = self.asked.get(prompt, 0) + 1
+        if self.asked[prompt] <= self.times:
+            raise httpx2.ConnectError("nobody listens")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+def test_a_server_that_is_away_for_a_moment_loses_no_line() -> None:
+    away = Away(2)
+    tally, _ = answered(away, line("a", {"prompt": "a"}), line("b", {"prompt": "b"}))
+    assert tally == Tally(2, 0) and set(away.asked.values()) == {3}
+    tally, told = answered(Away(1000), line("a", {"prompt": "a"}), patience_s=0.1)
+    assert tally == Tally(0, 1) and "nobody listens" in told[0]["error"]["message"]
+
+
+def test_what_no_utf8_or_json_can_say_is_the_servers_to_refuse() -> None:
+    """And stops no other line."""
+    strange = b'{"custom_id": "\\ud800", "url": "/v1/completions", "body": {"prompt": "\\ud800", "temperature": NaN}}\n'
+    status, told, _ = command(given=strange + line("b", {"prompt": "a", "max_tokens": 1}))
+    found = {entry["custom_id"]: entry["response"]["status_code"] for entry in told}
+    assert status == 1 and found == {"\ud800": 400, "b": 200}
 
 
 def test_a_batch_says_what_single_requests_say(tmp_path: Path) -> None:
@@ -141,8 +176,8 @@ def test_a_file_is_gone_on_with_after_a_kill(tmp_path: Path) -> None:
     wanted.write_text("\n".join(whole[:2])[:-20])  # the second answer broke off
     status, _, said = command("--input", str(given), "--output", str(wanted), "--resume")
     assert status == 0 and "2 completed, 0 failed, 1 were answered before" in said
-    kept = [json.loads(text) for n, text in enumerate(wanted.read_text().splitlines()) if n != 1]
-    assert sorted(entry["custom_id"] for entry in kept) == ["0", "1", "2"]
+    kept = [json.loads(text)["custom_id"] for text in wanted.read_text().splitlines()]
+    assert sorted(kept) == ["0", "1", "2"]
 
 
 def test_output_that_cannot_be_written_is_said_first(tmp_path: Path) -> None:
@@ -154,7 +189,11 @@ def test_output_that_cannot_be_written_is_said_first(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         (("--batch", "-q", "x"), "bodies of their own"),
-        (("--batch", "--temperature", "1"), "bodies of their own"),
+        (("--batch", "--temperature", "0"), "bodies of their own"),
+        (("--batch", "--logprobs", "3"), "bodies of their own"),
+        (("--batch", "--resume"), "which is not given"),
+        (("--batch", "--input", "x", "--output", "./x"), "a file of their own"),
+        (("-q", "x", "--max-concurrency", "3"), "--max-concurrency is given without --batch"),
         (("--batch", "--input", "/nowhere/x"), "cannot be read"),
         (("-q", "x", "--input", "y"), "--input is given without --batch"),
         (("-q", "x", "--resume"), "--resume is given without --batch"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -95,17 +94,27 @@ def test_continuations_are_scored_as_the_engine_scores_them(model: HarnessModel,
     assert [greedy for _, greedy in found] == [True, False, False]
 
 
-def test_a_text_longer_than_the_context_is_scored_once_all_over(model: HarnessModel, plain: LLM) -> None:
+def test_a_text_longer_than_the_context_is_scored_once_all_over(
+    model: HarnessModel, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "A table for two, please. " * 8
     ids = model.tok_encode(text, False)
     (whole,) = model.loglikelihood_rolling([instance(text)])
     assert whole == pytest.approx(sum(scores(plain, [model.prefix_token_id, *ids])), abs=1e-3)
     longest, model.max_length = model.max_length, 20
+    scored: list[int] = []
+    plainly = model._scored
+
+    async def counted(whole: Sequence[int], first: int) -> tuple[float, bool]:
+        scored.extend(whole[first:])
+        return await plainly(whole, first)
+
+    monkeypatch.setattr(model, "_scored", counted)
     try:
         (parts,) = model.loglikelihood_rolling([instance(text)])
     finally:
         model.max_length = longest
-    assert len(ids) > 40 and math.isfinite(parts) and parts < 0
+    assert scored == ids and len(ids) > 40 and parts < 0
 
 
 def test_contexts_that_are_too_long_lose_their_begin(model: HarnessModel) -> None:
@@ -140,6 +149,8 @@ def test_tasks_are_told_as_a_table_and_as_json(tasks: Path, tmp_path: Path) -> N
     [
         (("--tasks", "diner"), "has no task 'diner'. Did you mean 'dinner'?"),
         (("--tasks", ","), "--tasks is empty"),
+        (("--tasks", "dinner", "--limit", "0"), "allowed: a number above 0"),
+        (("--tasks", "dinner", "--log-samples"), "--json, which is not given"),
         (("--tasks", "dinner", "--json", "/nowhere/x.json"), "there is no folder /nowhere"),
     ],
 )

@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import logging
+import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,8 +20,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from penstock.config.errors import ConfigError
 from penstock.config.logs import log_handler
 from penstock.config.options import ServerOptions
+from penstock.core.sampling import SamplingParams
 from penstock.engine.text_pipeline import TextPipeline
-from penstock.server.serve import bind
+from penstock.server.account import RequestAccount
+from penstock.server.reports import RequestReports
 from penstock.server.traces import check_traces, traces_url
 from tests.server.support import ANSWER, Running, running, until
 
@@ -81,7 +85,7 @@ def test_a_line_for_people(text: TextPipeline) -> None:
         httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, headers={"X-Request-Id": "mine"})
         ended(server, 1)
     (line,) = lines()
-    assert "INFO penstock.requests: POST /v1/chat/completions 200 in 0." in line
+    assert re.search(r"INFO penstock.requests: POST /v1/chat/completions 200 in \d+\.\d{3} s, ", line)
     assert "scripted: prompt " in line and "output 5" in line and line.endswith("length [mine]")
 
 
@@ -95,8 +99,11 @@ def test_nothing_is_logged_of_requests_by_default(text: TextPipeline) -> None:
 def test_clients_that_leave_and_sequences_that_fail_are_told(text: TextPipeline) -> None:
     with running(text) as server:
         server.runner.delay = 0.05
-        with httpx.stream("POST", f"{server.url}/v1/completions", json={"prompt": "a", "stream": True}) as answer:
-            next(answer.iter_raw())
+        long = {"prompt": "a", "stream": True, "max_tokens": 1000, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=long) as answer:
+            pieces = answer.iter_raw()
+            next(pieces)
+            answer.close()
         (left,) = ended(server, 1)
         assert left["status"] == 499 and left["finish_reasons"] == {"cancelled": 1}
         server.runner.reset()
@@ -118,10 +125,45 @@ def test_owners_see_their_own_requests_and_administrators_all(text: TextPipeline
         assert httpx.get(f"{server.url}/requests").status_code == 401
 
 
-def test_what_is_remembered_is_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(210):
-        httpx.post(f"{server.url}/v1/completions", json={"prompt": 5})
-    until(lambda: len(httpx.get(f"{server.url}/requests").json()["requests"]) == 200)
+def test_streams_that_fail_and_work_in_the_background_are_told(text: TextPipeline) -> None:
+    with running(text) as server:
+        server.runner.die_after = 2
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "stream": True})
+        (failed,) = ended(server, 1)
+        assert failed["status"] == 200 and failed["error"] == "generation_failed"
+        server.runner.reset()
+        httpx.post(f"{server.url}/v1/responses", json={"input": "Hello", "background": True, "max_output_tokens": 5})
+        found = ended(server, 3)[1:]
+        (done,) = [one for one in found if one["request_id"].startswith("resp_")]
+        (asked,) = [one for one in found if one is not done]
+        assert "output_tokens" not in asked and "model" not in asked
+        assert done["output_tokens"] == 5 and done["model"] == "scripted"
+
+
+def test_embeddings_are_told_with_what_was_cached(text: TextPipeline) -> None:
+    with running(text) as server:
+        httpx.post(f"{server.url}/v1/embeddings", json={"input": "Hello"})
+        (told,) = ended(server, 1)
+        assert told["prompt_tokens"] > 0 and "cached_tokens" in told and "output_tokens" not in told
+
+
+def test_what_is_remembered_is_bounded_for_each_owner(text: TextPipeline) -> None:
+    with running(text, ServerOptions(api_keys=("one", "two"))) as server, httpx.Client(base_url=server.url) as client:
+        own, other = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+        client.post("/v1/completions", json={"prompt": 5}, headers=own)
+        for _ in range(210):
+            client.post("/v1/completions", json={"prompt": 5}, headers=other)
+            client.post("/v1/completions", json={"prompt": 5}, headers={"Authorization": "Bearer nobody"})
+        assert len(ended(server, 200, **other)) == 200
+        assert len(ended(server, 1, **own)) == 1
+
+
+def test_lists_of_a_request_are_not_kept_with_it() -> None:
+    reports = RequestReports()
+    account = RequestAccount("a", "POST", "/v1/completions", sampling=SamplingParams(allowed_token_ids=(1, 2)))
+    reports.begin(account)
+    reports.end(account)
+    assert account.sampling is None and len(reports.recent("")) == 1
 
 
 class Collector(ThreadingHTTPServer):
@@ -197,12 +239,13 @@ def test_spans_reach_a_collector_below_their_clients(text: TextPipeline, collect
     assert _attributes(refused)["error.type"] == "invalid_value"
 
 
-def test_a_collector_that_is_away_stops_nothing(text: TextPipeline, caplog: pytest.LogCaptureFixture) -> None:
-    with bind("127.0.0.1", 0) as away:
-        port = away.getsockname()[1]
-    with running(text, ServerOptions(otlp_traces_endpoint=f"http://127.0.0.1:{port}")) as server:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json={**CHAT, "max_tokens": 100}).json()
-        assert answer["choices"][0]["message"]["content"] == ANSWER
+def test_a_collector_that_is_away_stops_nothing(text: TextPipeline) -> None:
+    with socket.socket() as away:
+        away.bind(("127.0.0.1", 0))  # which does not listen
+        url = f"http://127.0.0.1:{away.getsockname()[1]}"
+        with running(text, ServerOptions(otlp_traces_endpoint=url)) as server:
+            answer = httpx.post(f"{server.url}/v1/chat/completions", json={**CHAT, "max_tokens": 100}).json()
+            assert answer["choices"][0]["message"]["content"] == ANSWER
 
 
 @pytest.mark.parametrize(

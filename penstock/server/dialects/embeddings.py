@@ -70,7 +70,9 @@ async def answered(model: ModelContext, request: Request, work: Coroutine[Any, A
         raise
     results = await while_connected(work, request.receive, model.lifecycle)
     account = account_of(request)
-    account.model, account.prompt_tokens = model.model, sum(result.prompt_tokens for result in results)
+    account.model = model.model
+    account.prompt_tokens = sum(result.prompt_tokens for result in results)
+    account.cached_tokens = sum(result.cached_tokens for result in results)
     account.finished[FinishReason.STOP.value] += len(results)
     for result in results:
         model.metrics.pooled(result.prompt_tokens, time.monotonic() - started)

@@ -120,7 +120,7 @@ function Timeline({ now, requests }) {
         const admitted = Math.min(first, one.began + (one.queue_seconds ?? 0));
         const each = one.time_per_output_token_seconds;
         return html`
-          <tr key=${one.request_id}>
+          <tr key=${`${one.began} ${one.request_id}`}>
             <th scope="row" title=${`${one.method} ${one.route}, ${one.request_id}`}>${one.model ?? one.route}</th>
             <td>${one.prompt_tokens ?? "–"}</td>
             <td>${one.cached_tokens ?? "–"}</td>

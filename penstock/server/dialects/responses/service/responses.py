@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from penstock.config.errors import PenstockError, RequestError
 from penstock.core.request import GenerationRequest
 from penstock.core.sampling import SamplingParams
+from penstock.server.account import RequestAccount
 from penstock.server.active_call import ActiveCall, typed_event
 from penstock.server.auth import owner_of
 from penstock.server.body import translated
@@ -24,9 +26,11 @@ from penstock.server.dialects.responses.service.background import Job, Jobs
 from penstock.server.dialects.responses.service.fitting import shortened
 from penstock.server.dialects.responses.service.store import Record, ResponseStore
 from penstock.server.dialects.responses.translate import ResponsesCall, check_combinations, prompt_request, sampling_of
-from penstock.server.errors import not_ready
+from penstock.server.errors import code_of, not_ready
+from penstock.server.reports import RequestReports
 
 Prompt = tuple[list[Item], GenerationRequest]
+_PATH = "/v1/responses"
 
 
 class Responses:
@@ -36,10 +40,12 @@ class Responses:
         context: what runs them.
         store: where they are kept.
         jobs: those that run in the background.
+        reports: where these are told when they have ended.
     """
 
-    def __init__(self, context: ServerContext, store: ResponseStore) -> None:
+    def __init__(self, context: ServerContext, store: ResponseStore, reports: RequestReports) -> None:
         self.context, self.store = context, store
+        self.reports = reports
         self.jobs = Jobs(context.lifecycle)
 
     async def aclose(self) -> None:
@@ -130,13 +136,26 @@ class Responses:
         return job
 
     async def _work(self, call: ResponsesCall, composer: Composer, job: Job, model: ModelContext) -> None:
+        account = RequestAccount(call.id, "POST", _PATH, call.request.owner, route=_PATH, status=200)
+        self.reports.begin(account)
         try:
-            async with await ActiveCall.open(model, [call.request], owner=call.request.owner) as active:
+            await self._answer(call, composer, job, model, account)
+        finally:
+            account.seconds = time.monotonic() - account.started
+            self.reports.end(account)
+
+    async def _answer(
+        self, call: ResponsesCall, composer: Composer, job: Job, model: ModelContext, account: RequestAccount
+    ) -> None:
+        request = call.request
+        try:
+            async with await ActiveCall.open(model, [request], owner=request.owner, account=account) as active:
                 async for told in self._events(composer, active):
                     job.tell(typed_event(told))
         except (asyncio.CancelledError, Exception) as error:
             if not isinstance(error, (asyncio.CancelledError, PenstockError)):
                 logging.getLogger("penstock.server").exception("%s failed", call.id)
+            account.error = code_of(error)
             shut = self.context.lifecycle.aborted.is_set()
             failure = not_ready("The server was shut down.", "shutting_down") if shut else error
             for told in composer.finish(failure):
