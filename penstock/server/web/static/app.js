@@ -145,4 +145,6 @@ function History({ conversations, current, onOpen, onNew, onDrop, onBring }) {
     </aside>`;
 }
 
-render(html`<${App} />`, document.getElementById("app"));
+const place = document.getElementById("app");
+place.replaceChildren(); // what stood there until now would stay beside it
+render(html`<${App} />`, place);

@@ -185,4 +185,6 @@ function Key({ locked, onChange }) {
   return html`<form class="key" onSubmit=${send}><label>${locked ? "This server needs an API key" : "API key"} <input type="password" autocomplete="off" value=${key} onInput=${(e) => setKey(e.target.value)} /></label><button>Keep</button></form>`;
 }
 
-render(html`<${Docs} />`, document.getElementById("app"));
+const place = document.getElementById("app");
+place.replaceChildren(); // what stood there until now would stay beside it
+render(html`<${Docs} />`, place);
