@@ -17,6 +17,7 @@ from penstock.config.options import EngineOptions
 from penstock.core.policies.waiting import Waiting
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
 from penstock.engine.api import EngineInfo, EngineState
+from penstock.engine.streams import OutputStream
 from penstock.host import front_messages as front
 from penstock.host import process_client as client_module
 from penstock.host.attached_client import AttachedClient
@@ -182,19 +183,30 @@ async def test_a_client_that_has_gone_leaves_nothing(short: Path) -> None:
 
 async def test_all_go_on_when_the_engine_dies(short: Path) -> None:
     async with hosted(short, "0.1", "1.2", "2.3") as (engine, host):
-        requests = [asked(number, max_tokens=400) for number in range(12)]
-        truth = [whole(await read(engine.submit(one))) for one in requests]
+        requests = [asked(number, max_tokens=800) for number in range(9)]
+        truth = [whole(one) for one in await asyncio.gather(*(read(engine.submit(one)) for one in requests))]
         clients = list(host.clients.values())
         streams = [clients[number % 3].submit(one) for number, one in enumerate(requests)]
         readers = [asyncio.ensure_future(read(stream)) for stream in streams]
-        for tokens in (5, 40):
-            await until(lambda tokens=tokens: min(stream.tokens for stream in streams) > tokens)
-            killed = engine.pid
+        for generation in (2, 3):
+            before = [stream.tokens for stream in streams]
+            await until(lambda before=before: all(map(further, streams, before)))
             kill(engine)
-            await until(lambda killed=killed: engine.pid not in (0, killed))
+            await until(lambda generation=generation: host.generation == generation and serves(engine, host))
         assert [whole(outputs) for outputs in await asyncio.gather(*readers)] == truth
-        assert (await clients[0].stats()).restarts == 2
-        assert sum(client.own().resumed for client in clients) <= 24
+        assert (await clients[0].stats()).restarts == len(host.deaths) == 2
+        assert sum(client.own().resumed for client in clients) <= 2 * len(requests)
+
+
+def further(stream: OutputStream, tokens: int) -> bool:
+    """Whether it is some tokens further than that, or has ended."""
+    return stream.tokens > tokens + 10 or not stream.open
+
+
+def serves(engine: ProcessClient, host: Host) -> bool:
+    """Whether there is an engine, all know of it, and in it all requests have gone on."""
+    going_on = [client for client in host.clients.values() if client._line.resumption.goes_on]
+    return engine.state is EngineState.READY and not (host.telling or going_on)
 
 
 @pytest.mark.parametrize("position", [0, 60])
