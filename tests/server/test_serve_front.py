@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,9 @@ LONG = {"prompt": "Hello", "max_tokens": 900, "ignore_eos": True, "stream": True
 SEEDS = 4  # different answers: one that reaches another reader than its own is seen
 
 
-@contextmanager
-def running(folder: Path) -> Iterator[Served]:
-    """A server whose directories lie in this folder; when it ends nothing of it is left, however it ended."""
+@contextlib.contextmanager
+def running() -> Iterator[Served]:
+    """A server whose directories lie in a folder of its own; when it ends nothing of it is left, however it ended."""
     flags = [
         "--port",
         "0",
@@ -43,23 +45,24 @@ def running(folder: Path) -> Iterator[Served]:
         "--drain-timeout",
         "240",
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(folder))
-        found = listening("-m", "penstock", "serve", "penstock-concierge", *flags, "--api-server-count", str(COUNT))
-    try:
-        until(lambda: len(fronts(found)) == COUNT and all(listens(found) for _ in range(20)), WAIT_S)
-        yield found
-    finally:
-        there = found.children() if found.process.poll() is None else []
-        found.process.kill()
-        found.process.wait()
-        assert psutil.wait_procs(there, WAIT_S)[1] == []
-        until(lambda: not list(folder.glob("penstock-*")), WAIT_S)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets lie in it: its path is short
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", folder)
+            found = listening("-m", "penstock", "serve", "penstock-concierge", *flags, "--api-server-count", str(COUNT))
+        try:
+            until(lambda: len(fronts(found)) == COUNT and all(listens(found) for _ in range(20)), WAIT_S)
+            yield found
+        finally:
+            there = found.children() if found.process.poll() is None else []
+            found.process.kill()
+            found.process.wait()
+            assert psutil.wait_procs(there, WAIT_S)[1] == []
+            until(lambda: not list(Path(folder).glob("penstock-*")), WAIT_S)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with running(tmp_path_factory.mktemp("f")) as found:
+def served() -> Iterator[Served]:
+    with running() as found:
         yield found
 
 
@@ -67,12 +70,20 @@ def listens(served: Served) -> bool:
     return httpx.get(f"{served.url}/readyz", timeout=WAIT_S).status_code == 200
 
 
+def command(process: psutil.Process) -> str:
+    """Of a process; nothing of one that has gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def fronts(served: Served) -> list[psutil.Process]:
-    return [child for child in served.children() if "penstock.server.worker" in " ".join(child.cmdline())]
+    return [child for child in served.children() if "penstock.server.worker" in command(child)]
 
 
 def engine(served: Served) -> psutil.Process:
-    (found,) = [child for child in served.children() if "penstock.engine.process" in " ".join(child.cmdline())]
+    (found,) = [child for child in served.children() if "penstock.engine.process" in command(child)]
     return found
 
 
@@ -126,9 +137,21 @@ def held(served: Served, count: int, texts: list[str]) -> list[Reader]:
         readers = [Reader(client, number % SEEDS) for number, client in enumerate(by_process(served, count))]
         assert all(reader.begun.wait(WAIT_S) for reader in readers)
         engine(served).suspend()
+        settle(readers)
         if any(far(reader, texts) for reader in readers):
             return readers
         engine(served).resume()  # it was faster than this thread: once more
+        for reader in readers:
+            reader.join(WAIT_S)
+        until(lambda: all(listens(served) for _ in range(20)), WAIT_S)
+
+
+def settle(readers: list[Reader]) -> None:
+    """Returns when what the engine had said before it was stopped has been read."""
+    before: list[int] = []
+    while before != (now := [len(reader.text) for reader in readers]):
+        before = now
+        time.sleep(1)
 
 
 def far(reader: Reader, texts: list[str]) -> bool:
@@ -155,6 +178,7 @@ def test_an_http_process_is_replaced_and_an_engine_outlived(served: Served) -> N
         return len(ports & {one.raddr.port for one in connections(front, served)})
 
     victim = max(fronts(served), key=kept)
+    least = kept(victim)
     most = len(connections(victim, served))
     victim.send_signal(signal.SIGKILL)
     victim.wait(WAIT_S)
@@ -164,13 +188,14 @@ def test_an_http_process_is_replaced_and_an_engine_outlived(served: Served) -> N
     for reader in readers:
         reader.join(WAIT_S)
     lost = [reader for reader in readers if not reader.ended]
-    assert 1 <= len(lost) <= most
+    assert 1 <= least <= len(lost) <= most
     assert all(texts[reader.seed] == reader.text for reader in readers if reader.ended)
     assert all(texts[reader.seed].startswith(reader.text) for reader in lost)
     until(lambda: len(fronts(served)) == COUNT, WAIT_S)
     assert engine(served).pid == first_engine
     until(lambda: total(served, "penstock_requests_running") == 0, WAIT_S)
-    assert total(served, "penstock_engine_sequences_cancelled_total") == len(lost)
+    cancelled = "penstock_engine_sequences_cancelled_total"  # some of the lost had been computed to their end
+    until(lambda: least <= total(served, cancelled) <= len(lost), WAIT_S)
 
     readers = held(served, 8, texts)
     engine(served).send_signal(signal.SIGKILL)
@@ -178,8 +203,9 @@ def test_an_http_process_is_replaced_and_an_engine_outlived(served: Served) -> N
         reader.join(WAIT_S)
     assert all((reader.ended, reader.error, reader.text) == (True, "", texts[reader.seed]) for reader in readers)
     assert total(served, "penstock_engine_restarts_total") == 1
-    assert 1 <= total(served, "penstock_requests_resumed_total") <= 8
-    until(lambda: len({total(served, "penstock_generation_tokens_total") for _ in range(20)}) == 1)  # whoever is asked
+    until(lambda: 1 <= total(served, "penstock_requests_resumed_total") <= 8, WAIT_S)
+    told = "penstock_generation_tokens_total"  # the same, whoever is asked
+    until(lambda: len({total(served, told) for _ in range(20)}) == 1, WAIT_S)
 
 
 def connections(front: psutil.Process, served: Served) -> list[Any]:
@@ -198,7 +224,8 @@ def test_what_one_keeps_all_find_and_figures_are_of_all(served: Served) -> None:
     assert (told.status_code, told.json()["error"]["param"]) == (400, "background")
     counted = [total(served, "penstock_http_requests_total") for _ in range(6)]
     assert counted == sorted(counted)
-    until(lambda: total(served, "penstock_http_requests_total") >= counted[0] + 6)  # once their answers are told
+    name = "penstock_http_requests_total"
+    until(lambda: total(served, name) >= counted[0] + 6, WAIT_S)  # once their answers are told
 
 
 def test_a_silent_http_process_keeps_nobody_else(served: Served) -> None:
@@ -217,17 +244,18 @@ def test_a_silent_http_process_keeps_nobody_else(served: Served) -> None:
     for reader in others:
         reader.join(WAIT_S)
     assert all((reader.ended, reader.error, reader.text) == (True, "", texts[reader.seed]) for reader in others)
-    assert total(served, "penstock_http_requests_total") > before
-    silent.kill()
+    until(lambda: total(served, "penstock_http_requests_total") > before, WAIT_S)  # this question counts itself
+    with contextlib.suppress(psutil.NoSuchProcess):  # its host may have done so
+        silent.kill()
     for reader in readers:
         reader.join(WAIT_S)
         assert texts[reader.seed].startswith(reader.text)
     until(lambda: len(fronts(served)) == COUNT, WAIT_S)
-    assert total(served, "penstock_http_requests_total") > before
+    until(lambda: total(served, "penstock_http_requests_total") > before, WAIT_S)
 
 
-def test_sigterm_drains_all(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with running(tmp_path_factory.mktemp("d")) as served:
+def test_sigterm_drains_all() -> None:
+    with running() as served:
         readers = [Reader(client) for client in by_process(served, 6)]
         assert all(reader.begun.wait(WAIT_S) for reader in readers)
         there = served.children()
@@ -241,8 +269,8 @@ def test_sigterm_drains_all(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def test_the_hosts_death_is_everybodys(served: Served) -> None:
     """The last test of this server."""
+    until(lambda: len(served.children()) == COUNT + 1, WAIT_S)
     there = served.children()
-    assert len(there) == COUNT + 1
     served.process.kill()
     assert psutil.wait_procs(there, WAIT_S)[1] == []
 
