@@ -35,8 +35,8 @@ def faults(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
         metadata = archive.read(next(name for name in packed if name.endswith(".dist-info/METADATA"))).decode()
-    sources = [path for path in (ROOT / "penstock").rglob("*") if path.is_file() and path.suffix not in (".pyc", ".so")]
-    missing = {str(path.relative_to(ROOT)) for path in sources} - packed
+    files = [path for path in (ROOT / "penstock").rglob("*") if "__pycache__" not in path.parts and path.is_file()]
+    missing = {str(path.relative_to(ROOT)) for path in files if path.suffix != ".so"} - packed
     if missing:
         found.append(f"files of the package that it lacks: {sorted(missing)[:5]}")
     if "penstock/_native.abi3.so" not in packed:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -64,6 +65,9 @@ def test_what_a_wheel_lacks_is_told(plain: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(named, "a") as archive:
         archive.writestr(NATIVE, "")
     assert faults(named) == (0, "\n")
+    (compiled := ROOT / "penstock" / "__pycache__").mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=compiled, prefix="cli.cpython-311.pyc."):  # another process compiles
+        assert faults(named) == (0, "\n")
     status, said = faults(plain)
     assert status == 1 and "its tag is not that of every Python" in said
     less = tmp_path / "less" / named.name
