@@ -26,7 +26,7 @@ KEY = "a-key-of-this-test"
 
 def address(log: Path) -> str:
     """Where it listens, on a port that the system chose."""
-    found = re.findall(r'"Listening on" address=(\S+)', log.read_text())
+    found = re.findall(r'"Listening on".*? address=(\S+)', log.read_text())
     return f"http://{found[-1]}" if found else ""
 
 
