@@ -41,6 +41,7 @@ USER 10001:10001
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=6 CMD ["python", "-IS", "-c", \
-  "import os, urllib.request as u; u.urlopen(f'http://127.0.0.1:{os.environ[\"PENSTOCK_PORT\"]}/readyz', timeout=4)"]
+  "import http.client as h, os, sys; c = h.HTTPConnection('127.0.0.1', int(os.environ['PENSTOCK_PORT']), timeout=4); \
+c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
 # tini collects processes that nobody else waits for. Other addresses than this container's own are refused without a key.
 ENTRYPOINT ["tini", "--", "penstock", "serve"]

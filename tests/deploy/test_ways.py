@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -56,7 +58,7 @@ def test_the_image_serves_as_nobody_special_by_words_that_no_shell_reads() -> No
     assert json.loads(instruction("ENTRYPOINT")) == ["tini", "--", "penstock", "serve"]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instruction("USER"))
     assert f'version="{VERSION}"' in instruction("LABEL")
-    assert "http" not in DOCKERFILE.replace("http://127.0.0.1", "")
+    assert "://" not in DOCKERFILE
 
 
 def test_the_health_check_tells_a_server_that_is_ready_from_one_that_is_not() -> None:
@@ -65,7 +67,9 @@ def test_the_health_check_tells_a_server_that_is_ready_from_one_that_is_not() ->
 
     def healthy(port: str) -> bool:
         check = [sys.executable, *words[1:]]
-        return subprocess.run(check, env={"PENSTOCK_PORT": port}, stderr=subprocess.DEVNULL).returncode == 0
+        nowhere = {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}  # a proxy is for the way out
+        there = {**os.environ, **nowhere, "PENSTOCK_PORT": port}
+        return subprocess.run(check, env=there, stderr=subprocess.DEVNULL, timeout=120).returncode == 0
 
     served = listening("-m", "penstock", "serve", "penstock-concierge", "--port", "0")
     port = served.url.rpartition(":")[2]
@@ -75,7 +79,9 @@ def test_the_health_check_tells_a_server_that_is_ready_from_one_that_is_not() ->
     finally:
         served.process.kill()
         served.process.wait()
-    assert not healthy(port)
+    with socket.socket() as nobody:  # listens on its port, which nobody else gets
+        nobody.bind(("127.0.0.1", 0))
+        assert not healthy(str(nobody.getsockname()[1]))
 
 
 def test_users_ports_and_versions_are_the_same_everywhere() -> None:
@@ -147,16 +153,28 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """With a command that is there."""
     text = re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text())
     (tmp_path / UNIT.name).write_text(text)
-    done = subprocess.run(["systemd-analyze", "verify", str(tmp_path / UNIT.name)], capture_output=True, text=True)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if UNIT.name in line]) == (0, [])
+    (tmp_path / "plain.service").write_text("[Service]\nExecStart=/bin/true\n")
+
+    def said(name: str) -> tuple[int, str]:
+        """Other units of this machine may be at fault, and are not looked at."""
+        command = ["systemd-analyze", "verify", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return done.returncode, "\n".join(line for line in done.stderr.splitlines() if name in line)
+
+    if said("plain.service") != (0, ""):
+        pytest.skip("systemd-analyze loads no unit here")
+    assert said(UNIT.name) == (0, "")
+    (tmp_path / UNIT.name).write_text(f"{text}\n[Service]\nNoSuchWord=1\n")
+    assert "NoSuchWord" in said(UNIT.name)[1]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a promise of Linux")
+@pytest.mark.timeout(300)
 def test_a_model_answers_where_memory_that_was_written_never_becomes_executable() -> None:
     """As the unit has it, with MemoryDenyWriteExecute."""
     question = ["run", "penstock-concierge", "I am looking for a place to eat.", "--temperature", "0"]
     done = subprocess.run(
-        [sys.executable, "-c", REFUSE_EXEC_GAIN, *question], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", REFUSE_EXEC_GAIN, *question], capture_output=True, text=True, timeout=280
     )
     if done.returncode == 77:
         pytest.skip("this kernel cannot promise it")
