@@ -20,7 +20,7 @@ from penstock.host import front_messages as front
 from penstock.host.child import private_directory
 from penstock.host.figures import Figures
 from penstock.host.front_process import FrontProcess
-from penstock.host.front_turns import FrontTurns
+from penstock.host.front_turns import TURN_S, FrontTurns
 from penstock.host.process_client import ProcessClient
 
 FIRST_DELAY_S, LAST_DELAY_S = 0.1, 5.0
@@ -48,7 +48,9 @@ class Front:
         self._there: dict[str, FrontProcess] = {}
         self._places: list[asyncio.Task[None]] = []
         self._watching: asyncio.Task[None] | None = None
-        self._turns: FrontTurns[FrontProcess] = FrontTurns(lambda process: process.tell(front.Turn()))
+        self._turns: FrontTurns[FrontProcess] = FrontTurns(
+            lambda process: process.tell(front.Turn()), lambda process: process.silence < TURN_S
+        )
         self._serving: front.Serving | None = None
         self._stopped: front.Stopped | None = None
         self._silent = False

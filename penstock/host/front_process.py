@@ -56,6 +56,11 @@ class FrontProcess:
         """Its process id; 0 before the start."""
         return self._process.pid if self._process is not None else 0
 
+    @property
+    def silence(self) -> float:
+        """Seconds for which its host has listened and heard nothing of it."""
+        return self._clock.seconds() - self._last_heard
+
     async def run(self, launch: front.FrontLaunch) -> str:
         """Starts it; returns how it ended, in words, when it has.
 
@@ -123,7 +128,7 @@ class FrontProcess:
         self._listener.heard(self, message)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        while self._clock.seconds() - self._last_heard <= UNRESPONSIVE_S:
+        while self.silence <= UNRESPONSIVE_S:
             await asyncio.sleep(_LOOK_S)
         self._killed_for_silence = True
         self._kill(process)

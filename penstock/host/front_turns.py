@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
-TURN_S: Final = 5.0  # for the requests of one process to go on, before it is the next one's turn
+TURN_S: Final = 5.0  # without a word of the process whose turn it is, before it is the next one's
 Member = TypeVar("Member")
 
 
@@ -15,12 +15,14 @@ class FrontTurns(Generic[Member]):
     """The turns of HTTP processes in an engine, so that a request that ends engines is found among those of one.
 
     Whoever had not gone on when an engine died comes first in the next one: nobody else's requests are there then, and
-    what is tried is to blame if that dies too. One that takes long, or says nothing, keeps the others for TURN_S.
+    what is tried is to blame if that dies too. One that says nothing keeps the others for TURN_S; one that speaks as
+    long as it takes, for a prompt on trial may be long, and with others' requests beside it nobody could be blamed.
     """
 
-    def __init__(self, give: Callable[[Member], None]) -> None:
-        """`give` tells a process that it is its turn."""
+    def __init__(self, give: Callable[[Member], None], speaks: Callable[[Member], bool]) -> None:
+        """`give` tells a process that it is its turn; `speaks` is whether it was heard in the last TURN_S."""
         self._give = give
+        self._speaks = speaks
         self._waiting: deque[Member] = deque()
         self._now: Member | None = None
         self._going_on: list[Member] = []  # who had their turn and have not gone on
@@ -57,12 +59,18 @@ class FrontTurns(Generic[Member]):
         if self._now is None and self._waiting:
             self._now = self._waiting.popleft()
             self._going_on.append(self._now)
-            self._timer = asyncio.get_running_loop().call_later(TURN_S, self._too_long)
+            self._wait()
             self._give(self._now)
 
-    def _too_long(self) -> None:
-        self._pass()
-        self._next()
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TURN_S, self._look)
+
+    def _look(self) -> None:
+        if self._now is not None and self._speaks(self._now):
+            self._wait()
+        else:
+            self._pass()
+            self._next()
 
     def _pass(self) -> None:
         self._now = None

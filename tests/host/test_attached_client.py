@@ -52,7 +52,7 @@ class Host:
     telling: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.order: FrontTurns[str] = FrontTurns(lambda name: self.clients[name].turn())
+        self.order: FrontTurns[str] = FrontTurns(lambda name: self.clients[name].turn(), lambda _: True)
 
     def add(self, name: str, **bounds: float) -> AttachedClient:
         (folder := self.folder / name).mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -10,10 +11,10 @@ from penstock.host import front_turns
 from penstock.host.front_turns import FrontTurns
 
 
-def turns() -> tuple[FrontTurns[str], list[str]]:
+def turns(speaks: Callable[[str], bool] = lambda _: False) -> tuple[FrontTurns[str], list[str]]:
     """Turns, and who was given one."""
     given: list[str] = []
-    return FrontTurns(given.append), given
+    return FrontTurns(given.append, speaks), given
 
 
 async def test_one_after_the_other() -> None:
@@ -46,6 +47,31 @@ async def test_one_that_says_nothing_keeps_the_others_for_a_while(monkeypatch: p
     async with asyncio.timeout(60):
         while len(given) < 4:
             await asyncio.sleep(0.005)
+
+
+async def test_one_that_speaks_takes_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_turns, "TURN_S", 0.01)
+    asked: list[str] = []
+
+    def speaks(member: str) -> bool:
+        asked.append(member)
+        return member == "a" and len(asked) < 5
+
+    order, given = turns(speaks)
+    order.begin("abc")
+    async with asyncio.timeout(60):
+        while len(asked) < 4:
+            assert given == ["a"]
+            await asyncio.sleep(0.001)
+        while len(given) < 3:
+            await asyncio.sleep(0.001)
+    assert asked[:6] == ["a"] * 5 + ["b"]
+    order.end()
+    asked.clear()
+    order.begin("ab")
+    order.through("a")
+    assert given[-1] == "b"
+    order.end()
 
 
 async def test_whose_requests_had_not_gone_on_comes_first_in_the_next_engine() -> None:
