@@ -61,16 +61,15 @@ class AttachedClient:
 
     def serving(self, told: front.Serving) -> None:
         """An engine is there: new requests, and those of one before it, are held until it is their turn."""
-        events = zmq.asyncio.Socket(self._context, zmq.PULL)
+        self._events = events = zmq.asyncio.Socket(self._context, zmq.PULL)  # kept at once: `close` waits for them
         events.set(zmq.RCVHWM, 0)
         events.set(zmq.MAXMSGSIZE, messages.MAX_FRAME_BYTES)
         endpoint = f"ipc://{self._folder / secrets.token_hex(8)}"
         events.bind(endpoint)
-        commands = self._context.socket(zmq.PUSH)
+        self._commands = commands = self._context.socket(zmq.PUSH)
         commands.set(zmq.SNDHWM, 0)
         commands.set(zmq.LINGER, 0)
         commands.connect(told.commands)
-        self._events, self._commands = events, commands
         self._receiver = asyncio.create_task(self._receive(events))
         self._info, self._silent = told.info, False
         self._state = EngineState.READY

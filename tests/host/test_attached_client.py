@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import zmq
 
 from penstock.config.errors import EngineDeadError, OverloadedError, RequestError
 from penstock.config.options import EngineOptions
@@ -24,7 +25,7 @@ from penstock.host.attached_client import AttachedClient
 from penstock.host.front_turns import FrontTurns
 from penstock.host.process_client import ProcessClient
 from penstock.host.resumption import ENDED_ENGINES
-from tests.engine.support import POISON, read, request, tokens_of
+from tests.engine.support import POISON, null_engine, read, request, tokens_of
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +249,19 @@ async def test_before_there_is_an_engine_calls_are_refused(short: Path) -> None:
     await client.died(front.Died(None))
     assert await client.stats() == EngineStats()
     await client.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("commands", ["ipc:///nowhere/at-all", f"ipc:///{'x' * 200}"])
+async def test_one_that_cannot_listen_says_so_and_can_be_closed(short: Path, commands: str) -> None:
+    """Its folder is not there, or is and the engine's socket cannot be reached."""
+    client = Host(short).add("0.1")
+    if "nowhere" in commands:
+        (short / "0.1").rmdir()
+    with pytest.raises(zmq.ZMQError) as raised:
+        client.serving(front.Serving(1, null_engine()[1], commands, EngineStats()))
+    await client.close()  # also while the error, and what it holds, is there
+    assert raised.tb is not None
 
 
 def test_bounds_are_shared_by_processes() -> None:
