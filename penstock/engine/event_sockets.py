@@ -73,13 +73,14 @@ class Clients:
         return client in self._sockets
 
     def attach(self, client: str, endpoint: str) -> None:
-        """A client is there, unless it has gone already; one that no socket can be had for is not."""
+        """A client is there, unless it has gone already; where no socket can be had for it the first is told."""
         if client in self._gone or client in self._sockets:
             return
         try:
             self._sockets[client] = EventSocket(self._context, endpoint, linger_ms=0)
         except zmq.ZMQError as error:
             _log.error("a client cannot be attached: %s", error)
+            self.send("", messages.Unattached(client))
 
     def detach(self, client: str) -> None:
         """A client has gone, and what was on its way to it."""

@@ -126,6 +126,12 @@ class Paced(msgspec.Struct, frozen=True, tag=True):
     pace: Pace
 
 
+class Unattached(msgspec.Struct, frozen=True, tag=True):
+    """To the first client: another one, which asked to be attached, cannot be told anything."""
+
+    client: str
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """The process runs (even while it loads or a step takes long)."""
 
@@ -138,7 +144,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = Submit | Cancel | StatsQuery | Attach | Detach
-Event = Progress | Ready | Outputs | Refused | Stats | Paced | Heartbeat | Fatal
+Event = Progress | Ready | Outputs | Refused | Stats | Paced | Unattached | Heartbeat | Fatal
 
 T = TypeVar("T")
 _PREFIX = "\x01"

@@ -89,6 +89,13 @@ class Front:
         for process in self._there.values():
             process.tell(front.Died(None if worked_on is None else sorted(worked_on)))
 
+    def unattached(self, client: str) -> None:
+        """It cannot reach a process, whose requests would wait for ever: it ends, and another has its place."""
+        if (process := self._there.get(client)) is not None:
+            _log.error("the engine cannot reach an HTTP process, which is ended; often too few files may be open")
+            self._turns.through(process)
+            process.tell(front.Drain(now=True))
+
     def stopped(self, why: str) -> None:
         """There will be no engine any more."""
         self._stopped = front.Stopped(why)

@@ -41,6 +41,9 @@ class Watcher(Protocol):
     def died(self, worked_on: Set[str] | None) -> None:
         """It has gone, and worked on these requests; None where nobody knows on which."""
 
+    def unattached(self, client: str) -> None:
+        """It serves, but cannot tell this other client anything."""
+
 
 class ProcessClient:
     """EngineClient over one engine process, restarted when it dies. Belongs to the event loop that awaited `start`.
@@ -218,6 +221,9 @@ class ProcessClient:
             case messages.Progress(done=done, total=total):
                 if self._on_progress is not None:
                     self._on_progress(done, total)
+            case messages.Unattached(client=client):
+                if self._watcher is not None:
+                    self._watcher.unattached(client)
             case _:
                 self._line.on_event(event)
 

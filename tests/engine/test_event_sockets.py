@@ -90,6 +90,7 @@ def test_one_that_no_socket_can_be_had_for_is_not_there(line: Line, caplog: pyte
     line.clients.attach("1.1", f"ipc:///{'x' * 200}")
     assert "1.1" not in line.clients
     assert "a client cannot be attached" in caplog.text
+    assert line.told("") == messages.Unattached("1.1")
     line.clients.attach("2.1", line.listen("2.1"))
     line.clients.outputs([out("1.1", "a"), out("2.1", "a")])
     assert line.told("2.1") == messages.Outputs([out("2.1", "a")])

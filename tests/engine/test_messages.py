@@ -74,6 +74,7 @@ def test_commands_come_back(command: messages.Command) -> None:
         messages.Refused("r", "RequestError", "no", None, "code"),
         messages.Stats(EngineStats(running=1, miss_reasons=(("first_seen", 2),), plan_seconds=0.5)),
         messages.Paced(Pace(0.01, 0.0, 1e-5, 7.5, 512)),
+        messages.Unattached("1.2"),
         messages.Heartbeat(),
         messages.Fatal("ConfigError", "no"),
     ],

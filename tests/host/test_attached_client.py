@@ -17,6 +17,7 @@ from penstock.config.errors import EngineDeadError, OverloadedError, RequestErro
 from penstock.config.options import EngineOptions
 from penstock.core.policies.waiting import Waiting
 from penstock.core.request import EngineOutput, EngineRequest, EngineStats, FinishReason
+from penstock.engine import messages
 from penstock.engine.api import EngineInfo, EngineState
 from penstock.engine.streams import OutputStream
 from penstock.host import front_messages as front
@@ -49,6 +50,7 @@ class Host:
     turns: bool = True
     clients: dict[str, AttachedClient] = field(default_factory=dict)
     deaths: list[frozenset[str] | None] = field(default_factory=list)
+    unreached: list[str] = field(default_factory=list)
     generation: int = 0
     telling: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -88,6 +90,9 @@ class Host:
             await asyncio.gather(*(client.died(told) for client in self.clients.values()))
 
         self.begin(tell())
+
+    def unattached(self, client: str) -> None:
+        self.unreached.append(client)
 
     def begin(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
@@ -180,6 +185,14 @@ async def test_a_client_that_has_gone_leaves_nothing(short: Path) -> None:
         stats = await engine.stats()
         assert (stats.running, stats.waiting, stats.finished) == (0, 0, 1)
         assert len(going._line.streams) == len(lost)  # nobody tells the dead
+
+
+async def test_one_that_the_engine_cannot_reach_is_told_to_the_host(short: Path) -> None:
+    async with hosted(short, "0.1") as (engine, host):
+        assert engine._child is not None
+        engine._child.send(messages.encode(messages.Attach("1.2", f"ipc:///{'x' * 200}")))
+        assert {end for _, end in whole(await read(host.clients["0.1"].submit(asked(3))))} == {FinishReason.LENGTH}
+        await until(lambda: host.unreached == ["1.2"])
 
 
 async def test_all_go_on_when_the_engine_dies(short: Path) -> None:

@@ -115,6 +115,18 @@ async def test_one_that_is_killed_is_started_again(listener: socket.socket, fold
         await until(lambda: [one.client for one in front._listening()] == ["0.2"])
 
 
+async def test_one_that_the_engine_cannot_reach_is_ended_and_another_started(
+    listener: socket.socket, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with begun(listener, folder) as front:
+        front.unattached("0.1")  # which has not been started
+        await until(front._listening)
+        front.unattached("0.1")
+        await until(lambda: [one.client for one in front._listening()] == ["0.2"])
+    assert caplog.text.count("cannot reach an HTTP process") == 1
+    assert "ended with status 0" in caplog.text
+
+
 async def test_draining_reaches_those_that_are_being_started(listener: socket.socket, folder: Path) -> None:
     async with begun(listener, folder) as front:
         await front.drain(60, asyncio.Event())
