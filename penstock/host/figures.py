@@ -101,7 +101,7 @@ def summed(texts: Sequence[bytes]) -> bytes:
     samples: dict[str, dict[str, float]] = {}
     for text in texts:
         family = ""
-        for line in text.decode().splitlines():
+        for line in text.decode().split("\n"):
             if line.startswith("#"):
                 family = line.split(" ", 3)[2]
                 lines = heads.setdefault(family, [])
@@ -121,12 +121,12 @@ def summed(texts: Sequence[bytes]) -> bytes:
 
 def lasting(text: bytes) -> bytes:
     """The figures of a process that has gone: what it counted, without gauges, which say how things are."""
-    lines = text.decode().splitlines()
+    lines = text.decode().split("\n")
     gauges = {line.split(" ", 3)[2] for line in lines if line.startswith("# TYPE ") and line.endswith(" gauge")}
     kept, family = [], ""
     for line in lines:
         if line.startswith("#"):
             family = line.split(" ", 3)[2]
-        if family not in gauges:
+        if line and family not in gauges:
             kept.append(line)
     return ("\n".join(kept) + "\n").encode() if kept else b""

@@ -128,3 +128,11 @@ def test_sums() -> None:
     assert summed([first, b"", other]) == a + b'a_total{x="1"} 5.0\na_total{x="2"} 1.0\n' + b + b"b 1.5\n"
     assert summed([]) == lasting(b"") == b""
     assert lasting(first) == a + b'a_total{x="1"} 2.0\n'
+
+
+@pytest.mark.parametrize("character", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\r"])
+def test_labels_may_hold_what_ends_lines_elsewhere(character: str) -> None:
+    """In figures only a line feed does."""
+    text = f'{A}a_total{{x="1{character}2 3"}} 4.0\n'.encode()
+    assert summed([text, text]) == text.replace(b"4.0", b"8.0")
+    assert lasting(text) == text
