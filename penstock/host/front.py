@@ -12,6 +12,8 @@ from collections.abc import Set
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.core.request import EngineStats
@@ -153,6 +155,8 @@ class Front:
                 ended = await process.run(launch)
             except OSError as error:  # no memory, no descriptor: others go on
                 ended = f"could not be started: {error}"
+            except (PenstockError, msgspec.MsgspecError) as error:
+                ended = f"said what cannot be read: {error}"
             finally:
                 self._left(process)
             if self._draining.is_set():

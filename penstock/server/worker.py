@@ -52,6 +52,8 @@ class Worker:
         serving: asyncio.Future[None] | None = None
         try:
             server = await self._server()
+            if told.done():  # it is to end before it has answered anybody
+                return
             listener = socket.socket(fileno=self._launch.listener)
             serving = asyncio.ensure_future(server.serve(sockets=[listener]))
             while not (server.started or serving.done() or told.done()):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Set
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,9 +120,10 @@ async def hosted(folder: Path, *names: str, model: str = "null", turns: bool = T
 
 
 @pytest.fixture
-def short(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def short(folder: Path) -> Iterator[Path]:
     """A folder for sockets, and for engines that have no model."""
-    return tmp_path_factory.mktemp("s")
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        yield Path(made)
 
 
 def kill(engine: ProcessClient) -> None:

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, PenstockError
 from penstock.config.options import EngineOptions, ServerOptions
 from penstock.host import child, front_process
 from penstock.host import front_messages as messages
@@ -41,11 +42,11 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where all directories are made."""
-    made = tmp_path_factory.mktemp("f")
-    monkeypatch.setattr(tempfile, "tempdir", str(made))
-    return made
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where all directories are made, with a path that is short enough for sockets wherever tests run."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
 
 
 @asynccontextmanager
@@ -101,6 +102,27 @@ async def test_one_that_cannot_be_started_is_tried_again(
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("error", [PenstockError("a message of 9 bytes"), msgspec.DecodeError("truncated")])
+async def test_one_that_cannot_be_understood_is_replaced(
+    listener: socket.socket,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    read, errors = messages.read_up, [error]
+
+    async def garbled(reader: asyncio.StreamReader) -> messages.Up | None:
+        if errors:
+            raise errors.pop()
+        return await read(reader)
+
+    monkeypatch.setattr(messages, "read_up", garbled)
+    async with begun(listener, folder) as front:
+        await until(lambda: [one.client for one in front._listening()] == ["0.2"])
+    assert f"said what cannot be read: {error}; it is started again" in caplog.text
+
+
 async def test_one_that_ends_by_itself_says_why(listener: socket.socket, folder: Path) -> None:
     nowhere = replace(ENGINE, model="/nowhere/at-all")
     async with begun(listener, folder, nowhere) as front:
@@ -129,6 +151,7 @@ async def test_one_that_the_engine_cannot_reach_is_ended_and_another_started(
 
 async def test_draining_reaches_those_that_are_being_started(listener: socket.socket, folder: Path) -> None:
     async with begun(listener, folder) as front:
+        await until(lambda: front._there)
         await front.drain(60, asyncio.Event())
         await asyncio.wait_for(asyncio.gather(*front._places), 60)
         assert not front._there
